@@ -1,0 +1,169 @@
+"""Messages of the channel: what workers report and which generations they get.
+
+A report is the whole state of the job as its leader knows it. It is sent again until acknowledged and ordered by
+(`layout_generation`, `step`), so a replay is harmless and a lost one costs nothing.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .wire import Wire
+
+MAX_OFFERS = 16
+MAX_MESSAGE = 1024
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Member(Wire):
+    """A worker of a generation. `address` is host:port of the TCPStore that this worker hosts."""
+
+    name: Name
+    uid: Name
+    address: Name
+    node: str = Field(default="", max_length=253)
+
+
+class ResizeReason(StrEnum):
+    """Why a generation exists."""
+
+    START = "Start"  #: the job's first layout, also after a resume
+    PACK = "Pack"  #: fewer stages, the same workers: more pipelines
+    RELEASE = "Release"  #: fewer workers, because the model no longer needs them
+    CLAIM = "Claim"  #: more workers
+    FAILURE = "Failure"  #: a member was lost
+    SPEC = "Spec"  #: the user changed elasticPolicy
+
+
+class Generation(Wire):
+    """One published layout and its members, in rank order. Written once, never changed.
+
+    `leavers` hold state until the members have committed this generation, then exit 0. The leader hosts the store of the
+    rendezvous; `nonce` keeps the keys of two generations, or of two jobs that got the same address, apart.
+    """
+
+    job_uid: Name
+    layout_generation: Positive
+    stages: Positive
+    pipelines: Positive
+    members: list[Member] = Field(min_length=1, max_length=8192)
+    leavers: list[Member] = Field(default_factory=list, max_length=8192)
+    leader: Name
+    nonce: Name
+    reason: ResizeReason
+
+    def leader_member(self) -> Member:
+        """The member that hosts the store.
+
+        Raises:
+            ValueError: the leader is not among the members.
+        """
+        for member in self.members:
+            if member.name == self.leader:
+                return member
+        raise ValueError(f"generation {self.layout_generation}: leader {self.leader!r} is not a member")
+
+
+class Ready(Wire):
+    """A worker that could join: where its store listens, and what it runs."""
+
+    address: Name
+    versions: dict[str, str] = Field(default_factory=dict, max_length=16)
+
+
+class StepTime(Wire):
+    """Predicted seconds of one step at a data-parallel width of `pipelines`."""
+
+    pipelines: Positive
+    seconds: Seconds
+
+
+class Offer(Wire):
+    """What the model can do at one pipeline length now, measured (or, for `packing: Paper`, computed) by the trainer.
+
+    `bytes_per_worker` is the largest stage's share of memory; `pause_seconds` the expected cost of moving there.
+    """
+
+    stages: Positive
+    step_seconds: list[StepTime] = Field(default_factory=list, max_length=64)
+    bytes_per_worker: Count
+    pause_seconds: Seconds = 0.0
+
+
+class DurableCheckpoint(Wire):
+    """A checkpoint that outlives every worker: a job is sized from it, and from nothing else, when it starts again."""
+
+    step: Count
+    boundary: Count
+    min_stages: Positive
+    layout_generation: Count = 0
+
+
+class Outcome(StrEnum):
+    """How the leader says that the job ended."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Report(Wire):
+    """The leader's whole knowledge. `layout_generation` is committed by every member (the leader confirms it by this).
+
+    `boundary` counts frozen blocks of `num_layers`; `bytes_budget` is what the largest stage of the first layout needed.
+    """
+
+    job_uid: Name
+    layout_generation: Positive
+    step: Count
+    epoch: Count = 0
+    boundary: Count
+    num_layers: Positive
+    bytes_budget: Count
+    offers: list[Offer] = Field(default_factory=list, max_length=MAX_OFFERS)
+    checkpoint: DurableCheckpoint | None = None
+    loss: float | None = Field(default=None, allow_inf_nan=False)
+    samples_per_second: Seconds | None = None
+    outcome: Outcome | None = None
+    reason: str = Field(default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$")
+    message: str = Field(default="", max_length=MAX_MESSAGE)
+
+    def newer_than(self, other: "Report | None") -> bool:
+        """Whether this report says more than `other` does (a replay does not)."""
+        if other is None:
+            return True
+        return (self.layout_generation, self.step, self.outcome is not None, self.checkpoint_step) > (
+            other.layout_generation,
+            other.step,
+            other.outcome is not None,
+            other.checkpoint_step,
+        )
+
+    @property
+    def checkpoint_step(self) -> int:
+        """Step of the durable checkpoint, -1 without one."""
+        return -1 if self.checkpoint is None else self.checkpoint.step
+
+
+class ReportReply(Wire):
+    """Acknowledges a report. `layout_generation` is the newest published one."""
+
+    layout_generation: Count
+
+
+class Heartbeat(Wire):
+    """Sign of life of a member. `lost_peers` are member names whose connection broke."""
+
+    layout_generation: Count
+    step: Count
+    lost_peers: list[Name] = Field(default_factory=list, max_length=64)
+
+
+class HeartbeatReply(Wire):
+    """The newest published generation, so that a leader learns of it without a long-poll."""
+
+    layout_generation: Count

@@ -1,0 +1,212 @@
+"""The part of a `PipeTrainingJob`'s spec that the trainer reads: what to train, on what, how, and where results go.
+
+These types are the one source of that part of the CRD (the operator's `api` composes them) and of what a worker gets in
+`Env.JOB_SPEC`. They cannot change while a job exists. Rules that need more than one field are CEL, kept beside the fields they
+bind (`rules`), so that `kubectl apply` and the local command refuse the same files with the same words.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from .choose import Packing
+from .messages import Positive
+from .wire import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One CEL validation on `self`. `field` is the path below `self` that the error names, such as `.alpha`."""
+
+    rule: str
+    message: str
+    field: str = ""
+
+
+class SpecModel(Wire):
+    """Base of spec types. Unlike messages they refuse unknown fields: a typing error must not train something else."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+
+#: A name that we register, or `module:attribute` to import in the trainer's image.
+ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
+_IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+
+
+class Model(SpecModel):
+    """The network. `options` is passed to an imported model as keyword arguments."""
+
+    name: ImportPath = Field(description="`vit`, or module:function of a model in the trainer's image.")
+    num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
+    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = 64
+    num_heads: Annotated[int, Field(ge=1, le=4096)] = 4
+    mlp_size: Annotated[int, Field(ge=1, le=4194304)] = 128
+    patch_size: Annotated[int, Field(ge=1, le=1024)] = 2
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    options: dict[str, Any] = Field(default_factory=dict)
+    rules = (
+        Rule(
+            f"self.name in ['vit'] || self.name.matches('{_IMPORT_PATH}')",
+            "unknown model: use vit, or module:function of a model in the trainer's image",
+            ".name",
+        ),
+        Rule("self.hiddenSize % self.numHeads == 0", "hiddenSize must be a multiple of numHeads", ".hiddenSize"),
+    )
+
+
+class Data(SpecModel):
+    """The samples. `options` is passed to imported data as keyword arguments."""
+
+    name: ImportPath = Field(description="`digits`, or module:function of a dataset in the trainer's image.")
+    path: Annotated[str, Field(max_length=4096)] = Field(default="", description="Folder or file that the dataset reads.")
+    options: dict[str, Any] = Field(default_factory=dict)
+    rules = (
+        Rule(
+            f"self.name in ['digits'] || self.name.matches('{_IMPORT_PATH}')",
+            "unknown dataset: use digits, or module:function of a dataset in the trainer's image",
+            ".name",
+        ),
+    )
+
+
+class OptimizerName(StrEnum):
+    ADAMW = "AdamW"
+    SGD = "SGD"
+
+
+class Optimizer(SpecModel):
+    name: OptimizerName = OptimizerName.ADAMW
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of SGD.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+
+
+class LearningRateShape(StrEnum):
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    COSINE = "Cosine"
+
+
+class LearningRateSchedule(SpecModel):
+    """A pure function of the step: linear warm-up, then constant, or falling to zero at the last step."""
+
+    shape: LearningRateShape = LearningRateShape.CONSTANT
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+
+class Precision(StrEnum):
+    FLOAT32 = "Float32"
+    FLOAT64 = "Float64"
+
+
+class Training(SpecModel):
+    epochs: Positive | None = None
+    steps: Positive | None = None
+    global_batch_size: Positive = Field(default=64, description="Samples a step, at every layout.")
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Clips the global norm.")
+    precision: Precision = Precision.FLOAT32
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    rules = (
+        Rule("has(self.epochs) != has(self.steps)", "exactly one of epochs and steps is needed", ""),
+    )
+
+
+class FreezePolicyName(StrEnum):
+    NONE = "None"
+    PAPER_SCHEDULE = "PaperSchedule"
+    GRADIENT_NORM = "GradientNorm"
+    EXPLICIT = "Explicit"
+
+
+class FreezePoint(SpecModel):
+    """From `step` on, `boundary` blocks are frozen."""
+
+    step: Annotated[int, Field(ge=0, le=2**53)]
+    boundary: Annotated[int, Field(ge=0, le=4096)]
+
+
+class Freeze(SpecModel):
+    """Which blocks no longer train (PipeTransformer, section 3.1)."""
+
+    policy: FreezePolicyName = FreezePolicyName.PAPER_SCHEDULE
+    alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=1 / 3, description="Largest share of the still active blocks that one decision freezes."
+    )
+    start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0, description="Epochs before the first decision; freezing too early costs accuracy."
+    )
+    interval_epochs: Positive = Field(default=1, description="Epochs between decisions.")
+    boundaries: list[FreezePoint] = Field(default_factory=list, max_length=4096, description="For policy Explicit.")
+    rules = (
+        Rule(
+            "self.policy != 'Explicit' || (has(self.boundaries) && size(self.boundaries) > 0)",
+            "policy Explicit needs boundaries",
+            ".boundaries",
+        ),
+    )
+
+
+class ScheduleName(StrEnum):
+    GPIPE = "GPipe"
+    ONE_FORWARD_ONE_BACKWARD = "OneForwardOneBackward"
+
+
+class Pipeline(SpecModel):
+    stages: Annotated[int, Field(ge=1, le=4096)] = Field(default=1, description="Workers a pipeline at the start (K).")
+    schedule: ScheduleName = ScheduleName.ONE_FORWARD_ONE_BACKWARD
+    micro_batch_size: Positive | None = Field(
+        default=None, description="Samples of a micro-batch; by default chosen from globalBatchSize and stages."
+    )
+    packing: Packing = Packing.PAPER
+
+
+class Checkpoint(SpecModel):
+    """A folder on a mounted volume, or an fsspec URL, that every worker reaches and that outlives them."""
+
+    location: Annotated[str, Field(min_length=1, max_length=4096)]
+    every_steps: Positive | None = Field(default=None, description="Besides those that a release needs.")
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    rules = (
+        Rule(
+            r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
+            "location must be an absolute path of a mounted volume or an fsspec URL",
+            ".location",
+        ),
+    )
+
+
+class Output(SpecModel):
+    """Where the model and the run's record go."""
+
+    location: Annotated[str, Field(min_length=1, max_length=4096)]
+    rules = (
+        Rule(
+            r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
+            "location must be an absolute path of a mounted volume or an fsspec URL",
+            ".location",
+        ),
+    )
+
+
+class TrainerSpec(SpecModel):
+    """All that a worker needs to know of its job, from `Env.JOB_SPEC`. `num_shards` is C of the data order (design: Trainer)."""
+
+    model: Model
+    data: Data
+    training: Training
+    freeze: Freeze = Field(default_factory=Freeze)
+    pipeline: Pipeline = Field(default_factory=Pipeline)
+    checkpoint: Checkpoint | None = None
+    output: Output | None = None
+    num_shards: Positive = 1
+    workers: Positive = 1
