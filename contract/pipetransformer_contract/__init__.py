@@ -1,1 +1,1 @@
-"""The contract between operator and trainer: wire types, the trainer's part of the spec, and the pure choice of a layout."""
+"""What operator and trainer say to each other, the trainer's part of the spec, and the pure choice of a layout."""

@@ -70,7 +70,8 @@ def choose(
         bounds: limits from the job's spec.
         on_pack: whether freed workers become pipelines.
         packing: the paper's deterministic rule or measurements.
-        current: the layout that trains now; with `Measured`, `Release` gives workers back only while a step stays about as quick.
+        current: the layout that trains now; with `Measured`, `Release` gives workers back only while a step stays about
+            as quick as there.
 
     With `Paper` the number of stages is halved from the initial one while the largest stage fits `bytes_budget`
     (PipeTransformer, Algorithm 1 and Eq. 2); when fewer workers are left than that needs, the longest pipeline that

@@ -43,8 +43,8 @@ class ResizeReason(StrEnum):
 class Generation(Wire):
     """One published layout and its members, in rank order. Written once, never changed.
 
-    `leavers` hold state until the members have committed this generation, then exit 0. The leader hosts the store of the
-    rendezvous; `nonce` keeps the keys of two generations, or of two jobs that got the same address, apart.
+    `leavers` hold state until the members have committed this generation, then exit 0. The leader hosts the store of
+    the rendezvous; `nonce` keeps the keys of two generations, or of two jobs that got the same address, apart.
     """
 
     job_uid: Name
@@ -112,9 +112,9 @@ class Outcome(StrEnum):
 
 
 class Report(Wire):
-    """The leader's whole knowledge. `layout_generation` is committed by every member (the leader confirms it by this).
+    """The leader's whole knowledge. `layout_generation` is committed by every member: this report confirms it.
 
-    `boundary` counts frozen blocks of `num_layers`; `bytes_budget` is what the largest stage of the first layout needed.
+    `boundary` counts frozen blocks of `num_layers`; `bytes_budget` is what the first layout's largest stage needed.
     """
 
     job_uid: Name

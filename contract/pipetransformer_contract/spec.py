@@ -1,8 +1,8 @@
 """The part of a `PipeTrainingJob`'s spec that the trainer reads: what to train, on what, how, and where results go.
 
 These types are the one source of that part of the CRD (the operator's `api` composes them) and of what a worker gets in
-`Env.JOB_SPEC`. They cannot change while a job exists. Rules that need more than one field are CEL, kept beside the fields they
-bind (`rules`), so that `kubectl apply` and the local command refuse the same files with the same words.
+`Env.JOB_SPEC`. They cannot change while a job exists. Rules that need more than one field are CEL, kept beside the
+fields they bind (`rules`), so that `kubectl apply` and the local command refuse the same files with the same words.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,9 @@ class Data(SpecModel):
     """The samples. `options` is passed to imported data as keyword arguments."""
 
     name: ImportPath = Field(description="`digits`, or module:function of a dataset in the trainer's image.")
-    path: Annotated[str, Field(max_length=4096)] = Field(default="", description="Folder or file that the dataset reads.")
+    path: Annotated[str, Field(max_length=4096)] = Field(
+        default="", description="Folder or file that the dataset reads."
+    )
     options: dict[str, Any] = Field(default_factory=dict)
     rules = (
         Rule(
@@ -116,9 +118,7 @@ class Training(SpecModel):
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Clips the global norm.")
     precision: Precision = Precision.FLOAT32
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    rules = (
-        Rule("has(self.epochs) != has(self.steps)", "exactly one of epochs and steps is needed", ""),
-    )
+    rules = (Rule("has(self.epochs) != has(self.steps)", "exactly one of epochs and steps is needed", ""),)
 
 
 class FreezePolicyName(StrEnum):
@@ -199,7 +199,7 @@ class Output(SpecModel):
 
 
 class TrainerSpec(SpecModel):
-    """All that a worker needs to know of its job, from `Env.JOB_SPEC`. `num_shards` is C of the data order (design: Trainer)."""
+    """All that a worker needs to know of its job. `num_shards` is C of the data order, at least the largest R."""
 
     model: Model
     data: Data

@@ -1,0 +1,102 @@
+# One command each. `make help` lists them. Everything lives in .venv and, for the development cluster, in the user's cache.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CRD := crds/training.pipetransformer.io_pipetrainingjobs.yaml
+SOURCES := contract operator trainer_image tests tools benchmarks
+# The system's certificates, so that a company's proxy works; torch's threads are set by the trainer.
+export UV_SYSTEM_CERTS := 1
+UV := $(BIN)/uv
+
+.PHONY: help
+help: ## List the commands.
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
+
+$(STAMP): constraints.txt requirements-dev.txt contract/pyproject.toml operator/pyproject.toml trainer_image/pyproject.toml
+	@echo "Setting up $(VENV): torch and the tests' tools, about 5 GB; a minute or two."
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "PipeTransformer needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5"
+	$(UV) pip install --python $(BIN)/python --constraint constraints.txt --requirement requirements-dev.txt \
+		--editable contract --editable operator --editable 'trainer_image[digits,plot]'
+	@touch $@
+
+.PHONY: setup
+setup: $(STAMP) ## Make the virtual environment that all other commands use.
+
+.PHONY: demo
+demo: $(STAMP) ## Train examples/vit-digits.yaml with workers as local processes; record in runs/vit-digits/.
+	$(BIN)/python -m pipetransformer_operator.local run examples/vit-digits.yaml --run-dir runs/vit-digits
+
+.PHONY: test
+test: test-unit test-integration e2e ## Pass all tests: unit, integration on a real API server, short e2e on real kubelets (root).
+
+.PHONY: test-unit
+test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
+	$(BIN)/pytest tests/unit -m "not slow"
+
+.PHONY: test-integration
+test-integration: $(STAMP) ## The operator against a real API server with scripted trainers.
+	$(BIN)/pytest tests/integration -m "not slow"
+
+.PHONY: e2e
+e2e: $(STAMP) ## Real trainers in pods on real kubelets of the development cluster (root; obtains what it needs).
+	$(BIN)/pytest tests/e2e -m "not slow"
+
+.PHONY: test-full
+test-full: $(STAMP) ## All tests, those that take long as well.
+	$(BIN)/pytest tests
+
+.PHONY: fmt lint types imports
+fmt: $(STAMP) ## Format the code.
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lint: $(STAMP) ## Check style and formatting.
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+types: $(STAMP) ## Check types (mypy, strict).
+	$(BIN)/mypy
+
+imports: $(STAMP) ## Check which room imports which.
+	$(BIN)/lint-imports
+
+.PHONY: generate
+generate: $(STAMP) ## Write the CRD, and the chart's copy, from the API's types.
+	$(BIN)/python -m pipetransformer_operator.api.generate
+
+.PHONY: constraints
+constraints: ## Resolve the versions that CI and the two commands use.
+	$(UV) pip compile --quiet --no-annotate --universal --python-version 3.11 contract/pyproject.toml operator/pyproject.toml \
+		trainer_image/pyproject.toml --all-extras requirements-dev.txt --no-emit-package pipetransformer-contract \
+		--upgrade --output-file constraints.txt
+
+.PHONY: cluster-up cluster-down cluster-status images
+cluster-up: $(STAMP) ## Start the development cluster: real control plane, two kubelets (root).
+	$(BIN)/python -m tools.devcluster up
+
+cluster-down: $(STAMP) ## Stop the development cluster and leave nothing behind.
+	$(BIN)/python -m tools.devcluster down
+
+cluster-status: $(STAMP) ## Say what of the development cluster runs.
+	$(BIN)/python -m tools.devcluster status
+
+images: $(STAMP) ## Build both images and push them to the development cluster's registry.
+	$(BIN)/python -m tools.devcluster images
+
+.PHONY: bench-digits bench-regroup
+bench-digits: $(STAMP) ## Accuracy of the demo's run with and without freezing, 3 seeds.
+	$(BIN)/python -m benchmarks.digits
+
+bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart from a checkpoint.
+	$(BIN)/python -m benchmarks.regroup
+
+.PHONY: clean
+clean: ## Remove the virtual environment, caches and runs.
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

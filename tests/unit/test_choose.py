@@ -1,0 +1,111 @@
+"""The pure choice of a layout."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
+from pipetransformer_contract.messages import Offer, StepTime
+
+PAPER_START = Layout(4, 1)
+
+
+def offers(bytes_by_stages: dict[int, int], seconds: dict[tuple[int, int], float] | None = None) -> list[Offer]:
+    seconds = seconds or {}
+    return [
+        Offer(
+            stages=stages,
+            bytes_per_worker=size,
+            step_seconds=[StepTime(pipelines=r, seconds=s) for (k, r), s in seconds.items() if k == stages],
+        )
+        for stages, size in bytes_by_stages.items()
+    ]
+
+
+def bounds(
+    *,
+    initial: Layout = PAPER_START,
+    workers: tuple[int, int] = (1, 4),
+    pipelines: tuple[int, int] = (1, 8),
+    budget: int = 30,
+) -> Bounds:
+    return Bounds(initial, workers[0], workers[1], pipelines[0], pipelines[1], budget)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "on_pack", "expected"),
+    [
+        ({1: 120, 2: 60, 4: 30}, OnPack.WIDEN, Layout(4, 1)),
+        ({1: 60, 2: 30, 4: 20}, OnPack.WIDEN, Layout(2, 2)),
+        ({1: 30, 2: 20, 4: 10}, OnPack.WIDEN, Layout(1, 4)),
+        ({1: 60, 2: 30, 4: 20}, OnPack.RELEASE, Layout(2, 1)),
+        ({1: 30, 2: 20, 4: 10}, OnPack.HOLD, Layout(1, 1)),
+    ],
+)
+def test_paper_packing_halves_the_pipeline_while_the_largest_stage_fits(
+    sizes: dict[int, int], on_pack: OnPack, expected: Layout
+) -> None:
+    assert choose(offers(sizes), 4, bounds(), on_pack=on_pack, packing=Packing.PAPER) == expected
+
+
+def test_an_odd_pipeline_is_not_halved() -> None:
+    b = bounds(initial=Layout(3, 1))
+    assert choose(offers({1: 1, 3: 1}), 3, b, on_pack=OnPack.WIDEN, packing=Packing.PAPER) == Layout(3, 1)
+
+
+def test_fewer_workers_than_stages_carry_the_longest_pipeline_that_they_can() -> None:
+    sizes = {1: 120, 2: 60, 3: 40, 4: 30}
+    assert choose(offers(sizes), 3, bounds(), on_pack=OnPack.WIDEN, packing=Packing.PAPER) == Layout(3, 1)
+
+
+def test_fewer_workers_than_the_floor_carry_nothing() -> None:
+    assert choose(offers({1: 1}), 1, bounds(workers=(2, 4)), on_pack=OnPack.WIDEN, packing=Packing.PAPER) is None
+
+
+def test_a_release_keeps_the_floor() -> None:
+    assert choose(
+        offers({1: 1, 2: 1, 4: 1}), 4, bounds(workers=(2, 4)), on_pack=OnPack.RELEASE, packing=Packing.PAPER
+    ) == Layout(1, 2)
+
+
+def test_measured_packing_takes_the_shortest_step() -> None:
+    seconds = {(4, 1): 1.0, (2, 2): 0.7, (1, 4): 0.8}
+    assert choose(
+        offers({1: 1, 2: 1, 4: 1}, seconds), 4, bounds(), on_pack=OnPack.WIDEN, packing=Packing.MEASURED
+    ) == Layout(2, 2)
+
+
+def test_measured_release_gives_back_what_hardly_costs_time() -> None:
+    seconds = {(4, 1): 1.0, (2, 1): 1.04, (1, 1): 1.6}
+    assert choose(
+        offers({1: 1, 2: 1, 4: 1}, seconds),
+        4,
+        bounds(),
+        on_pack=OnPack.RELEASE,
+        packing=Packing.MEASURED,
+        current=Layout(4, 1),
+    ) == Layout(2, 1)
+
+
+@given(
+    sizes=st.dictionaries(st.integers(1, 16), st.integers(0, 100), min_size=1),
+    workers=st.integers(0, 64),
+    floor=st.integers(1, 16),
+    ceiling=st.integers(1, 64),
+    pipelines=st.tuples(st.integers(1, 4), st.integers(1, 64)),
+    on_pack=st.sampled_from(OnPack),
+)
+def test_every_choice_is_legal(
+    sizes: dict[int, int],
+    workers: int,
+    floor: int,
+    ceiling: int,
+    pipelines: tuple[int, int],
+    on_pack: OnPack,
+) -> None:
+    b = bounds(initial=Layout(max(sizes), 1), workers=(floor, ceiling), pipelines=pipelines, budget=50)
+    layout = choose(offers(sizes), workers, b, on_pack=on_pack, packing=Packing.PAPER)
+    if layout is not None:
+        assert layout.stages in sizes
+        assert floor <= layout.workers <= min(workers, ceiling)
+        assert pipelines[0] <= layout.pipelines <= pipelines[1]
