@@ -1,0 +1,1 @@
+"""The operator: turns `PipeTrainingJob` objects into workers, and frozen layers into other layouts."""

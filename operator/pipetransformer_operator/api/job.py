@@ -1,0 +1,200 @@
+"""`PipeTrainingJob`: the trainer's part of the spec (from the contract) and what only the operator reads."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.messages import Positive
+from pipetransformer_contract.spec import (
+    Checkpoint,
+    Data,
+    Freeze,
+    Model,
+    Output,
+    Pipeline,
+    Rule,
+    SpecModel,
+    TrainerSpec,
+    Training,
+)
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from .status import JobStatus
+
+GROUP = "training.pipetransformer.io"
+VERSION = "v1alpha1"
+KIND = "PipeTrainingJob"
+PLURAL = "pipetrainingjobs"
+#: `managedBy` of jobs that are ours; absent means the same.
+MANAGER = f"{GROUP}/operator"
+#: A job with this label waits for a queue, and may be told to stop: it needs a checkpoint.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+TRAINER_CONTAINER = "trainer"
+
+Workers = Annotated[int, Field(ge=1, le=8192)]
+
+
+class ElasticPolicy(SpecModel):
+    """How many workers the job may have. A worker is one accelerator."""
+
+    workers: Workers = Field(description="Workers at the start: a multiple of pipeline.stages.")
+    min_workers: Workers = 1
+    max_workers: Workers = Field(description="A ceiling; the largest legal layout below it is used.")
+    min_pipelines: Workers = 1
+    max_pipelines: Workers | None = Field(default=None, description="Largest data-parallel width; by default maxWorkers.")
+    on_pack: OnPack = Field(default=OnPack.WIDEN, description="What becomes of workers that packing frees.")
+    rules = (
+        Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),
+        Rule("self.workers <= self.maxWorkers", "workers must not exceed maxWorkers", ".workers"),
+        Rule(
+            "!has(self.maxPipelines) || self.minPipelines <= self.maxPipelines",
+            "minPipelines must not exceed maxPipelines",
+            ".minPipelines",
+        ),
+    )
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when the job ends."""
+
+    NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
+
+
+class RunPolicy(SpecModel):
+    """What the operator does about failures, delays and the end."""
+
+    backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(default=3, description="Lost workers before the job fails.")
+    stall_timeout_seconds: Positive | None = Field(default=None, description="Without a step for so long: condition Stalled.")
+    resize_timeout_seconds: Positive = Field(default=600, description="A resize not published by then is cancelled.")
+    active_deadline_seconds: Positive | None = None
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="The job is deleted so long after its end."
+    )
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+
+
+class Opaque(SpecModel):
+    """A part of the pod template: what we read is declared, the rest is kept as it is."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow", frozen=True)
+
+
+Quantities = dict[Annotated[str, Field(max_length=317)], int | str]
+
+
+class Resources(Opaque):
+    limits: Quantities = Field(default_factory=dict, max_length=16)
+    requests: Quantities = Field(default_factory=dict, max_length=16)
+
+
+class Container(Opaque):
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    resources: Resources = Field(default_factory=Resources)
+
+
+class PodSpec(Opaque):
+    containers: list[Container] = Field(min_length=1, max_length=16)
+
+
+class TemplateMetadata(Opaque):
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+    annotations: dict[str, str] = Field(default_factory=dict, max_length=64)
+
+
+class PodTemplate(Opaque):
+    metadata: TemplateMetadata = Field(default_factory=TemplateMetadata)
+    spec: PodSpec
+
+    def trainer(self) -> Container:
+        """The container whose exit decides: the one named `trainer`, else the first."""
+        containers = self.spec.containers
+        return next((container for container in containers if container.name == TRAINER_CONTAINER), containers[0])
+
+
+class JobSpec(SpecModel):
+    model: Model
+    data: Data
+    training: Training
+    freeze: Freeze = Field(default_factory=Freeze)
+    pipeline: Pipeline = Field(default_factory=Pipeline)
+    elastic_policy: ElasticPolicy
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    checkpoint: Checkpoint | None = None
+    output: Output | None = None
+    suspend: bool = False
+    accelerator_resource: Annotated[str, Field(max_length=317)] = Field(
+        default="nvidia.com/gpu", description="Extended resource that each worker has one of; empty for CPU."
+    )
+    pod_template: PodTemplate = Field(description="The worker's pod; the trainer is the container named trainer, else the first.")
+    managed_by: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None, description=f"Controller of this job; a value other than {MANAGER} makes the operator touch nothing."
+    )
+
+    @property
+    def initial_layout(self) -> Layout:
+        """The layout of the start."""
+        return Layout(self.pipeline.stages, self.elastic_policy.workers // self.pipeline.stages)
+
+    @property
+    def max_pipelines(self) -> int:
+        """The largest data-parallel width that the spec allows."""
+        return self.elastic_policy.max_pipelines or self.elastic_policy.max_workers
+
+
+class Metadata(SpecModel):
+    """The part of the object's metadata that the operator reads."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 1
+    resource_version: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    deletion_timestamp: str | None = None
+
+
+class PipeTrainingJob(SpecModel):
+    """A training job whose pipelines shrink as its layers freeze."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+    api_version: str = f"{GROUP}/{VERSION}"
+    kind: str = KIND
+    metadata: Metadata
+    spec: JobSpec
+    status: JobStatus = Field(default_factory=JobStatus)
+
+    @classmethod
+    def from_manifest(cls, manifest: dict[str, Any]) -> "PipeTrainingJob":
+        """Parses an object as the API server gives it.
+
+        Raises:
+            pydantic.ValidationError: the object does not fit the types; `validate_manifest` says it in the user's words.
+        """
+        return cls.model_validate(manifest)
+
+    @property
+    def managed(self) -> bool:
+        """Whether this operator is the job's controller."""
+        return self.spec.managed_by in (None, MANAGER)
+
+
+def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:
+    """What a worker gets to know of its job, as `Env.JOB_SPEC`.
+
+    `num_shards` is `status.num_shards`: fixed at the start although `elasticPolicy` may change.
+    """
+    return TrainerSpec(
+        model=spec.model,
+        data=spec.data,
+        training=spec.training,
+        freeze=spec.freeze,
+        pipeline=spec.pipeline,
+        checkpoint=spec.checkpoint,
+        output=spec.output,
+        num_shards=num_shards,
+        workers=spec.elastic_policy.workers,
+    )

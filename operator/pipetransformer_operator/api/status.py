@@ -1,0 +1,215 @@
+"""The status of a `PipeTrainingJob`: all that the operator remembers about a job.
+
+It is written before anything is done about it, so an operator that dies between two writes finds here what it meant to
+do. Nothing else is remembered: what is not in here is observed again.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.messages import (
+    Count,
+    DurableCheckpoint,
+    Generation,
+    Member,
+    Name,
+    Positive,
+    Report,
+    ResizeReason,
+    Seconds,
+)
+from pipetransformer_contract.wire import Wire
+from pydantic import Field
+
+MAX_MEMBERS = 8192
+
+
+class ConditionType(StrEnum):
+    ADMITTED = "Admitted"  #: the job may have workers
+    RUNNING = "Running"  #: a generation is published and its members train
+    RESIZING = "Resizing"  #: another layout is being prepared or committed
+    STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Reasons of conditions and of Kubernetes events."""
+
+    # Admitted
+    NO_QUEUE = "NoQueue"  #: no queue was named: admitted at once
+    NAME_CONFLICT = "NameConflict"  #: a pod with a worker's name belongs to someone else
+    INVALID_SPEC = "InvalidSpec"
+    MANAGED_BY_OTHER = "ManagedByOther"
+    # Running
+    WAITING_FOR_WORKERS = "WaitingForWorkers"
+    TRAINING = "Training"
+    RECOVERING = "Recovering"  #: members were lost and the rest is too few for any legal layout
+    FINISHED = "Finished"
+    # Resizing: preparing, then committing
+    PREPARING = "Preparing"  #: waits until each member of the next generation is ready
+    COMMITTING = "Committing"  #: published; waits until the leader confirms
+    RELEASING = "Releasing"  #: confirmed; waits for a durable checkpoint and for the leavers' end
+    SETTLED = "Settled"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    # Stalled
+    PROGRESSING = "Progressing"
+    NO_PROGRESS = "NoProgress"
+    # Suspended
+    SUSPENDED_BY_USER = "SuspendedByUser"
+    RESUMED = "Resumed"
+    # Complete and Failed
+    TRAINING_SUCCEEDED = "TrainingSucceeded"
+    TRAINING_FAILED = "TrainingFailed"
+    USER_ERROR = "UserError"  #: the trainer refused the spec, the model or the data
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    # Events only
+    WORKERS_CREATED = "WorkersCreated"
+    WORKERS_DELETED = "WorkersDeleted"
+    GENERATION_PUBLISHED = "GenerationPublished"
+    GENERATION_CONFIRMED = "GenerationConfirmed"
+    LAYERS_FROZEN = "LayersFrozen"
+    WORKER_LOST = "WorkerLost"
+    GPUS_RELEASED = "GPUsReleased"
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Wire):
+    """As `metav1.Condition`. `last_transition_time` moves only when `status` does."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str = Field(max_length=1024)
+    message: str = Field(default="", max_length=32768)
+    last_transition_time: datetime
+    observed_generation: Count = 0
+
+
+class State(StrEnum):
+    """One word for the printer column, derived from the conditions and never read back."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESIZING = "Resizing"
+    STALLED = "Stalled"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class PublishedPlan(Wire):
+    """The newest published generation; the channel shows it once this is durable.
+
+    `leavers` are the workers that hold state until the members have committed. `confirmed_generation` is the newest
+    generation that the leader reported as committed: below `layout_generation` the change is still under way.
+    """
+
+    layout_generation: Positive
+    stages: Positive
+    pipelines: Positive
+    members: list[Member] = Field(min_length=1, max_length=MAX_MEMBERS)
+    leavers: list[Member] = Field(default_factory=list, max_length=MAX_MEMBERS)
+    leader: Name
+    nonce: Name
+    reason: ResizeReason
+    confirmed_generation: Count = 0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.stages, self.pipelines)
+
+    @property
+    def confirmed(self) -> bool:
+        return self.confirmed_generation >= self.layout_generation
+
+    def generation(self, job_uid: str) -> Generation:
+        """What the channel hands to members and leavers."""
+        return Generation(
+            job_uid=job_uid,
+            layout_generation=self.layout_generation,
+            stages=self.stages,
+            pipelines=self.pipelines,
+            members=self.members,
+            leavers=self.leavers,
+            leader=self.leader,
+            nonce=self.nonce,
+            reason=self.reason,
+        )
+
+
+class Resize(Wire):
+    """A layout that is being prepared. It is dropped when published, when cancelled, and past its `deadline`."""
+
+    stages: Positive
+    pipelines: Positive
+    reason: ResizeReason
+    start_time: datetime
+    deadline: datetime
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.stages, self.pipelines)
+
+
+class LastReport(Report):
+    """The newest report that was worth a write, and when it was folded in."""
+
+    time: datetime
+
+
+class Gpus(Wire):
+    """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls."""
+
+    held: Count = 0
+    released: Count = 0
+
+
+class JobStatus(Wire):
+    """See the module. Fields without a value are left out of the object."""
+
+    state: State = State.PENDING
+    conditions: list[Condition] = Field(default_factory=list, max_length=16)
+    plan: PublishedPlan | None = None
+    resize: Resize | None = None
+    last_report: LastReport | None = None
+    checkpoint: DurableCheckpoint | None = None
+    worker_ids: list[Count] = Field(
+        default_factory=list, max_length=MAX_MEMBERS, description="Workers that ought to exist; written before they are created."
+    )
+    next_worker_id: Count = Field(default=0, description="Ids are never used twice.")
+    num_shards: Positive | None = Field(default=None, description="Shards of the data order, fixed when the job starts.")
+    initial_workers: Count = Field(default=0, description="Workers at the start: what the savings are measured against.")
+    workers: Count = Field(default=0, description="Pods that are not gone; replicas of the scale subresource.")
+    selector: str = Field(default="", max_length=1024, description="Label selector of the pods, for the scale subresource.")
+    gpus: Gpus = Field(default_factory=Gpus)
+    gpu_seconds_saved: Seconds = Field(default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout.")
+    gpu_seconds_time: datetime | None = None
+    frozen: str = Field(default="", max_length=32, description="Frozen blocks of all blocks, such as 6/12.")
+    start_time: datetime | None = None
+    completion_time: datetime | None = None
+    failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
+    resize_failures: Count = Field(default=0, description="Preparations cancelled in a row; each doubles the wait for the next.")
+    next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
+    observed_generation: Count = 0
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of that type, or None when it was never set."""
+        return next((condition for condition in self.conditions if condition.type is kind), None)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """Whether the condition of that type is True."""
+        condition = self.condition(kind)
+        return condition is not None and condition.status is ConditionStatus.TRUE
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended, one way or the other."""
+        return self.is_true(ConditionType.COMPLETE) or self.is_true(ConditionType.FAILED)

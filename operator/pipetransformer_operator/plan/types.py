@@ -1,0 +1,119 @@
+"""What `plan()` sees and what it answers.
+
+Everything is frozen: a plan is made from one look at the world, and executed or thrown away as a whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+
+from pipetransformer_contract.messages import Ready, Report
+
+from ..api.status import JobStatus, Reason
+
+
+class WorkerPhase(StrEnum):
+    """As a pod's phase."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker's pod (or local process) that is not gone yet.
+
+    `exit_code` and `message` are of the trainer container alone: None and empty while it runs. `phase` is Succeeded or
+    Failed as soon as the trainer container has ended, whatever sidecars do. A pod that was evicted or lost before its
+    trainer exited is Failed without an exit code.
+    """
+
+    id: int
+    name: str
+    uid: str
+    phase: WorkerPhase = WorkerPhase.PENDING
+    terminating: bool = False
+    node: str = ""
+    address: str = ""
+    exit_code: int | None = None
+    message: str = ""
+    scheduled: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can train, now or later."""
+        return not self.terminating and self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One look at a job.
+
+    Attributes:
+        status: as last written or read; the only memory.
+        workers: pods whose controller is this job, by id, those that are terminating or have ended included.
+        ready: by worker uid, what workers said that are warm; lost when the operator restarts and soon said again.
+        report: newest report that the channel got; None until one came after the operator's start.
+        heartbeats: by worker uid, when the worker was last heard.
+        lost_peers: names of members whose connection broke, as other members of the published generation said.
+        conflicts: names of pods that should be workers of this job and belong to someone else.
+        since: when this operator began to observe the job; silence before it says nothing.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    status: JobStatus
+    workers: tuple[Worker, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    metadata_generation: int = 1
+    ready: Mapping[str, Ready] = field(default_factory=lambda: MappingProxyType({}))
+    report: Report | None = None
+    heartbeats: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+    lost_peers: frozenset[str] = frozenset()
+    conflicts: tuple[str, ...] = ()
+    since: datetime | None = None
+
+
+class EventType(StrEnum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEvent:
+    """A Kubernetes event about the job."""
+
+    type: EventType
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, in this order: write `status` (with the resourceVersion that was read) if it differs, create, delete, tell.
+
+    A crash between two steps loses nothing but events: the next plan, made from the status, repeats the rest.
+
+    Attributes:
+        create: ids of workers that ought to exist and do not; the worker's name is `worker_name(job, id)`.
+        delete: (name, uid) of workers to delete; the uid is the precondition.
+        requeue_after: seconds until time alone changes the answer; None when only an event can.
+        expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
+    """
+
+    status: JobStatus
+    create: tuple[int, ...] = ()
+    delete: tuple[tuple[str, str], ...] = ()
+    events: tuple[PlanEvent, ...] = ()
+    requeue_after: float | None = None
+    expired: bool = False
+
+
+def worker_name(job: str, worker_id: int) -> str:
+    """Name of a worker and of its pod; never reused within a job."""
+    return f"{job}-w{worker_id}"
