@@ -1,0 +1,81 @@
+"""Command line of the dev cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from tools.devcluster import cluster, controlplane, gobuild, images
+from tools.devcluster.layout import Layout
+from tools.devcluster.process import CommandError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.devcluster", description="Kubernetes on this machine")
+    parser.add_argument("--name", default="dev", help="name of the cluster's state folder")
+    parser.add_argument("--port", type=int, default=16443, help="first of 20 ports on 127.0.0.1")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start the cluster, or what of it is missing")
+    up.add_argument("--nodes", type=int, default=2)
+    up.add_argument("--gpus", type=int, default=8, help="counted nvidia.com/gpu of each node")
+    up.add_argument("--control-plane-only", action="store_true", help="no nodes; needs no root")
+    up.add_argument("--no-controllers", action="store_true", help="with --control-plane-only: etcd and API server only")
+    add = commands.add_parser("add-node", help="start one node more")
+    add.add_argument("--gpus", type=int, default=8)
+    down = commands.add_parser("down", help="stop it and leave nothing on the host but the cache")
+    down.add_argument("--purge", action="store_true", help="drop the pulled and pushed images too")
+    commands.add_parser("status", help="what runs")
+    build = commands.add_parser("images", help="build and push the project's images; print their references as JSON")
+    build.add_argument(
+        "targets",
+        nargs="*",
+        default=list(images.TARGETS),
+        metavar="TARGET",
+        help=f"of {', '.join(images.TARGETS)}; all by default",
+    )
+    for program in ("kubectl", "helm"):
+        passed = commands.add_parser(program, help=f"run {program} against the cluster", add_help=False)
+        passed.add_argument("arguments", nargs=argparse.REMAINDER)
+    return parser
+
+
+def main() -> int:
+    """Run one command; a failure is one message on stderr and exit code 1."""
+    options = _parser().parse_args()
+    layout = Layout(name=options.name, port=options.port)
+    try:
+        return _dispatch(options, layout)
+    except (CommandError, TimeoutError) as error:
+        print(f"devcluster: {error}", file=sys.stderr)
+        return 1
+
+
+def _dispatch(options: argparse.Namespace, layout: Layout) -> int:
+    match options.command:
+        case "up" if options.control_plane_only:
+            cluster.up_control_plane(layout, controllers=not options.no_controllers)
+            print(f"export KUBECONFIG={layout.kubeconfig}")
+        case "up":
+            cluster.up(layout, nodes=options.nodes, gpus=options.gpus)
+            print(f"export KUBECONFIG={layout.kubeconfig}")
+        case "add-node":
+            print(f"node{cluster.add_node(layout, gpus=options.gpus)}")
+        case "down":
+            cluster.down(layout, purge=options.purge)
+        case "status":
+            print(cluster.status(layout))
+        case "images":
+            print(json.dumps(images.publish(layout, tuple(options.targets)), indent=1))
+        case "kubectl":
+            command = controlplane.kubectl_command(layout)
+            os.execv(command[0], [*command, *options.arguments])
+        case "helm":
+            helm = str(gobuild.helm())
+            os.execve(helm, [helm, *options.arguments], os.environ | {"KUBECONFIG": str(layout.kubeconfig)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

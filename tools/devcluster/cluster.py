@@ -1,0 +1,93 @@
+"""The whole cluster's life: the parts in the order in which they need each other, and back."""
+
+from __future__ import annotations
+
+import shutil
+import string
+
+from tools.devcluster import controlplane, debian, gobuild, host, images, node, preflight, registry
+from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, SOURCES, Layout, cache_dir
+from tools.devcluster.process import CommandError
+
+_FREE_GIB = 25  # images in buildah's store, in the registry and in two nodes, and Go's caches, all cold
+_FREE_GIB_CONTROL_PLANE = 8
+_NOTICE = """\
+this machine keeps, until `down`: processes and listeners on loopback, cgroups and host names node0.., bridges
+{bridges}, nft tables kube-proxy and {table}, mounts below {state}"""
+
+
+def is_up(layout: Layout) -> bool:
+    """Whether the API server runs."""
+    return controlplane.alive(layout)["kube-apiserver"] is not None
+
+
+def up_control_plane(layout: Layout, *, controllers: bool = True) -> None:
+    """Start only the control plane; needs no root. Does nothing where it runs."""
+    if not is_up(layout):
+        preflight.check(ports=layout.control_plane_ports(), free_gib=_FREE_GIB_CONTROL_PLANE, root=False)
+    controlplane.start(layout, controllers=controllers)
+
+
+def up(layout: Layout, *, nodes: int = 2, gpus: int = 8) -> None:
+    """Start the control plane, the registry, `nodes` nodes and DNS; go on from where an earlier `up` stopped."""
+    if not 1 <= nodes <= MAX_NODES:
+        raise CommandError(f"--nodes must be from 1 to {MAX_NODES}")
+    if not is_up(layout):
+        preflight.check(ports=layout.all_ports(), free_gib=_FREE_GIB, root=True)
+    print(_NOTICE.format(bridges=f"{host.bridge(0)}..", table=host.NFT_TABLE, state=layout.state), flush=True)
+    debian.obtain(debian.CONTROL_PLANE + debian.NODE + debian.IMAGES)
+    gobuild.kubernetes()
+    controlplane.start(layout)
+    registry.start(layout)
+    layout.shared.mkdir(exist_ok=True)
+    layout.shared.chmod(0o1777)  # pods of any user write there
+    for index in range(nodes):
+        node.start(layout, index, pause_image=images.pause_reference(layout), gpus=gpus)
+    _start_dns(layout)
+
+
+def _start_dns(layout: Layout) -> None:
+    manifest = string.Template((SOURCES / "coredns.yaml").read_text())
+    filled = manifest.substitute(image=images.coredns_reference(layout), address=DNS_SERVICE_IP)
+    controlplane.kubectl(layout, "apply", "-f", "-", stdin=filled)
+    controlplane.kubectl(layout, "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=90s")
+
+
+def add_node(layout: Layout, *, gpus: int = 8) -> int:
+    """Start one node more; return its index."""
+    index = max(node.indices(layout), default=-1) + 1
+    if index >= MAX_NODES:
+        raise CommandError(f"the cluster has {MAX_NODES} nodes, the most it can")
+    node.start(layout, index, pause_image=images.pause_reference(layout), gpus=gpus)
+    return index
+
+
+def down(layout: Layout, *, purge: bool = False) -> None:
+    """Stop everything and clean the host; `purge` drops the nodes' image stores and the registry's too."""
+    for index in reversed(node.indices(layout)):
+        node.stop(layout, index)
+    registry.daemon(layout).stop()
+    controlplane.stop(layout)
+    host.restore(layout)
+    left = host.leftovers(layout)
+    if left:
+        raise CommandError("still on the host:\n- " + "\n- ".join(left))
+    if layout.state.exists():
+        shutil.rmtree(layout.state)
+    if purge:
+        for folder in (layout.node_images(0).parent, cache_dir() / "registry"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def status(layout: Layout) -> str:
+    """A few lines a person reads: processes, nodes, what is left on the host."""
+    parts = {**controlplane.alive(layout), "registry": registry.daemon(layout).pid, **node.alive(layout)}
+    lines = [f"{name:24} {'pid ' + str(pid) if pid else '-'}" for name, pid in parts.items()]
+    if is_up(layout):
+        lines += [
+            f"kubeconfig               {layout.kubeconfig}",
+            controlplane.kubectl(layout, "get", "nodes", "-o", "wide"),
+        ]
+    else:
+        lines += [f"left on the host: {what}" for what in host.leftovers(layout)]
+    return "\n".join(lines)

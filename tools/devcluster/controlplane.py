@@ -1,0 +1,150 @@
+"""etcd, API server, controller manager and scheduler as processes on loopback; needs no root.
+
+`KUBEBUILDER_ASSETS`, where set, names a folder with `etcd`, `kube-apiserver` and `kubectl` to use instead of our own
+for a control plane without nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tools.devcluster import debian, gobuild, pki
+from tools.devcluster.layout import POD_CIDR, SERVICE_CIDR, Layout
+from tools.devcluster.process import Daemon, run, succeeds
+
+_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_QPS = ("--kube-api-qps=1000", "--kube-api-burst=1000")
+
+
+def kubectl_command(layout: Layout) -> list[str]:
+    """kubectl that speaks to this cluster and to no other."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    folder = Path(assets) if assets else gobuild.kubernetes(nodes=False)
+    return [str(folder / "kubectl"), "--kubeconfig", str(layout.kubeconfig)]
+
+
+def kubectl(layout: Layout, *arguments: str, stdin: str | None = None) -> str:
+    """Run kubectl as the cluster's admin and return what it printed."""
+    return run([*kubectl_command(layout), *arguments], stdin=stdin)
+
+
+def _answers(layout: Layout, port: int, path: str, *, verify: bool = True) -> bool:
+    context = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))
+    if not verify:  # the scheduler serves a certificate that it signs itself at every start
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}{path}", context=context, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def start(layout: Layout, *, controllers: bool = True) -> None:
+    """Start it and return once it serves; with `controllers=False` only etcd and the API server."""
+    debian.obtain(debian.CONTROL_PLANE if not os.environ.get("KUBEBUILDER_ASSETS") else ("openssl",))
+    assets = os.environ.get("KUBEBUILDER_ASSETS") if not controllers else None
+    binaries = Path(assets) if assets else gobuild.kubernetes(nodes=False)
+    etcd = binaries / "etcd" if assets else debian.program("etcd")
+    pki.make(layout)
+    certificates = layout.pki
+    client, peer = (f"http://127.0.0.1:{port}" for port in (layout.etcd_port, layout.etcd_peer_port))
+    Daemon("etcd", layout.run).start(
+        [
+            etcd,
+            "--data-dir",
+            layout.state / "etcd",
+            "--unsafe-no-fsync",
+            "--listen-client-urls",
+            client,
+            "--advertise-client-urls",
+            client,
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--initial-cluster",
+            f"default={peer}",
+        ],
+        env=debian.environment(),
+    )
+    apiserver = Daemon("kube-apiserver", layout.run)
+    apiserver.start(
+        [
+            binaries / "kube-apiserver",
+            f"--etcd-servers={client}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={layout.port}",
+            f"--cert-dir={certificates}",
+            f"--tls-cert-file={certificates}/apiserver.crt",
+            f"--tls-private-key-file={certificates}/apiserver.key",
+            f"--client-ca-file={certificates}/ca.crt",
+            f"--token-auth-file={certificates}/tokens.csv",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={certificates}/sa.pub",
+            f"--service-account-signing-key-file={certificates}/sa.key",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            "--endpoint-reconciler-type=none",
+            f"--kubelet-client-certificate={certificates}/kubelet-client.crt",
+            f"--kubelet-client-key={certificates}/kubelet-client.key",
+            "--kubelet-preferred-address-types=Hostname,InternalIP",
+        ]
+    )
+    apiserver.wait_ready(lambda: _answers(layout, layout.port, "/readyz"))
+    if controllers:
+        _start_controllers(layout, binaries)
+
+
+def _start_controllers(layout: Layout, binaries: Path) -> None:
+    certificates = layout.pki
+    manager = Daemon("kube-controller-manager", layout.run)
+    manager.start(
+        [
+            binaries / "kube-controller-manager",
+            f"--kubeconfig={layout.user_kubeconfig('controller-manager')}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={layout.controller_manager_port}",
+            "--leader-elect=false",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={certificates}/sa.key",
+            f"--root-ca-file={certificates}/ca.crt",
+            "--allocate-node-cidrs=false",
+            f"--cluster-cidr={POD_CIDR}",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            "--node-monitor-period=1s",
+            "--node-monitor-grace-period=8s",
+            *_QPS,
+        ]
+    )
+    scheduler = Daemon("kube-scheduler", layout.run)
+    scheduler.start(
+        [
+            binaries / "kube-scheduler",
+            f"--kubeconfig={layout.user_kubeconfig('scheduler')}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={layout.scheduler_port}",
+            *_QPS,
+        ]
+    )
+    account = [*kubectl_command(layout), "get", "serviceaccount", "default", "--namespace", "default"]
+    manager.wait_ready(lambda: succeeds(account))
+    scheduler.wait_ready(lambda: _answers(layout, layout.scheduler_port, "/healthz", verify=False))
+
+
+def stop(layout: Layout) -> None:
+    """Stop what runs, clients before servers."""
+    for name in reversed(_NAMES):
+        Daemon(name, layout.run).stop()
+
+
+def alive(layout: Layout) -> dict[str, int | None]:
+    """Process id of each part, None where it does not run."""
+    return {name: Daemon(name, layout.run).pid for name in _NAMES}

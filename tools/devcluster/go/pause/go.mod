@@ -1,0 +1,3 @@
+module pipetransformer/devcluster/pause
+
+go 1.24

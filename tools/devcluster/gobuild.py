@@ -1,0 +1,98 @@
+"""Programs built from Go modules, once for each version: the cache is keyed by the digest of go.mod and go.sum.
+
+Each module under `go/` pins its versions; `go mod tidy` there writes go.sum. Go's own caches make a second build of the
+same sources quick, ours makes it nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from tools.devcluster.layout import SOURCES, cache_dir
+from tools.devcluster.process import CommandError, run
+
+KUBERNETES = "1.36.2"
+HELM = "3.19.0"
+_VERSION_PACKAGE = "k8s.io/component-base/version"
+_KUBERNETES_PROGRAMS = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+)
+_CONTROL_PLANE_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+
+def _go() -> str:
+    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if found is None:
+        raise CommandError("Go 1.26 or newer is needed to build Kubernetes: put `go` on the PATH")
+    return found
+
+
+def _key(module: Path, salt: str) -> str:
+    digest = hashlib.sha256(salt.encode())
+    for file in sorted([*module.glob("go.*"), *module.glob("*.go")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str = "") -> Path:
+    """Build `packages` (program name -> import path) of `go/<module>`; return the folder with the programs."""
+    source = SOURCES / "go" / module
+    flags = f"-s -w {ldflags}".strip()
+    folder = cache_dir() / "go" / f"{module}-{version}-{_key(source, flags)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
+    for name, package in packages.items():
+        if (folder / name).exists():
+            continue
+        print(f"building {name} {version}", flush=True)
+        half = folder / f".{name}.building"
+        run([_go(), "build", "-ldflags", flags, "-o", half, package], cwd=source, env=env)
+        half.rename(folder / name)
+    return folder
+
+
+def kubernetes(*, nodes: bool = True) -> Path:
+    """Folder with the Kubernetes programs; `nodes=False` leaves out what only nodes need."""
+    major, minor, _ = KUBERNETES.split(".")
+    stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
+    ldflags = " ".join(f"-X {_VERSION_PACKAGE}.{field}={value}" for field, value in stamps.items())
+    names = _KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS
+    return _build("kubernetes", {n: f"k8s.io/kubernetes/cmd/{n}" for n in names}, version=KUBERNETES, ldflags=ldflags)
+
+
+def coredns() -> Path:
+    """The CoreDNS program."""
+    return _build("coredns", {"coredns": "github.com/coredns/coredns"}, version="1.12.4") / "coredns"
+
+
+def pause() -> Path:
+    """The program of the pod sandbox."""
+    return _build("pause", {"pause": "."}, version="1") / "pause"
+
+
+def helm() -> Path:
+    """The Helm program."""
+    folder = cache_dir() / "go" / f"helm-{HELM}"
+    program = folder / "helm"
+    if not program.exists():
+        print(f"building helm {HELM}", flush=True)
+        env = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(folder)}
+        run(
+            [
+                _go(),
+                "install",
+                "-ldflags",
+                f"-s -w -X helm.sh/helm/v3/internal/version.version=v{HELM}",
+                f"helm.sh/helm/v3/cmd/helm@v{HELM}",
+            ],
+            env=env,
+        )
+    return program

@@ -1,0 +1,160 @@
+"""Builds container images without a daemon or an outside registry, and pushes them to the cluster's own.
+
+The base is made from Debian packages under the name that the Dockerfile's BASE_IMAGE has by default. buildah keeps its
+layers in the cache, so a change of our code builds one small layer. An image's tag is its id: a pod that names it runs
+exactly that build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tools.devcluster import debian, gobuild
+from tools.devcluster.layout import REPOSITORY, Layout, cache_dir
+from tools.devcluster.process import run, succeeds
+
+TARGETS = ("operator", "trainer")
+_BASE = "localhost/pipetransformer/python:3.11"
+_DEBIAN_SUITE = "bookworm"  # its python3 is 3.11
+_BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+_CERTIFICATES = "/etc/ssl/certs"
+_PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+
+
+def _buildah(*arguments: str | Path) -> str:
+    store = cache_dir() / "buildah"
+    policy = store / "policy.json"
+    if not policy.exists():
+        policy.parent.mkdir(parents=True, exist_ok=True)
+        policy.write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
+    command, *rest = arguments
+    trust: list[str | Path] = ["--signature-policy", policy] if command in ("bud", "commit", "from", "push") else []
+    return run(
+        [
+            debian.program("buildah"),
+            "--root",
+            store / "root",
+            "--runroot",
+            store / "run",
+            "--storage-driver",
+            "overlay",
+            command,
+            *trust,
+            *rest,
+        ],
+        env=debian.environment(),
+    ).strip()
+
+
+def _exists(name: str) -> bool:
+    store = cache_dir() / "buildah"
+    return succeeds(
+        [
+            debian.program("buildah"),
+            "--root",
+            store / "root",
+            "--runroot",
+            store / "run",
+            "--storage-driver",
+            "overlay",
+            "inspect",
+            "--type",
+            "image",
+            name,
+        ],
+        env=debian.environment(),
+    )
+
+
+def _from_scratch(name: str, content: Path, destination: str, *entrypoint: str) -> None:
+    container = _buildah("from", "scratch")
+    try:
+        _buildah("add", "--quiet", container, content, destination)
+        if entrypoint:
+            _buildah("config", "--entrypoint", json.dumps(entrypoint), container)
+        _buildah("commit", "--quiet", container, name)
+    finally:
+        _buildah("rm", container)
+
+
+def make_base() -> None:
+    """Make the base image from Debian packages unless it is there."""
+    if _exists(_BASE):
+        return
+    print(f"making {_BASE} from Debian {_DEBIAN_SUITE}", flush=True)
+    archive = cache_dir() / "base.tar"
+    run(
+        [debian.program("mmdebstrap"), "--variant=minbase", f"--include={_BASE_PACKAGES}", _DEBIAN_SUITE, archive],
+        env=debian.environment(),
+    )
+    _from_scratch(_BASE, archive, "/")
+    archive.unlink()
+
+
+def push(layout: Layout, name: str) -> str:
+    """Push the local image `name`; return the reference that a pod's `image` takes."""
+    short = name.removeprefix("localhost/").partition(":")[0]
+    identity = _buildah("images", "--quiet", "--no-trunc", name).removeprefix("sha256:")[:12]
+    reference = f"{layout.registry}/{short}:{identity}"
+    _buildah("push", "--quiet", "--tls-verify=false", name, f"docker://{reference}")
+    return reference
+
+
+def push_program(layout: Layout, program: Path) -> str:
+    """Push an image that holds just one static program; return its reference."""
+    name = f"localhost/pipetransformer/{program.name}:{program.parent.name}"
+    if not _exists(name):
+        _from_scratch(name, program, f"/{program.name}", f"/{program.name}")
+    return push(layout, name)
+
+
+def build(target: str) -> str:
+    """Build a target of the Dockerfile; return its local name."""
+    name = f"localhost/pipetransformer/{target}:latest"
+    settings = {"PIP_CERT": f"{_CERTIFICATES}/ca-certificates.crt"}
+    settings |= {key: os.environ[key] for key in _PIP_SETTINGS if key in os.environ}
+    arguments = [word for key, value in settings.items() for word in ("--build-arg", f"{key}={value}")]
+    _buildah(
+        "bud",
+        "--isolation",
+        "chroot",
+        "--network",
+        "host",
+        "--layers",
+        "--pull-never",
+        "--volume",
+        f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
+        *arguments,
+        "--target",
+        target,
+        "--tag",
+        name,
+        "--file",
+        REPOSITORY / "Dockerfile",
+        REPOSITORY,
+    )
+    return name
+
+
+def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str]:
+    """Build and push `targets`; return target -> reference, also kept in the state folder as images.json."""
+    debian.obtain(debian.IMAGES)
+    make_base()
+    record = layout.state / "images.json"
+    references: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
+    for target in targets:
+        references[target] = push(layout, build(target))
+    record.write_text(json.dumps(references, indent=1))
+    return references
+
+
+def pause_reference(layout: Layout) -> str:
+    """Push the pod sandbox's image; return its reference."""
+    return push_program(layout, gobuild.pause())
+
+
+def coredns_reference(layout: Layout) -> str:
+    """Push CoreDNS's image; return its reference."""
+    return push_program(layout, gobuild.coredns())

@@ -1,0 +1,111 @@
+"""Where the dev cluster keeps what it makes, and which ports it takes: the one place both are decided."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTEXT = "pipetransformer-dev"
+"""Name of the context in every kubeconfig that this tool writes; tests refuse any other unless told."""
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).resolve().parent
+
+SERVICE_CIDR = "10.96.0.0/16"
+API_SERVICE_IP = "10.96.0.1"
+DNS_SERVICE_IP = "10.96.0.10"
+POD_CIDR = "10.244.0.0/16"
+MAX_NODES = 4
+
+
+def cache_dir() -> Path:
+    """Folder outside the checkout for binaries, images and cluster state."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipetransformer"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths and ports of one cluster. Two clusters run side by side when name and `port` (the first of 20) differ."""
+
+    name: str = "dev"
+    port: int = 16443
+
+    @property
+    def state(self) -> Path:
+        """Everything that dies with the cluster."""
+        return cache_dir() / "cluster" / self.name
+
+    @property
+    def pki(self) -> Path:
+        return self.state / "pki"
+
+    @property
+    def run(self) -> Path:
+        """Pid files and logs of the control plane's processes."""
+        return self.state / "run"
+
+    @property
+    def shared(self) -> Path:
+        """Folder that pods of every node can mount by hostPath: the cluster's ReadWriteMany storage."""
+        return self.state / "shared"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.user_kubeconfig("admin")
+
+    def user_kubeconfig(self, user: str) -> Path:
+        return self.state / f"{user}.kubeconfig"
+
+    def node(self, index: int) -> Path:
+        return self.state / f"node{index}"
+
+    def node_images(self, index: int) -> Path:
+        """A node's image store. It outlives the cluster: the trainer's image takes a minute to pull."""
+        return cache_dir() / "node-images" / self.name / f"node{index}"
+
+    @property
+    def snapshot(self) -> Path:
+        """What the host looked like before, so that `down` can put it back."""
+        return self.state / "host.json"
+
+    @property
+    def etcd_port(self) -> int:
+        return self.port + 1
+
+    @property
+    def etcd_peer_port(self) -> int:
+        return self.port + 2
+
+    @property
+    def controller_manager_port(self) -> int:
+        return self.port + 3
+
+    @property
+    def scheduler_port(self) -> int:
+        return self.port + 4
+
+    @property
+    def registry_port(self) -> int:
+        return self.port + 5
+
+    @property
+    def proxy_health_port(self) -> int:
+        return self.port + 6
+
+    @property
+    def proxy_metrics_port(self) -> int:
+        return self.port + 7
+
+    def kubelet_port(self, index: int) -> int:
+        return self.port + 10 + index
+
+    @property
+    def registry(self) -> str:
+        return f"127.0.0.1:{self.registry_port}"
+
+    def control_plane_ports(self) -> list[int]:
+        return [self.port + offset for offset in range(5)]
+
+    def all_ports(self) -> list[int]:
+        return [self.port + offset for offset in range(8)] + [self.kubelet_port(i) for i in range(MAX_NODES)]

@@ -1,0 +1,131 @@
+"""Commands that run to their end, and daemons that outlive this tool.
+
+A daemon is known by its pid file, which also holds the process's start time: a pid that the kernel has since given to
+somebody else is never signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+class CommandError(Exception):
+    """A command failed; the message holds the command and the end of what it said."""
+
+
+Argument = str | Path
+
+
+def run(
+    command: Sequence[Argument],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str | None = None,
+) -> str:
+    """Run `command` to its end and return its stdout; raise `CommandError` with its stderr when it fails."""
+    done = subprocess.run(
+        [str(a) for a in command], env=env, cwd=cwd, input=stdin, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip())[-3000:]
+        raise CommandError(f"`{' '.join(str(a) for a in command)}` ended with {done.returncode}:\n{said}")
+    return done.stdout
+
+
+def succeeds(command: Sequence[Argument], *, env: Mapping[str, str] | None = None) -> bool:
+    """Whether `command` ends with 0; its output is dropped."""
+    return (
+        subprocess.run(
+            [str(a) for a in command],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        ).returncode
+        == 0
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60, every: float = 0.1) -> None:
+    """Return as soon as `condition()` holds; raise `TimeoutError` naming `what` when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not so after {seconds:g} s")
+        time.sleep(every)
+
+
+def _start_time(pid: int) -> str | None:
+    """Kernel's start time of a live process, or None when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+class Daemon:
+    """One background process with its pid file and log in `folder`."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.pid_file = folder / f"{name}.pid"
+        self.log = folder / f"{name}.log"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while the process lives."""
+        if not self.pid_file.exists():
+            return None
+        pid, started = self.pid_file.read_text().split()
+        return int(pid) if _start_time(int(pid)) == started else None
+
+    def start(self, command: Sequence[Argument], *, env: Mapping[str, str] | None = None) -> None:
+        """Start it in a session of its own unless it runs already."""
+        if self.pid is not None:
+            return
+        self.pid_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [str(a) for a in command],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.pid_file.write_text(f"{process.pid} {_start_time(process.pid)}")
+
+    def require_alive(self) -> None:
+        """Raise `CommandError` with the end of its log when it died."""
+        if self.pid is None:
+            tail = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
+            raise CommandError(f"{self.name} died; the end of {self.log}:\n{tail}")
+
+    def wait_ready(self, ready: Callable[[], bool], *, seconds: float = 60) -> None:
+        """Return once `ready()` holds; raise at once when the process dies before."""
+
+        def alive_and_ready() -> bool:
+            self.require_alive()
+            return ready()
+
+        wait_until(alive_and_ready, f"{self.name} ready (log: {self.log})", seconds=seconds)
+
+    def stop(self, *, seconds: float = 10) -> None:
+        """SIGTERM, then SIGKILL after `seconds`; fine when it is not running."""
+        pid = self.pid
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+            try:
+                wait_until(lambda: self.pid is None, f"{self.name} ended", seconds=seconds)
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: self.pid is None, f"{self.name} killed", seconds=seconds)
+        self.pid_file.unlink(missing_ok=True)
