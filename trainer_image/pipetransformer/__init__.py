@@ -1,0 +1,1 @@
+"""Elastic pipeline training: layers freeze, pipelines shrink, and what they free trains on or goes back to the cluster."""

@@ -1,0 +1,23 @@
+"""Rules of a spec that the CRD cannot check by itself, applied by every worker before it says that it is ready."""
+
+from pipetransformer_contract.spec import TrainerSpec
+
+from .errors import SpecError
+
+
+def check_spec(spec: TrainerSpec) -> None:
+    """Refuse what could never train.
+
+    Raises:
+        SpecError: naming the first field that is wrong.
+    """
+    if spec.pipeline.stages > spec.model.num_layers:
+        raise SpecError(
+            "spec.pipeline.stages",
+            f"{spec.pipeline.stages} stages need as many blocks, but spec.model.numLayers is {spec.model.num_layers}",
+        )
+    if spec.training.global_batch_size < spec.num_shards:
+        raise SpecError(
+            "spec.training.globalBatchSize",
+            f"{spec.training.global_batch_size} samples a step are too few for {spec.num_shards} pipelines",
+        )

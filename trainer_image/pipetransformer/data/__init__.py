@@ -1,0 +1,19 @@
+"""Which samples a step sees and what they are: datasets, the order of an epoch, and the dealing of a batch to pipelines."""
+
+from .dataset import DataInfo, Dataset, Split, TensorSplit
+from .load import load_dataset
+from .micro_batches import MicroBatch, deal, default_micro_batch_size, shards_of
+from .order import EpochOrder
+
+__all__ = [
+    "DataInfo",
+    "Dataset",
+    "EpochOrder",
+    "MicroBatch",
+    "Split",
+    "TensorSplit",
+    "deal",
+    "default_micro_batch_size",
+    "load_dataset",
+    "shards_of",
+]

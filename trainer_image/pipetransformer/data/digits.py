@@ -1,0 +1,35 @@
+"""The 1,797 scanned 8x8 digits that scikit-learn ships: real images for examples and tests that can download nothing."""
+
+import numpy as np
+import torch
+
+from ..errors import SpecError
+from .dataset import DataInfo, Dataset, TensorSplit
+
+_NUM_CLASSES = 10
+_LARGEST_GREY = 16.0
+_HELD_OUT_EVERY = 5
+
+
+def load_digits(*, dtype: torch.dtype) -> Dataset:
+    """Images (1, 8, 8) scaled to [-1, 1]; every fifth image of each class is held out.
+
+    Raises:
+        SpecError: scikit-learn is not in the trainer's image.
+    """
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError as error:
+        raise SpecError("spec.data.name", "digits needs scikit-learn: pip install pipetransformer[digits]") from error
+    pixels, classes = load(return_X_y=True)
+    held_out = np.zeros(len(classes), dtype=bool)
+    for label in range(_NUM_CLASSES):
+        held_out[np.flatnonzero(classes == label)[::_HELD_OUT_EVERY]] = True
+    inputs = torch.as_tensor(pixels, dtype=dtype).reshape(-1, 1, 8, 8) / (_LARGEST_GREY / 2) - 1
+    targets = torch.as_tensor(classes, dtype=torch.long)
+    test = torch.as_tensor(held_out)
+    return Dataset(
+        train=TensorSplit(inputs[~test], targets[~test]),
+        test=TensorSplit(inputs[test], targets[test]),
+        info=DataInfo(input_shape=(1, 8, 8), num_classes=_NUM_CLASSES),
+    )

@@ -1,0 +1,64 @@
+"""Deals a global batch to pipelines as micro-batches of one shape, so that every stage is static at every layout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Micro-batches for each stage of the first layout, when the spec names no size; halves GPipe's bubble against one a stage.
+_MICRO_BATCHES_PER_STAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Ids and weights of one micro-batch. A padded place repeats an id of the batch with weight 0."""
+
+    sample_ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def real_ids(self) -> tuple[int, ...]:
+        """The samples that count."""
+        return tuple(i for i, weight in zip(self.sample_ids, self.weights, strict=True) if weight)
+
+
+def default_micro_batch_size(global_batch: int, stages: int, pipelines: int = 1) -> int:
+    """Samples of a micro-batch that fill the first layout's pipelines twice."""
+    return max(1, -(-global_batch // (_MICRO_BATCHES_PER_STAGE * stages * pipelines)))
+
+
+def shards_of(pipeline: int, pipelines: int, num_shards: int) -> range:
+    """The contiguous shards that a pipeline serves.
+
+    Raises:
+        ValueError: there are more pipelines than shards.
+    """
+    if pipelines > num_shards:
+        raise ValueError(f"{pipelines} pipelines, but the data has only {num_shards} shards")
+    return range(pipeline * num_shards // pipelines, (pipeline + 1) * num_shards // pipelines)
+
+
+def deal(batch: Sequence[Sequence[int]], pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
+    """The micro-batches of each pipeline, every sample of `batch` exactly once with weight 1.
+
+    A pipeline whose shards gave nothing still gets one micro-batch, all padding, since its stages run in step with the others.
+
+    Args:
+        batch: sample ids of each shard, as `EpochOrder.batch` gives them.
+        pipelines: data-parallel width (R), at most the number of shards.
+        micro_batch_size: samples of every micro-batch.
+    """
+    padding = next(sample_id for shard in batch for sample_id in shard)
+    dealt = []
+    for pipeline in range(pipelines):
+        ids = [i for shard in shards_of(pipeline, pipelines, len(batch)) for i in batch[shard]]
+        dealt.append(_cut(ids, micro_batch_size, padding))
+    return dealt
+
+
+def _cut(ids: list[int], size: int, padding: int) -> list[MicroBatch]:
+    missing = -len(ids) % size if ids else size
+    padded = ids + [padding] * missing
+    weights = [1.0] * len(ids) + [0.0] * missing
+    return [
+        MicroBatch(tuple(padded[start : start + size]), tuple(weights[start : start + size]))
+        for start in range(0, len(padded), size)
+    ]

@@ -1,0 +1,60 @@
+"""The order of samples: one global cursor over C shards, the same whatever the number of pipelines.
+
+The samples are dealt to C shards once, when the job starts. Every epoch shuffles inside each shard, and every global batch
+takes its share of every shard, the short last batch of an epoch included. A pipeline serves whole shards, so what it caches of
+them stays useful when the data-parallel width changes, and the batch of a step never depends on that width.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class EpochOrder:
+    """Sample ids by global step, a pure function of (seed, number of samples, global batch, C)."""
+
+    def __init__(self, *, seed: int, num_samples: int, global_batch: int, num_shards: int) -> None:
+        """
+        Raises:
+            ValueError: there are fewer samples than shards, or a size is not positive.
+        """
+        if min(num_samples, global_batch, num_shards) < 1 or num_samples < num_shards:
+            raise ValueError(f"cannot deal {num_samples} samples to {num_shards} shards in batches of {global_batch}")
+        self.seed = seed
+        self.num_samples = num_samples
+        self.global_batch = min(global_batch, num_samples)
+        self.num_shards = num_shards
+        everything = np.random.default_rng([seed, 0]).permutation(num_samples)
+        self._shards = np.array_split(everything, num_shards)
+        self._turns = _turns([len(shard) for shard in self._shards])
+        self._shuffled = lru_cache(maxsize=2)(self._shuffle)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches an epoch, the short last one included."""
+        return -(-self.num_samples // self.global_batch)
+
+    def epoch(self, step: int) -> int:
+        """Epoch, from 0, that step `step` (from 0) belongs to."""
+        return step // self.steps_per_epoch
+
+    def batch(self, step: int) -> list[list[int]]:
+        """Sample ids of global step `step`, one list for each of the C shards."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        ids = self._shuffled(epoch)[place * self.global_batch : (place + 1) * self.global_batch]
+        turns = self._turns[place * self.global_batch : (place + 1) * self.global_batch]
+        return [ids[turns == shard].tolist() for shard in range(self.num_shards)]
+
+    def _shuffle(self, epoch: int) -> NDArray[np.int64]:
+        order = np.empty(self.num_samples, dtype=np.int64)
+        for number, shard in enumerate(self._shards):
+            order[self._turns == number] = np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard)
+        return order
+
+
+def _turns(sizes: list[int]) -> NDArray[np.int64]:
+    """Which shard gives the n-th sample of an epoch, so that every run of samples takes evenly from all shards."""
+    shards = np.concatenate([np.full(size, number) for number, size in enumerate(sizes)])
+    shares = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    return shards[np.lexsort((shards, shares))].astype(np.int64)

@@ -1,0 +1,15 @@
+"""The one error that means "the user's spec is wrong": a worker that raises it exits with code 2 and is not started again."""
+
+
+class SpecError(ValueError):
+    """A field of the job's spec cannot be trained.
+
+    Attributes:
+        field: path of the field, such as `spec.model.name`.
+        reason: CamelCase reason for the job's condition, such as `InvalidSpec` or `DataUnreadable`.
+    """
+
+    def __init__(self, field: str, message: str, *, reason: str = "InvalidSpec") -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.reason = reason

@@ -1,0 +1,19 @@
+"""When blocks stop training: one small interface, one policy a file."""
+
+from .explicit import Explicit
+from .gradient_norm import GradientNorm
+from .make import make_policy
+from .none import NoFreeze
+from .paper_schedule import PaperSchedule
+from .policy import FreezeObservation, FreezePolicy, Instants
+
+__all__ = [
+    "Explicit",
+    "FreezeObservation",
+    "FreezePolicy",
+    "GradientNorm",
+    "Instants",
+    "NoFreeze",
+    "PaperSchedule",
+    "make_policy",
+]

@@ -1,0 +1,18 @@
+"""Boundaries that the user wrote down, step by step; also how one run replays the freezes of another."""
+
+from collections.abc import Sequence
+
+from pipetransformer_contract.spec import FreezePoint
+
+from .policy import FreezeObservation, Stateless
+
+
+class Explicit(Stateless):
+    """From each point's step on, at least its boundary is frozen."""
+
+    def __init__(self, points: Sequence[FreezePoint]) -> None:
+        self.points = tuple(points)
+
+    def decide(self, observation: FreezeObservation) -> int:
+        reached = [point.boundary for point in self.points if point.step <= observation.step]
+        return min(max([observation.boundary, *reached]), observation.num_layers)

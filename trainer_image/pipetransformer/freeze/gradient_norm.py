@@ -1,0 +1,24 @@
+"""PipeTransformer's Eq. 1 as published: freeze up to the layer whose gradient is smallest, within a geometric bound.
+
+The released code hard-codes the bound and never looks at a gradient. Here L_frozen counts layers, so "freeze up to layer l"
+freezes l itself, the one that moves least, and all before it.
+"""
+
+from .policy import FreezeObservation, Instants, Stateless, ceil_share
+
+
+class GradientNorm(Stateless):
+    """min(L_frozen + alpha * (L - L_frozen), argmin of the active blocks' gradient norms) (section 3.1, Eq. 1)."""
+
+    def __init__(self, alpha: float, instants: Instants) -> None:
+        self.alpha = alpha
+        self.instants = instants
+
+    def decide(self, observation: FreezeObservation) -> int:
+        boundary, num_layers = observation.boundary, observation.num_layers
+        if boundary >= num_layers or self.instants.number(observation.step) is None:
+            return boundary
+        bound = boundary + ceil_share(self.alpha * (num_layers - boundary))
+        norms = observation.unit_gradient_norms[1 : num_layers + 1]
+        stillest = min(range(boundary, num_layers), key=lambda block: norms[block])
+        return min(bound, stillest + 1)

@@ -1,0 +1,18 @@
+"""The geometric schedule that PipeTransformer's released code follows: the upper bound of Eq. 1, at every epoch's end."""
+
+from .policy import FreezeObservation, Instants, Stateless, ceil_share
+
+
+class PaperSchedule(Stateless):
+    """ceil(L * (1 - (1 - alpha)^T)) frozen blocks after the T-th decision (PipeTransformer, section 3.1, Eq. 1 rewritten)."""
+
+    def __init__(self, alpha: float, instants: Instants) -> None:
+        self.alpha = alpha
+        self.instants = instants
+
+    def decide(self, observation: FreezeObservation) -> int:
+        number = self.instants.number(observation.step)
+        if number is None:
+            return observation.boundary
+        frozen = ceil_share(observation.num_layers * (1 - (1 - self.alpha) ** number))
+        return min(max(observation.boundary, frozen), observation.num_layers)

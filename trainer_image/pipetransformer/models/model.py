@@ -1,0 +1,71 @@
+"""The shape of every model that can be pipelined: embedding, blocks, head.
+
+These `num_layers + 2` units are the grain of everything that is cut, moved, frozen or saved: unit 0 is the embedding, units
+1..L are the blocks, unit L+1 is the head.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def unit_name(index: int, num_layers: int) -> str:
+    """Prefix of a unit's parameters in the whole model: `embedding`, `blocks.3`, `head`.
+
+    Raises:
+        IndexError: there is no such unit.
+    """
+    if not 0 <= index <= num_layers + 1:
+        raise IndexError(f"unit {index} of a model with {num_layers} blocks")
+    if index == 0:
+        return "embedding"
+    return "head" if index == num_layers + 1 else f"blocks.{index - 1}"
+
+
+@dataclass
+class PipelineModel:
+    """A model as a list of units, each a module from one tensor to one tensor.
+
+    `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace `loss` and
+    `correct` where the model is no classifier. Units that a worker did not ask for live on the meta device: they have names
+    and shapes, but no memory.
+    """
+
+    embedding: nn.Module
+    blocks: list[nn.Module]
+    head: nn.Module
+    activation: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Number of blocks (L)."""
+        return len(self.blocks)
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """Embedding, blocks and head, in order."""
+        return [self.embedding, *self.blocks, self.head]
+
+    def unit_name(self, index: int) -> str:
+        """Prefix of a unit's parameters: a whole-model name is `blocks.3.` + the name inside the unit."""
+        return unit_name(index, self.num_layers)
+
+    def activation_shape(self, micro_batch: int) -> tuple[int, ...]:
+        """Shape of what travels between stages for a micro-batch of that many samples."""
+        return (micro_batch, *self.activation)
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted sum of the samples' losses, and the sum of weights: the caller divides once, by the global weight.
+
+        Args:
+            output: (micro-batch, classes) logits.
+            target: (micro-batch,) class indices.
+            weight: (micro-batch,) 0 for padding.
+        """
+        losses = functional.cross_entropy(output, target, reduction="none")
+        return (losses * weight).sum(), weight.sum()
+
+    def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        """Summed weight of the samples that `output` gets right."""
+        return ((output.argmax(dim=-1) == target) * weight).sum()
