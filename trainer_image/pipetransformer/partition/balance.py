@@ -1,7 +1,7 @@
 """The exact contiguous partition that the greedy one of PipeTransformer's Algorithm 1 approximates."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:
@@ -30,5 +30,4 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
     ends = [len(costs)]
     for cut_row in reversed(cuts):
         ends.append(cut_row[ends[-1]])
-    bounds = [0, *reversed(ends)] if ends[-1] != 0 else list(reversed(ends))
-    return [range(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [range(start, end) for start, end in pairwise([0, *reversed(ends)])]

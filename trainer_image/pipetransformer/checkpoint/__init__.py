@@ -1,0 +1,16 @@
+"""State that outlives every worker: checkpoints by unit, and the finished model."""
+
+from .model_folder import load_config, load_model, write_model
+from .store import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
+
+__all__ = [
+    "CheckpointInfo",
+    "StaleCheckpointError",
+    "commit",
+    "latest",
+    "load_config",
+    "load_model",
+    "load_unit",
+    "save_unit",
+    "write_model",
+]

@@ -1,0 +1,67 @@
+"""The few operations on files that a checkpoint needs, alike on a mounted path and on an fsspec URL."""
+
+import os
+from collections.abc import Iterable
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+
+class Folder:
+    """A folder at an absolute path or an fsspec URL."""
+
+    def __init__(self, location: str) -> None:
+        self.filesystem, self.root = fsspec.core.url_to_fs(location)
+
+    def path(self, *parts: str) -> str:
+        return "/".join([self.root.rstrip("/"), *parts])
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole or not at all, and durably where the filesystem can promise it.
+
+        `name` may hold one folder, such as `step-1/embedding.safetensors`. An object store puts atomically; a local
+        file gets its name only once its bytes are on the disk.
+        """
+        path = self.path(name)
+        self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if not isinstance(self.filesystem, LocalFileSystem):
+            self.filesystem.pipe_file(path, content)
+            return
+        partial = f"{path}.{os.getpid()}.partial"
+        with open(partial, "wb") as file:  # noqa: PTH123 - fsspec's paths are strings
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)  # noqa: PTH105
+        directory = os.open(path.rpartition("/")[0], os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        self.filesystem.invalidate_cache()
+        content: bytes = self.filesystem.cat_file(self.path(name))
+        return content
+
+    def exists(self, name: str) -> bool:
+        self.filesystem.invalidate_cache()
+        return bool(self.filesystem.exists(self.path(name)))
+
+    def names(self) -> list[str]:
+        """Names of what is directly in this folder, sorted; none when it does not exist."""
+        self.filesystem.invalidate_cache()
+        try:
+            paths: Iterable[str] = self.filesystem.ls(self.root, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+
+    def remove(self, name: str) -> None:
+        """Remove a folder that lies in this one, with all that it holds."""
+        self.filesystem.rm(self.path(name), recursive=True)

@@ -1,0 +1,111 @@
+"""Checkpoints, one file a unit, so that any number of stages and pipelines can load what it needs of them.
+
+`LOCATION/step-000000000120-g3/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and, written last,
+`DONE.json`. Without that marker the folder does not count. Every owner of a unit calls `save_unit`; when all have, one
+worker calls `commit`. The layout generation is part of the folder's name, so a worker of an older generation that is late
+can spoil nothing.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+from pipetransformer_contract.wire import Wire
+from pydantic import Field
+from torch import Tensor
+
+from .files import Folder
+
+MARKER = "DONE.json"
+_FOLDER = re.compile(r"^step-(\d+)-g(\d+)$")
+
+
+class StaleCheckpointError(RuntimeError):
+    """A newer layout generation has already left a durable checkpoint."""
+
+
+class CheckpointInfo(Wire):
+    """The marker of a durable checkpoint: where training stands, for any layout that loads it.
+
+    `min_stages` is the shortest pipeline that the boundary allows. `state` is what besides tensors was committed (policy
+    state, best metric), JSON-able.
+    """
+
+    step: int
+    boundary: int
+    layout_generation: int
+    num_layers: int
+    min_stages: int = 1
+    state: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        return _folder(self.step, self.layout_generation)
+
+
+def save_unit(
+    location: str, *, step: int, layout_generation: int, unit: str, tensors: Mapping[str, Tensor]
+) -> int:
+    """Write one unit's committed tensors (parameters, buffers, optimizer state) and return their bytes.
+
+    Names are free; the unit is as `PipelineModel.unit_name` calls it. The checkpoint counts only after `commit`.
+    """
+    content = safetensors.torch.save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
+    Folder(location).write(f"{_folder(step, layout_generation)}/{unit}.safetensors", content)
+    return len(content)
+
+
+def commit(location: str, info: CheckpointInfo, *, keep: int = 2) -> None:
+    """Make a checkpoint count, once every unit of it is saved, and remove all but the `keep` newest.
+
+    Raises:
+        StaleCheckpointError: a higher layout generation has a durable checkpoint.
+    """
+    root = Folder(location)
+    newest = latest(location)
+    if newest is not None and newest.layout_generation > info.layout_generation:
+        raise StaleCheckpointError(
+            f"{location}: generation {newest.layout_generation} wrote step {newest.step}; "
+            f"generation {info.layout_generation} may not replace it with step {info.step}"
+        )
+    root.write(f"{info.folder}/{MARKER}", json.dumps(info.to_wire()).encode())
+    _prune(root, keep)
+
+
+def latest(location: str) -> CheckpointInfo | None:
+    """The newest durable checkpoint: highest layout generation first, then highest step. None when there is none."""
+    root = Folder(location)
+    for name in _newest_first(root):
+        if root.exists(f"{name}/{MARKER}"):
+            return CheckpointInfo.model_validate_json(root.read(f"{name}/{MARKER}"))
+    return None
+
+
+def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tensor]:
+    """What `save_unit` was given for this unit, on the CPU.
+
+    Raises:
+        FileNotFoundError: the checkpoint lacks the unit.
+    """
+    return safetensors.torch.load(Folder(location).read(f"{info.folder}/{unit}.safetensors"))
+
+
+def _folder(step: int, layout_generation: int) -> str:
+    return f"step-{step:012d}-g{layout_generation}"
+
+
+def _newest_first(root: Folder) -> list[str]:
+    found = [(int(match[2]), int(match[1]), match[0]) for name in root.names() if (match := _FOLDER.match(name))]
+    return [name for _, _, name in sorted(found, reverse=True)]
+
+
+def _prune(root: Folder, keep: int) -> None:
+    """Remove durable checkpoints beyond `keep`, and unfinished ones older than the oldest that stays."""
+    kept = 0
+    for name in _newest_first(root):
+        if kept >= keep:
+            root.remove(name)
+        elif root.exists(f"{name}/{MARKER}"):
+            kept += 1

@@ -1,0 +1,21 @@
+"""JSON lines that several processes may append to, one after another: the leader can change between generations."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add one object to a file with a single write, so that a reader never sees half of it followed by another's."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, in order; none when it does not exist. A torn last line, from a killed writer, is left out."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)

@@ -1,0 +1,169 @@
+"""The record that the leader keeps. Files are only appended to and the summary is computed from them, for leaders change."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data import EpochOrder
+from . import lines
+from .ledger import audit
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a worker holds: blocks `first_layer`..`last_layer` (from 0, both included) of one stage of one pipeline."""
+
+    worker: str
+    pipeline: int
+    stage: int
+    first_layer: int
+    last_layer: int
+
+
+class RunRecord:
+    """`steps.jsonl`, `events.jsonl`, `summary.json` and `timeline.png` of one run directory.
+
+    Every line carries `time`, seconds since the epoch by the leader's clock. Only the leader of a generation writes.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.steps_path = run_dir / "steps.jsonl"
+        self.events_path = run_dir / "events.jsonl"
+
+    def step(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        loss: float | None,
+        gradient_norm: float | None,
+        learning_rate: float,
+        samples_per_second: float,
+        generation: int,
+        frozen_layers: int,
+    ) -> None:
+        """Note a committed step (from 0): mean loss over the global batch and L2 norm of its gradient before clipping."""
+        lines.append(
+            self.steps_path,
+            {
+                "time": time.time(),
+                "step": step,
+                "epoch": epoch,
+                "loss": loss,
+                "gradientNorm": gradient_norm,
+                "learningRate": learning_rate,
+                "samplesPerSecond": samples_per_second,
+                "generation": generation,
+                "frozenLayers": frozen_layers,
+            },
+        )
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one event, such as `Evaluated`, `CheckpointDurable`, `WorkerLost`; fields in camelCase, JSON-able."""
+        lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
+
+    def started(self, **fields: Any) -> None:
+        """Note the run's start, unless an earlier leader has."""
+        if not any(line["kind"] == "Started" for line in lines.read(self.events_path)):
+            self.event("Started", **fields)
+
+    def generation_committed(
+        self,
+        *,
+        generation: int,
+        stages: int,
+        pipelines: int,
+        frozen_layers: int,
+        first_step: int,
+        pause_seconds: float,
+        total_seconds: float,
+        bytes_moved: int,
+        roles: Sequence[Role],
+        reason: str = "",
+    ) -> None:
+        """Note a regroup (or the start).
+
+        Args:
+            generation: layout generation that now trains.
+            stages: pipeline length (K).
+            pipelines: data-parallel width (R).
+            frozen_layers: frozen boundary at the commit.
+            first_step: the first step (from 0) that this generation trains.
+            pause_seconds: from the end of the last old step to the end of the first new one, the step itself included.
+            total_seconds: from the leader's knowledge of the generation to its commit.
+            bytes_moved: bytes of state received by all workers.
+            roles: who holds what from here on.
+            reason: the generation's `ResizeReason`.
+        """
+        self.event(
+            "GenerationCommitted",
+            generation=generation,
+            stages=stages,
+            pipelines=pipelines,
+            frozenLayers=frozen_layers,
+            firstStep=first_step,
+            pauseSeconds=pause_seconds,
+            totalSeconds=total_seconds,
+            bytesMoved=bytes_moved,
+            roles=[asdict(role) for role in roles],
+            reason=reason,
+        )
+
+    def frozen(self, *, step: int, frozen_layers: int, generation: int, roles: Sequence[Role] | None = None) -> None:
+        """Note that the boundary rose before step `step`; `roles` when layers moved between stages because of it."""
+        moved = {} if roles is None else {"roles": [asdict(role) for role in roles]}
+        self.event("Frozen", step=step, frozenLayers=frozen_layers, generation=generation, **moved)
+
+    def finish(self, *, test_accuracy: float | None, num_steps: int, order: EpochOrder) -> dict[str, Any]:
+        """Write `summary.json` (and `timeline.png` where matplotlib is installed) and return the summary.
+
+        Args:
+            test_accuracy: of the final model on the held-out split.
+            num_steps: committed steps of the whole run.
+            order: of the training data, against which the ledgers are held.
+        """
+        self.event("Finished", step=num_steps, testAccuracy=test_accuracy)
+        events = list(lines.read(self.events_path))
+        found = audit(self.run_dir, order, num_steps)
+        summary: dict[str, Any] = {
+            "wall_seconds": events[-1]["time"] - events[0]["time"],
+            "test_accuracy": test_accuracy,
+            "samples_lost": found.lost,
+            "samples_repeated": found.repeated,
+            "steps": num_steps,
+            "steps_redone": found.redone_steps,
+            "generations": [
+                {
+                    "generation": event["generation"],
+                    "stages": event["stages"],
+                    "pipelines": event["pipelines"],
+                    "frozen_layers": event["frozenLayers"],
+                    "first_step": event["firstStep"],
+                    "pause_seconds": event["pauseSeconds"],
+                    "total_seconds": event["totalSeconds"],
+                    "bytes_moved": event["bytesMoved"],
+                }
+                for event in events
+                if event["kind"] == "GenerationCommitted"
+            ],
+        }
+        partial = self.run_dir / "summary.json.partial"
+        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        partial.replace(self.run_dir / "summary.json")
+        self._draw()
+        return summary
+
+    def _draw(self) -> None:
+        try:
+            from .timeline import draw
+        except ModuleNotFoundError as error:
+            if error.name is None or not error.name.startswith("matplotlib"):
+                raise
+            self.event("TimelineSkipped", reason="matplotlib is not installed: pip install pipetransformer[plot]")
+            return
+        draw(self.run_dir)
