@@ -22,8 +22,7 @@ $(STAMP): constraints.txt requirements-dev.txt contract/pyproject.toml operator/
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "PipeTransformer needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5"
-	$(UV) pip install --python $(BIN)/python --constraint constraints.txt --requirement requirements-dev.txt \
-		--editable contract --editable operator --editable 'trainer_image[digits,plot]'
+	$(UV) pip install --python $(BIN)/python --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
 
 .PHONY: setup
@@ -73,9 +72,9 @@ generate: $(STAMP) ## Write the CRD, and the chart's copy, from the API's types.
 
 .PHONY: constraints
 constraints: ## Resolve the versions that CI and the two commands use.
-	$(UV) pip compile --quiet --no-annotate --universal --python-version 3.11 contract/pyproject.toml operator/pyproject.toml \
-		trainer_image/pyproject.toml --all-extras requirements-dev.txt --no-emit-package pipetransformer-contract \
-		--upgrade --output-file constraints.txt
+	$(UV) pip compile --quiet --upgrade --no-annotate --no-header --python-platform linux --python-version 3.11 \
+		$(foreach package,contract operator,--no-emit-package pipetransformer-$(package)) --no-emit-package pipetransformer \
+		requirements-dev.txt --output-file constraints.txt
 
 .PHONY: cluster-up cluster-down cluster-status images
 cluster-up: $(STAMP) ## Start the development cluster: real control plane, two kubelets (root).

@@ -1,6 +1,6 @@
 """Does freezing cost accuracy? The demo's job with and without it, three seeds, through the same controller.
 
-The runs differ in `freeze.policy` and the seed alone. `accuracy_difference` is frozen less unfrozen, as means over the seeds.
+The runs differ in `freeze.policy` and the seed alone. `accuracy_difference` is the frozen mean less the unfrozen one.
 """
 
 import argparse
