@@ -3,6 +3,9 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec import (
@@ -17,8 +20,6 @@ from pipetransformer_contract.spec import (
     TrainerSpec,
     Training,
 )
-from pydantic import ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from .status import JobStatus
 
@@ -42,7 +43,9 @@ class ElasticPolicy(SpecModel):
     min_workers: Workers = 1
     max_workers: Workers = Field(description="A ceiling; the largest legal layout below it is used.")
     min_pipelines: Workers = 1
-    max_pipelines: Workers | None = Field(default=None, description="Largest data-parallel width; by default maxWorkers.")
+    max_pipelines: Workers | None = Field(
+        default=None, description="Largest data-parallel width; by default maxWorkers."
+    )
     on_pack: OnPack = Field(default=OnPack.WIDEN, description="What becomes of workers that packing frees.")
     rules = (
         Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),
@@ -66,8 +69,12 @@ class CleanPodPolicy(StrEnum):
 class RunPolicy(SpecModel):
     """What the operator does about failures, delays and the end."""
 
-    backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(default=3, description="Lost workers before the job fails.")
-    stall_timeout_seconds: Positive | None = Field(default=None, description="Without a step for so long: condition Stalled.")
+    backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
+        default=3, description="Lost workers before the job fails."
+    )
+    stall_timeout_seconds: Positive | None = Field(
+        default=None, description="Without a step for so long: condition Stalled."
+    )
     resize_timeout_seconds: Positive = Field(default=600, description="A resize not published by then is cancelled.")
     active_deadline_seconds: Positive | None = None
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
@@ -128,9 +135,12 @@ class JobSpec(SpecModel):
     accelerator_resource: Annotated[str, Field(max_length=317)] = Field(
         default="nvidia.com/gpu", description="Extended resource that each worker has one of; empty for CPU."
     )
-    pod_template: PodTemplate = Field(description="The worker's pod; the trainer is the container named trainer, else the first.")
+    pod_template: PodTemplate = Field(
+        description="The worker's pod; the trainer is the container named trainer, else the first."
+    )
     managed_by: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
-        default=None, description=f"Controller of this job; a value other than {MANAGER} makes the operator touch nothing."
+        default=None,
+        description=f"Controller of this job; a value other than {MANAGER} makes the operator touch nothing.",
     )
 
     @property
@@ -172,7 +182,7 @@ class PipeTrainingJob(SpecModel):
         """Parses an object as the API server gives it.
 
         Raises:
-            pydantic.ValidationError: the object does not fit the types; `validate_manifest` says it in the user's words.
+            pydantic.ValidationError: the object does not fit the types; `validate_manifest` says it to users.
         """
         return cls.model_validate(manifest)
 

@@ -7,6 +7,8 @@ do. Nothing else is remembered: what is not in here is observed again.
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import Field
+
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import (
     Count,
@@ -20,7 +22,6 @@ from pipetransformer_contract.messages import (
     Seconds,
 )
 from pipetransformer_contract.wire import Wire
-from pydantic import Field
 
 MAX_MEMBERS = 8192
 
@@ -182,21 +183,33 @@ class JobStatus(Wire):
     last_report: LastReport | None = None
     checkpoint: DurableCheckpoint | None = None
     worker_ids: list[Count] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Workers that ought to exist; written before they are created."
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="Workers that ought to exist; written before they are created.",
     )
     next_worker_id: Count = Field(default=0, description="Ids are never used twice.")
-    num_shards: Positive | None = Field(default=None, description="Shards of the data order, fixed when the job starts.")
-    initial_workers: Count = Field(default=0, description="Workers at the start: what the savings are measured against.")
+    num_shards: Positive | None = Field(
+        default=None, description="Shards of the data order, fixed when the job starts."
+    )
+    initial_workers: Count = Field(
+        default=0, description="Workers at the start: what the savings are measured against."
+    )
     workers: Count = Field(default=0, description="Pods that are not gone; replicas of the scale subresource.")
-    selector: str = Field(default="", max_length=1024, description="Label selector of the pods, for the scale subresource.")
+    selector: str = Field(
+        default="", max_length=1024, description="Label selector of the pods, for the scale subresource."
+    )
     gpus: Gpus = Field(default_factory=Gpus)
-    gpu_seconds_saved: Seconds = Field(default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout.")
+    gpu_seconds_saved: Seconds = Field(
+        default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout."
+    )
     gpu_seconds_time: datetime | None = None
     frozen: str = Field(default="", max_length=32, description="Frozen blocks of all blocks, such as 6/12.")
     start_time: datetime | None = None
     completion_time: datetime | None = None
     failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
-    resize_failures: Count = Field(default=0, description="Preparations cancelled in a row; each doubles the wait for the next.")
+    resize_failures: Count = Field(
+        default=0, description="Preparations cancelled in a row; each doubles the wait for the next."
+    )
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
     observed_generation: Count = 0
 

@@ -1,8 +1,22 @@
-"""Refuses a manifest with the words that the API server would use, without an API server."""
+"""Refuses a manifest with the words that the API server would use, without an API server.
 
-from collections.abc import Mapping
+Types and bounds come from pydantic; the rules between fields are the CRD's own CEL, evaluated here on the same schema
+with the same defaults. What CEL cannot see (labels) is checked by `validate`, which the operator calls as well.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import celpy
+from celpy import celtypes
+from celpy.adapter import json_to_cel
+from pydantic import ValidationError
+
+from .job import GROUP, KIND, QUEUE_LABEL, VERSION, PipeTrainingJob
+from .schema import Schema, root_schema, with_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +30,80 @@ class FieldError:
         return f"{self.path}: {self.message}"
 
 
+def validate(job: PipeTrainingJob) -> list[FieldError]:
+    """What the API server had to let through because CEL does not see it."""
+    if QUEUE_LABEL in job.metadata.labels and job.spec.checkpoint is None:
+        return [
+            FieldError(
+                f"metadata.labels[{QUEUE_LABEL}]",
+                "a queue may stop the job, which needs spec.checkpoint: without one all training is lost",
+            )
+        ]
+    return []
+
+
 def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
     """All that is wrong with a `PipeTrainingJob` manifest; empty when it is fine."""
-    return []
+    expected = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND}
+    wrong = [FieldError(key, f"must be {value}") for key, value in expected.items() if manifest.get(key) != value]
+    if wrong:
+        return wrong
+    try:
+        job = PipeTrainingJob.model_validate_json(json.dumps(manifest, default=str), strict=True)
+    except ValidationError as error:
+        return [FieldError(_path(detail["loc"]), detail["msg"]) for detail in error.errors()]
+    return [*_broken_rules(root_schema(), manifest, ""), *validate(job)]
+
+
+def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldError]:
+    """All that is wrong with replacing manifest `old`, which is valid, by `new`."""
+    return validate_manifest(new) or list(_broken_rules(root_schema(), new, "", old))
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def _broken_rules(schema: Schema, value: Any, path: str, old: Any = None) -> Iterator[FieldError]:
+    """Rules of this value, then of what is in it; those on `oldSelf` only where there is an old value."""
+    value = with_defaults(schema, value)
+    old = with_defaults(schema, old)
+    for validation in schema.get("x-kubernetes-validations", ()):
+        rule = validation["rule"]
+        transition = "oldSelf" in rule
+        if transition == (old is not None) and not _holds(rule, schema, value, old):
+            yield FieldError((path + validation.get("fieldPath", "")).removeprefix("."), validation["message"])
+    if isinstance(value, Mapping):
+        for name, field in schema.get("properties", {}).items():
+            if name in value:
+                was = old.get(name) if isinstance(old, Mapping) else None
+                yield from _broken_rules(field, value[name], f"{path}.{name}", was)
+
+
+def _holds(rule: str, schema: Schema, value: Any, old: Any) -> bool:
+    names = {"self": _to_cel(schema, value)} | ({} if old is None else {"oldSelf": _to_cel(schema, old)})
+    return bool(_program(rule).evaluate(names))
+
+
+@cache
+def _program(rule: str) -> celpy.Runner:
+    environment = celpy.Environment()
+    return environment.program(environment.compile(rule))
+
+
+def _to_cel(schema: Schema, value: Any) -> Any:
+    """`value` as CEL sees it by its schema: `1` in a field of type number is a double."""
+    if isinstance(value, Mapping):
+        fields = schema.get("properties", {})
+        others = schema.get("additionalProperties", {})
+        return celtypes.MapType(
+            {celtypes.StringType(name): _to_cel(fields.get(name, others), item) for name, item in value.items()}
+        )
+    if isinstance(value, list):
+        return celtypes.ListType([_to_cel(schema.get("items", {}), item) for item in value])
+    if schema.get("type") == "number":
+        return celtypes.DoubleType(value)
+    return json_to_cel(value)

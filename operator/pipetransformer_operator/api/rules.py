@@ -1,0 +1,101 @@
+"""Validations of a whole job in CEL: rules between fields, and what may change while a job exists.
+
+Rules of one type stand beside its fields (`SpecModel.rules`). Here is what needs several of them. They go into the CRD,
+and `validate_manifest` evaluates the same text.
+"""
+
+from pipetransformer_contract.spec import Rule
+
+#: Longest name for which names of workers, and labels that hold the job's name, stay legal.
+MAX_NAME = 50
+
+ROOT_RULES = (
+    Rule(
+        f"size(self.metadata.name) <= {MAX_NAME}",
+        f"must be at most {MAX_NAME} characters: names of workers are made from it",
+        ".metadata.name",
+    ),
+)
+
+_LARGEST_WIDTH = (
+    "(has(self.elasticPolicy.maxPipelines) ? self.elasticPolicy.maxPipelines : self.elasticPolicy.maxWorkers)"
+)
+_CONTAINERS = "self.podTemplate.spec.containers"
+
+
+def _has_one_accelerator(container: str) -> str:
+    limits = f"{container}.resources.limits"
+    return (
+        f"has({container}.resources) && has({limits}) && self.acceleratorResource in {limits}"
+        f" && string({limits}[self.acceleratorResource]) == '1'"
+    )
+
+
+CROSS_FIELD_RULES = (
+    Rule(
+        "self.elasticPolicy.workers % self.pipeline.stages == 0",
+        "workers must be a multiple of pipeline.stages",
+        ".elasticPolicy.workers",
+    ),
+    Rule(
+        "self.pipeline.stages <= self.model.numLayers",
+        "a pipeline cannot have more stages than the model has layers (model.numLayers)",
+        ".pipeline.stages",
+    ),
+    Rule(
+        "self.elasticPolicy.workers / self.pipeline.stages >= self.elasticPolicy.minPipelines",
+        "workers must carry at least minPipelines pipelines of pipeline.stages",
+        ".elasticPolicy.workers",
+    ),
+    Rule(
+        f"self.elasticPolicy.workers / self.pipeline.stages <= {_LARGEST_WIDTH}",
+        "workers must carry at most maxPipelines pipelines of pipeline.stages",
+        ".elasticPolicy.workers",
+    ),
+    Rule(
+        f"self.training.globalBatchSize >= {_LARGEST_WIDTH}",
+        "globalBatchSize must be at least the largest number of pipelines: maxPipelines, else maxWorkers",
+        ".training.globalBatchSize",
+    ),
+    Rule(
+        f"self.acceleratorResource == '' || ({_CONTAINERS}.exists(c, c.name == 'trainer')"
+        f" ? {_CONTAINERS}.exists(c, c.name == 'trainer' && {_has_one_accelerator('c')})"
+        f" : {_has_one_accelerator(_CONTAINERS + '[0]')})",
+        "the trainer container (the one named trainer, else the first) must have exactly 1 of acceleratorResource in"
+        " resources.limits",
+        ".podTemplate.spec.containers",
+    ),
+    Rule(
+        "has(self.checkpoint) || !self.suspend",
+        "suspend needs spec.checkpoint: without one all training is lost",
+        ".suspend",
+    ),
+    Rule(
+        "has(self.checkpoint) || self.elasticPolicy.onPack != 'Release'",
+        "onPack Release needs spec.checkpoint: no worker is released before a checkpoint is durable",
+        ".elasticPolicy.onPack",
+    ),
+)
+
+
+def _unchanged(field: str) -> Rule:
+    return Rule(f"self.{field} == oldSelf.{field}", f"{field} cannot be changed", f".{field}")
+
+
+def _unchanged_optional(field: str) -> Rule:
+    return Rule(
+        f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        f"{field} cannot be added, changed or removed",
+        f".{field}",
+    )
+
+
+IMMUTABILITY_RULES = (
+    *(_unchanged(field) for field in ("model", "data", "training", "freeze", "pipeline", "acceleratorResource")),
+    *(_unchanged_optional(field) for field in ("checkpoint", "output", "managedBy")),
+    Rule(
+        "oldSelf.suspend || self.podTemplate == oldSelf.podTemplate",
+        "podTemplate can only be changed while the job is suspended",
+        ".podTemplate",
+    ),
+)

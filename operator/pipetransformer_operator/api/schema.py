@@ -1,0 +1,175 @@
+"""Turns the API's types into the structural schema that the API server wants.
+
+pydantic's JSON schema is close, but Kubernetes allows no `$ref` and no `anyOf` with null, writes exclusive bounds as
+OpenAPI 3.0 does, and applies defaults to nested objects only where an object's default is written down.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from pipetransformer_contract.spec import Rule, SpecModel
+
+from .job import JobSpec, Opaque
+from .rules import CROSS_FIELD_RULES, IMMUTABILITY_RULES, ROOT_RULES
+from .status import JobStatus
+
+Schema = dict[str, Any]
+
+#: Keys of lists that are maps, by the name of the list.
+LIST_MAP_KEYS: Mapping[str, str] = {
+    "conditions": "type",
+    "containers": "name",
+    "members": "name",
+    "leavers": "name",
+    "offers": "stages",
+    "stepSeconds": "pipelines",
+}
+_COPIED = (
+    "type",
+    "description",
+    "enum",
+    "format",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "maxItems",
+    "minItems",
+)
+_MAX_PROPERTIES = 64
+
+
+@cache
+def root_schema() -> Schema:
+    """The schema of the whole object, as `openAPIV3Schema` wants it."""
+    spec = structural(JobSpec)
+    spec["x-kubernetes-validations"] = [
+        *spec.get("x-kubernetes-validations", []),
+        *map(_validation, (*CROSS_FIELD_RULES, *IMMUTABILITY_RULES)),
+    ]
+    return {
+        "type": "object",
+        "description": "A training job whose pipelines shrink as its layers freeze.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "spec": spec,
+            "status": structural(JobStatus, defaults=False),
+        },
+        "x-kubernetes-validations": [_validation(rule) for rule in ROOT_RULES],
+    }
+
+
+def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
+    """The structural schema of one type and all that it holds. A status has no defaults: its writer says all."""
+    document = model.model_json_schema(by_alias=True)
+    types = {kind.__name__: kind for kind in _types_within(model)}
+    return _Converter(document.get("$defs", {}), types, defaults).convert(document | {"title": model.__name__})
+
+
+def with_defaults(schema: Schema, value: Any) -> Any:
+    """`value` with the schema's defaults put in where the API server would: in objects, depth first."""
+    if isinstance(value, Mapping):
+        known = schema.get("properties", {})
+        missing = {name: field["default"] for name, field in known.items() if "default" in field and name not in value}
+        return {name: with_defaults(known.get(name, {}), item) for name, item in (dict(value) | missing).items()}
+    if isinstance(value, list):
+        return [with_defaults(schema.get("items", {}), item) for item in value]
+    return value
+
+
+def _types_within(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        for kind in _leaves(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _types_within(kind)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    arguments = get_args(annotation)
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from _leaves(argument)
+
+
+def _validation(rule: Rule) -> Schema:
+    validation = {"rule": rule.rule, "message": rule.message}
+    return validation | {"fieldPath": rule.field} if rule.field else validation
+
+
+class _Converter:
+    def __init__(self, definitions: Mapping[str, Schema], types: Mapping[str, type[BaseModel]], defaults: bool) -> None:
+        self._definitions = definitions
+        self._types = types
+        self._defaults = defaults
+
+    def convert(self, source: Schema) -> Schema:
+        source = self._resolved(source)
+        if {option.get("type") for option in source.get("anyOf", [])} == {"integer", "string"}:
+            return {"x-kubernetes-int-or-string": True}
+        target: Schema = {key: source[key] for key in _COPIED if key in source}
+        if target.get("type") == "integer":
+            target["format"] = "int64"
+        for bound in ("Minimum", "Maximum"):
+            if (value := source.get(f"exclusive{bound}")) is not None:
+                target |= {bound.lower(): value, f"exclusive{bound}": True}
+        if self._defaults and source.get("default") is not None:
+            target["default"] = source["default"]
+        if "items" in source:
+            target["items"] = self.convert(source["items"])
+        if target.get("type") == "object":
+            target |= self._object(source)
+        return target
+
+    def _resolved(self, source: Schema) -> Schema:
+        """`source` with its reference, or the one alternative to null, put in its place; outer keywords win."""
+        alternatives = [option for option in source.get("anyOf", []) if option.get("type") != "null"]
+        if len(alternatives) == 1:
+            outer = {key: value for key, value in source.items() if key != "anyOf"}
+            return self._resolved(alternatives[0] | outer)
+        if reference := source.get("$ref"):
+            outer = {key: value for key, value in source.items() if key != "$ref"}
+            return self._definitions[reference.removeprefix("#/$defs/")] | outer
+        return source
+
+    def _object(self, source: Schema) -> Schema:
+        if "properties" not in source:
+            values = source.get("additionalProperties")
+            if not isinstance(values, dict) or not values:
+                return {"x-kubernetes-preserve-unknown-fields": True}
+            return {
+                "maxProperties": source.get("maxProperties", _MAX_PROPERTIES),
+                "additionalProperties": self.convert(values),
+            }
+        kind = self._types[source["title"]]
+        target: Schema = {
+            "properties": {name: self._property(name, field, kind) for name, field in source["properties"].items()}
+        }
+        if "required" in source:
+            target["required"] = source["required"]
+        if issubclass(kind, Opaque):
+            target["x-kubernetes-preserve-unknown-fields"] = True
+        if issubclass(kind, SpecModel) and kind.rules:
+            target["x-kubernetes-validations"] = [_validation(rule) for rule in kind.rules]
+        return target
+
+    def _property(self, name: str, source: Schema, owner: type[BaseModel]) -> Schema:
+        target = self.convert(source)
+        fields = {field.alias or python_name: field for python_name, field in owner.model_fields.items()}
+        if self._defaults and not issubclass(owner, Opaque) and _is_made_of_defaults(fields[name].default_factory):
+            target["default"] = with_defaults(target, {})  # rules are checked on the default as it stands here
+        if target.get("type") == "array" and name in LIST_MAP_KEYS:
+            target |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [LIST_MAP_KEYS[name]]}
+        return target
+
+
+def _is_made_of_defaults(factory: object) -> bool:
+    return isinstance(factory, type) and issubclass(factory, BaseModel)
