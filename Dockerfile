@@ -4,6 +4,12 @@
 # BASE_IMAGE is any Debian with Python 3.11 and its venv module. `python -m tools.devcluster images` makes it from Debian
 # packages under the name below, so no outside container registry is needed.
 ARG BASE_IMAGE=localhost/pipetransformer/python:3.11
+# What our packages need of others, extras too, from their pyproject.toml, so that it is written once.
+ARG PRINT_DEPENDENCIES="import pathlib, tomllib; \
+[print(need) for file in pathlib.Path('/opt/src').glob('*/pyproject.toml') \
+for project in [tomllib.loads(file.read_text())['project']] \
+for needs in [project['dependencies'], *project.get('optional-dependencies', {}).values()] \
+for need in needs if not need.startswith('pipetransformer')]"
 
 FROM ${BASE_IMAGE} AS base
 # Settings of pip that the build machine may need; build arguments never reach the image's environment.
@@ -21,9 +27,12 @@ FROM base AS operator
 ARG PIP_CERT
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-COPY constraints.txt /opt/constraints.txt
-RUN pip install --no-cache-dir --disable-pip-version-check -c /opt/constraints.txt \
-    aiohttp cryptography kopf kubernetes-asyncio prometheus-client pydantic pyyaml
+ARG PRINT_DEPENDENCIES
+COPY constraints.txt /opt/
+COPY contract/pyproject.toml /opt/src/contract/
+COPY operator/pyproject.toml /opt/src/operator/
+RUN python -c "${PRINT_DEPENDENCIES}" > /opt/requirements.txt && \
+    pip install --no-cache-dir --disable-pip-version-check -c /opt/constraints.txt -r /opt/requirements.txt
 COPY contract /opt/src/contract
 COPY operator /opt/src/operator
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \
@@ -38,9 +47,12 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG TORCH_VERSION=2.13.0
 RUN pip install --no-cache-dir --disable-pip-version-check torch==${TORCH_VERSION}
-COPY constraints.txt /opt/constraints.txt
-RUN pip install --no-cache-dir --disable-pip-version-check -c /opt/constraints.txt \
-    fsspec matplotlib numpy pydantic safetensors scikit-learn scipy
+ARG PRINT_DEPENDENCIES
+COPY constraints.txt /opt/
+COPY contract/pyproject.toml /opt/src/contract/
+COPY trainer_image/pyproject.toml /opt/src/trainer_image/
+RUN python -c "${PRINT_DEPENDENCIES}" > /opt/requirements.txt && \
+    pip install --no-cache-dir --disable-pip-version-check -c /opt/constraints.txt -r /opt/requirements.txt
 COPY contract /opt/src/contract
 COPY trainer_image /opt/src/trainer_image
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \

@@ -24,7 +24,7 @@ def kubectl_command(layout: Layout) -> list[str]:
     """kubectl that speaks to this cluster and to no other."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     folder = Path(assets) if assets else gobuild.kubernetes(nodes=False)
-    return [str(folder / "kubectl"), "--kubeconfig", str(layout.kubeconfig)]
+    return [str(folder / "kubectl"), "--kubeconfig", str(layout.kubeconfig), "--cache-dir", str(layout.run / "kubectl")]
 
 
 def kubectl(layout: Layout, *arguments: str, stdin: str | None = None) -> str:
@@ -118,6 +118,7 @@ def _start_controllers(layout: Layout, binaries: Path) -> None:
             "--allocate-node-cidrs=false",
             f"--cluster-cidr={POD_CIDR}",
             f"--service-cluster-ip-range={SERVICE_CIDR}",
+            f"--flex-volume-plugin-dir={layout.state}/volume-plugins",
             "--node-monitor-period=1s",
             "--node-monitor-grace-period=8s",
             *_QPS,

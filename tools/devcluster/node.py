@@ -131,11 +131,12 @@ def start(layout: Layout, index: int, *, pause_image: str, gpus: int) -> None:
     containerd = _containerd(layout, index)
     containerd.start([debian.program("containerd"), "--config", node / "containerd.toml"], env=env)
     containerd.wait_ready(lambda: succeeds([*_ctr(layout, index), "version"], env=env))
-    _remove_containers(layout, index)
+    kubelet = _kubelet(layout, index)
+    if kubelet.pid is None:  # what an earlier, killed cluster left in the image store's database
+        _remove_containers(layout, index)
     host.name_node(index)
     host.make_cgroups(index)
     host.make_bridge(layout, index, f"{_subnet(index)}.1/24", API_SERVICE_IP)
-    kubelet = _kubelet(layout, index)
     kubelet.start(
         [
             binaries / "kubelet",

@@ -28,12 +28,12 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
 ) -> str:
-    """Run `command` to its end and return its stdout; raise `CommandError` with its stderr when it fails."""
+    """Run `command` to its end and return its stdout; raise `CommandError` with what it said last when it fails."""
     done = subprocess.run(
         [str(a) for a in command], env=env, cwd=cwd, input=stdin, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-3000:]
+        said = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}".strip()
         raise CommandError(f"`{' '.join(str(a) for a in command)}` ended with {done.returncode}:\n{said}")
     return done.stdout
 
