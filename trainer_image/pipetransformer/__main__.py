@@ -1,0 +1,21 @@
+"""`python -m pipetransformer`: a worker, configured by its environment alone (`pipetransformer_contract.wire.Env`)."""
+
+import logging
+import os
+import sys
+
+from .worker import WorkerIdentity, run_worker
+
+
+def main() -> None:
+    """Run this worker and exit with its code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    code = run_worker(WorkerIdentity.from_environment())
+    logging.shutdown()
+    sys.stdout.flush()
+    # The store's server and gloo's threads may still serve others' last reads; they need no tidy end.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

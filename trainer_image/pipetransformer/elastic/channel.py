@@ -1,0 +1,241 @@
+"""The worker's side of the operator's channel: readiness, generations, heartbeats and reports, over plain HTTP(S).
+
+The operator may be away for minutes, and training must not notice. Nothing here runs on the training thread except the
+first wait for a generation: heartbeats and reports have a thread each, a report is the newest state and is sent again, with
+back-off, until acknowledged.
+"""
+
+import http.client
+import json
+import logging
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+import torch
+from pipetransformer_contract.messages import Generation, Heartbeat, HeartbeatReply, Ready, Report, ReportReply
+from pipetransformer_contract.wire import Path, Wire
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 20
+HEARTBEAT_SECONDS = 2.0
+REPORT_SECONDS = 5.0
+MAX_BACKOFF_SECONDS = 10.0
+
+
+class ChannelUnavailableError(RuntimeError):
+    """The operator did not answer, or not with success; worth another try."""
+
+
+class JobEndedError(RuntimeError):
+    """The channel says that the job has ended (410)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One request each. `token_file` is read again for every request, since projected tokens are rotated in place."""
+
+    url: str
+    job: str
+    worker: str
+    token_file: FilePath | None = None
+    ca_file: FilePath | None = None
+
+    def ready(self, address: str) -> None:
+        """Say that this worker is warm and that its store listens at `address` (host:port)."""
+        self._call("POST", Path.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
+
+    def generation(self, after: int, timeout_seconds: int) -> Generation | None:
+        """The newest generation above `after` that names this worker, or None when none came in time."""
+        body = self._call(
+            "GET", f"{Path.GENERATION}?after={after}&timeoutSeconds={timeout_seconds}", None, timeout_seconds + 10
+        )
+        return Generation.model_validate_json(body) if body else None
+
+    def heartbeat(self, beat: Heartbeat) -> int:
+        """Give a sign of life; returns the newest published generation."""
+        return HeartbeatReply.model_validate_json(self._call("POST", Path.HEARTBEAT, beat, 10)).layout_generation
+
+    def report(self, report: Report) -> int:
+        """Send the leader's report; returns the newest published generation once the report is durable."""
+        return ReportReply.model_validate_json(self._call("POST", Path.REPORT, report, 30)).layout_generation
+
+    def _call(self, method: str, path: str, message: Wire | None, timeout: float) -> bytes:
+        headers = {"X-Pipetransformer-Job": self.job, "X-Pipetransformer-Worker": self.worker}
+        if self.token_file is not None:
+            headers["Authorization"] = f"Bearer {self.token_file.read_text().strip()}"
+        data = None
+        if message is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(message.to_wire()).encode()
+        request = urllib.request.Request(self.url.rstrip("/") + path, data=data, headers=headers, method=method)
+        context = ssl.create_default_context(cafile=str(self.ca_file)) if self.ca_file else None
+        try:
+            with urllib.request.urlopen(request, timeout=timeout, context=context) as response:
+                return bytes(response.read())
+        except urllib.error.HTTPError as error:
+            if error.code == http.HTTPStatus.GONE:
+                raise JobEndedError(f"{self.job} has ended") from error
+            raise ChannelUnavailableError(f"{method} {path}: HTTP {error.code} {error.reason}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise ChannelUnavailableError(f"{method} {path}: {error}") from error
+
+
+class Backoff:
+    """Waits that double from half a second to `MAX_BACKOFF_SECONDS` and end early when `stop` is set."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._seconds = 0.5
+
+    def wait(self) -> None:
+        self._stop.wait(self._seconds)
+        self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
+
+    def reset(self) -> None:
+        self._seconds = 0.5
+
+
+class ChannelSource:
+    """Generations by long-poll (`GenerationSource`). Says `ready` before each poll: a restarted operator has forgotten it."""
+
+    def __init__(self, channel: Channel, address: str) -> None:
+        self._channel = channel
+        self._address = address
+        self._stop = threading.Event()
+        self._newest = 0
+
+    def next_generation(self, after: int) -> Generation:
+        backoff = Backoff(self._stop)
+        while not self._stop.is_set():
+            try:
+                self._channel.ready(self._address)
+                generation = self._channel.generation(after, POLL_SECONDS)
+                backoff.reset()
+            except JobEndedError as error:
+                raise RendezvousClosedError(str(error)) from error
+            except ChannelUnavailableError as error:
+                logger.info("channel: %s; trying again", error)
+                backoff.wait()
+                continue
+            if generation is not None and generation.layout_generation > after:
+                self.saw(generation.layout_generation)
+                return generation
+        raise RendezvousClosedError("this worker is closing")
+
+    def newest(self) -> int:
+        return self._newest
+
+    def saw(self, layout_generation: int) -> None:
+        """Note that a generation is published, as heartbeats and reports learn."""
+        self._newest = max(self._newest, layout_generation)
+
+    def close(self) -> None:
+        self._stop.set()
+
+
+class HeartbeatSender:
+    """A thread that beats while this worker is a member. `state` returns (generation, step, lost peers)."""
+
+    def __init__(self, channel: Channel, source: ChannelSource, state: Callable[[], tuple[int, int, Sequence[str]]]) -> None:
+        self._channel = channel
+        self._source = source
+        self._state = state
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """Do not wait for the next turn: a peer was lost."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            generation, step, lost = self._state()
+            if generation > 0:
+                try:
+                    self._source.saw(
+                        self._channel.heartbeat(
+                            Heartbeat(layout_generation=generation, step=step, lost_peers=list(lost)[:64])
+                        )
+                    )
+                except (ChannelUnavailableError, JobEndedError) as error:
+                    logger.info("heartbeat: %s", error)
+            self._wake.wait(HEARTBEAT_SECONDS)
+            self._wake.clear()
+
+
+class ReportSender:
+    """A thread that sends the newest report: at once when urgent, else every few seconds, again until acknowledged."""
+
+    def __init__(self, channel: Channel, source: ChannelSource) -> None:
+        self._channel = channel
+        self._source = source
+        self._lock = threading.Condition()
+        self._latest: Report | None = None
+        self._acknowledged: Report | None = None
+        self._urgent = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, report: Report, *, urgent: bool) -> None:
+        """Replace the report to send. Never blocks."""
+        with self._lock:
+            self._latest = report
+            self._urgent = self._urgent or urgent
+            self._lock.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until the newest report is acknowledged; whether it was, within `timeout` seconds."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._acknowledged is self._latest or self._stop.is_set(), timeout)
+
+    def stop(self) -> None:
+        self._stop.set()
+        with self._lock:
+            self._lock.notify_all()
+
+    def _run(self) -> None:
+        backoff = Backoff(self._stop)
+        last = 0.0
+        while not self._stop.is_set():
+            with self._lock:
+                due = last + REPORT_SECONDS - time.monotonic()
+                pending = self._latest is not None and self._acknowledged is not self._latest
+                if not pending or (not self._urgent and due > 0):
+                    self._lock.wait(max(0.05, due) if pending else None)
+                    continue
+                report, self._urgent = self._latest, False
+            assert report is not None
+            try:
+                self._source.saw(self._channel.report(report))
+            except JobEndedError as error:
+                logger.info("report: %s", error)
+            except ChannelUnavailableError as error:
+                logger.info("report: %s; trying again", error)
+                with self._lock:
+                    self._urgent = True
+                backoff.wait()
+                continue
+            backoff.reset()
+            last = time.monotonic()
+            with self._lock:
+                self._acknowledged = report
+                self._lock.notify_all()

@@ -1,0 +1,182 @@
+"""Decides what a regroup does: who takes which role, and which unit goes from whom to whom.
+
+The leader reads what every participant holds and writes one plan; the others follow it, so nothing has to be computed alike
+in several places. Pure: no store, no tensors.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+from scipy.optimize import linear_sum_assignment
+
+
+class Origin(StrEnum):
+    """Where the state of a new generation comes from."""
+
+    FRESH = "Fresh"  #: initialised from the seed
+    PEERS = "Peers"  #: what the participants hold in memory
+    CHECKPOINT = "Checkpoint"  #: the newest durable checkpoint
+
+
+class Inventory(BaseModel):
+    """What one participant brings.
+
+    Attributes:
+        units: indices of the units that it holds, complete, at `step`.
+        step: steps that it has committed; -1 when it has never trained.
+        pending: it holds complete gradients of step `step`, which it has not committed.
+        control: its `Control`, by field name.
+    """
+
+    units: list[int]
+    step: int
+    pending: bool = False
+    control: dict[str, Any] = {}
+
+
+class Move(BaseModel):
+    """Unit `unit` goes from rank `source` of the transfer group to rank `target`."""
+
+    unit: int
+    source: int
+    target: int
+
+
+class RegroupPlan(BaseModel):
+    """The leader's decision for one generation. `control` is the state to go on from; empty for `Fresh` and `Checkpoint`."""
+
+    origin: Origin
+    step: int
+    control: dict[str, Any]
+    roles: list[tuple[int, int]]
+    spans: list[tuple[int, int]]
+    moves: list[Move]
+
+
+@dataclass(frozen=True, slots=True)
+class DurablePoint:
+    """Where the newest durable checkpoint stands."""
+
+    step: int
+    boundary: int
+
+
+@dataclass
+class _Load:
+    """Bytes that each rank sends already."""
+
+    sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def lightest(self, ranks: Sequence[int]) -> int:
+        return min(ranks, key=lambda rank: (self.sent[rank], rank))
+
+
+def assign_roles(
+    held: Sequence[set[int]], spans: Sequence[range], pipelines: int, unit_bytes: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(pipeline, stage) of each member, so that the fewest bytes have to move (an assignment problem).
+
+    Args:
+        held: units that each member holds, by rank.
+        spans: units of each stage.
+        pipelines: number of pipelines.
+        unit_bytes: weight of each unit on the wire.
+    """
+    roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(len(spans))]
+    missing = [
+        [sum(unit_bytes[unit] for unit in spans[stage] if unit not in units) for _, stage in roles] for units in held
+    ]
+    # A tiny preference for rank order, so that equal costs give the same roles everywhere and a fresh start is in order.
+    cost = np.array(missing, dtype=float)
+    order = np.abs(np.subtract.outer(np.arange(len(held)), np.arange(len(roles))))
+    ranks, columns = linear_sum_assignment(cost * 4 * len(held) ** 2 + order)
+    chosen = dict(zip(ranks.tolist(), columns.tolist(), strict=True))
+    return [roles[chosen[rank]] for rank in range(len(held))]
+
+
+def plan_moves(
+    held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes: Sequence[int]
+) -> list[Move]:
+    """A move for each unit that a rank wants and lacks, the sending spread over the holders.
+
+    Args:
+        held: units by rank of the transfer group.
+        wanted: units that each member needs, by rank.
+        unit_bytes: weight of each unit on the wire.
+
+    Raises:
+        LookupError: nobody holds a wanted unit.
+    """
+    load = _Load()
+    moves = []
+    for unit in range(len(unit_bytes)):
+        holders = [rank for rank, units in enumerate(held) if unit in units]
+        for rank, units in enumerate(wanted):
+            if unit not in units or unit in held[rank]:
+                continue
+            if not holders:
+                raise LookupError(f"nobody holds unit {unit}")
+            source = load.lightest(holders)
+            load.sent[source] += unit_bytes[unit]
+            moves.append(Move(unit=unit, source=source, target=rank))
+    return moves
+
+
+def make_plan(
+    inventories: Sequence[Inventory],
+    num_members: int,
+    spans_at: Callable[[int], list[range]],
+    pipelines: int,
+    unit_bytes: Sequence[int],
+    *,
+    durable: DurablePoint | None,
+) -> RegroupPlan:
+    """The plan for participants that bring `inventories`, in the transfer group's order.
+
+    If anyone has committed a step then everyone has voted for it, and holds its complete gradients: those that have not
+    committed it do so late (`RegroupPlan.step`), so the step is done everywhere. If nobody has, it is redone everywhere.
+    When a unit is lost, everybody goes back to the checkpoint, or to the start when there is none.
+
+    Args:
+        inventories: of members, then leavers.
+        num_members: how many of them are members.
+        spans_at: cuts the units into stages for a boundary.
+        pipelines: data-parallel width.
+        unit_bytes: weight of each unit on the wire.
+        durable: the newest checkpoint, None for none.
+    """
+    step = max(inventory.step for inventory in inventories)
+    usable = [
+        set(inventory.units) if inventory.step == step or (inventory.step == step - 1 and inventory.pending) else set()
+        for inventory in inventories
+    ]
+    complete = step >= 0 and set().union(*usable) >= set(range(len(unit_bytes)))
+    if not complete:
+        boundary = 0 if durable is None else durable.boundary
+        spans = spans_at(boundary)
+        roles = assign_roles([set()] * num_members, spans, pipelines, unit_bytes)
+        return RegroupPlan(
+            origin=Origin.FRESH if durable is None else Origin.CHECKPOINT,
+            step=0 if durable is None else durable.step,
+            control={},
+            roles=roles,
+            spans=[(span.start, span.stop) for span in spans],
+            moves=[],
+        )
+    control = next(inventory.control for inventory in inventories if inventory.step == step)
+    spans = spans_at(int(control["boundary"]))
+    roles = assign_roles(usable[:num_members], spans, pipelines, unit_bytes)
+    wanted = [set(spans[stage]) for _, stage in roles]
+    return RegroupPlan(
+        origin=Origin.PEERS,
+        step=step,
+        control=control,
+        roles=roles,
+        spans=[(span.start, span.stop) for span in spans],
+        moves=plan_moves(usable, wanted, unit_bytes),
+    )

@@ -1,0 +1,180 @@
+"""Every generation, the first too, comes to the trainer through torch elastic's `RendezvousHandler`.
+
+Unlike torch's own handlers this one guesses nothing: a generation is published with its exact members, so there is no
+minimum, no last call and no wait for more. It is complete when every member and every leaver has written its key in the
+leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer` (entry-point group `torchrun.handlers`).
+"""
+
+import datetime
+import threading
+from typing import Protocol
+
+import torch.distributed as dist
+from pipetransformer_contract.messages import Generation, Member
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+BACKEND = "pipetransformer"
+
+
+class GenerationSource(Protocol):
+    """Where generations come from: the channel, or a script in tests."""
+
+    def next_generation(self, after: int) -> Generation:
+        """Block until a generation above `after` names this worker, and return the newest.
+
+        Raises:
+            RendezvousClosedError: the job has ended.
+        """
+
+    def newest(self) -> int:
+        """Number of the newest generation known to be published, 0 for none. Never blocks."""
+
+    def close(self) -> None:
+        """Stop waiting; a blocked `next_generation` raises `RendezvousClosedError`."""
+
+
+class LeaverError(RendezvousGracefulExitError):
+    """This worker leaves: it gives away what only it holds, then exits 0.
+
+    Attributes:
+        store: the generation's store.
+        rank: rank in the transfer group, which holds the members first, then the leavers.
+    """
+
+    def __init__(self, generation: Generation, store: dist.Store, rank: int) -> None:
+        super().__init__(f"worker leaves with generation {generation.layout_generation}")
+        self.generation = generation
+        self.store = store
+        self.rank = rank
+
+
+class GenerationRendezvousHandler(RendezvousHandler):
+    """Rendezvous of exactly the members and leavers of a published generation.
+
+    Args:
+        worker: this worker's name.
+        own_store: the TCPStore that this worker hosts, used when it leads.
+        source: where generations come from.
+        timeout: how long the participants of a published generation may take to come.
+    """
+
+    def __init__(
+        self, worker: str, own_store: dist.TCPStore, source: GenerationSource, *, timeout: datetime.timedelta
+    ) -> None:
+        self._worker = worker
+        self._own_store = own_store
+        self._source = source
+        self._timeout = timeout
+        self._announced: Generation | None = None
+        self._closed = threading.Event()
+        self.generation: Generation | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def announce(self, generation: Generation) -> None:
+        """Take a generation that the leader passed on, so that the next rendezvous need not ask the source."""
+        self._announced = generation
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the next generation; see `RendezvousHandler`.
+
+        Raises:
+            LeaverError: this worker is a leaver of the generation; carries the store and its rank.
+            RendezvousClosedError: the job has ended.
+            RendezvousTimeoutError: a participant did not come in time.
+            RendezvousStateError: the generation does not name this worker.
+        """
+        if self._closed.is_set():
+            raise RendezvousClosedError
+        current = self.current
+        announced = self._announced
+        if announced is not None and announced.layout_generation > current:
+            generation = announced
+        else:
+            generation = self._source.next_generation(current)
+        self.generation = generation
+        participants = [*generation.members, *generation.leavers]
+        names = [member.name for member in participants]
+        if self._worker not in names:
+            raise RendezvousStateError(f"generation {generation.layout_generation} does not name {self._worker!r}")
+        rank = names.index(self._worker)
+        leader = generation.leader_member()
+        store = self._connect(generation, leader)
+        keys = [f"here/{name}" for name in names]
+        try:
+            store.set(keys[rank], b"1")
+            store.wait(keys, self._timeout)
+        except dist.DistStoreError as error:
+            missing = [name for name, key in zip(names, keys, strict=True) if not _has(store, key)]
+            raise RendezvousTimeoutError(
+                f"generation {generation.layout_generation}: {', '.join(missing)} did not come "
+                f"within {self._timeout.total_seconds():.0f} s"
+            ) from error
+        if rank >= len(generation.members):
+            raise LeaverError(generation, store, rank)
+        host, port = split_address(leader.address)
+        return RendezvousInfo(store, rank, len(generation.members), RendezvousStoreInfo(host, port))
+
+    @property
+    def current(self) -> int:
+        """Number of the generation of the last rendezvous, 0 before the first."""
+        return 0 if self.generation is None else self.generation.layout_generation
+
+    def _connect(self, generation: Generation, leader: Member) -> dist.Store:
+        prefix = f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}"
+        if leader.name == self._worker:
+            return dist.PrefixStore(prefix, self._own_store)
+        host, port = split_address(leader.address)
+        try:
+            client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
+        except dist.DistNetworkError as error:
+            raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
+        return dist.PrefixStore(prefix, client)
+
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def set_closed(self) -> None:
+        self._closed.set()
+        self._source.close()
+
+    def num_nodes_waiting(self) -> int:
+        """Above 0 when a newer generation than the present one is known."""
+        return int(self._source.newest() > self.current)
+
+    def get_run_id(self) -> str:
+        return "" if self.generation is None else self.generation.job_uid
+
+    def shutdown(self) -> bool:
+        self.set_closed()
+        return True
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`; an IPv6 host may stand in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def host_store(address: str, timeout: datetime.timedelta) -> tuple[dist.TCPStore, str]:
+    """Host a store on a free port. Returns it and `address:port`, at which the other workers find it."""
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    host = f"[{address}]" if ":" in address else address
+    return store, f"{host}:{store.port}"
+
+
+def _has(store: dist.Store, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except dist.DistStoreError:
+        return False

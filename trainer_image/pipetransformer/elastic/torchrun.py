@@ -1,0 +1,28 @@
+"""Entry point `torchrun.handlers`: `torchrun --rdzv-backend=pipetransformer` takes its generations from the channel.
+
+torch loads this while it imports its own rendezvous package, so nothing here may import that package before it is called.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+
+_JOIN_TIMEOUT_SECONDS = 600
+
+
+def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
+    """The handler of the worker that the `PIPETRANSFORMER_*` environment describes; `join_timeout` is in seconds."""
+    import datetime
+
+    from ..worker import WorkerIdentity
+    from .channel import ChannelSource
+    from .rendezvous import GenerationRendezvousHandler, host_store
+
+    identity = WorkerIdentity.from_environment()
+    seconds = params.get_as_int("join_timeout", _JOIN_TIMEOUT_SECONDS) or _JOIN_TIMEOUT_SECONDS
+    timeout = datetime.timedelta(seconds=seconds)
+    store, address = host_store(identity.address, timeout)
+    return GenerationRendezvousHandler(
+        identity.name, store, ChannelSource(identity.channel(), address), timeout=timeout
+    )

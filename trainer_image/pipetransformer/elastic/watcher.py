@@ -1,0 +1,42 @@
+"""Lets a leader notice a newer generation without ever waiting for the operator on the training thread."""
+
+import threading
+
+from pipetransformer_contract.messages import Generation
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from .rendezvous import GenerationSource
+
+
+class GenerationWatcher:
+    """Asks the source in a thread for what comes after a generation."""
+
+    def __init__(self, source: GenerationSource) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._found: Generation | None = None
+        self._watching = -1
+
+    def watch(self, after: int) -> None:
+        """Look for a generation above `after` from now on."""
+        with self._lock:
+            if self._watching == after:
+                return
+            self._watching = after
+            self._found = None
+        threading.Thread(target=self._run, args=(after,), name=f"watch-generation-{after}", daemon=True).start()
+
+    def found(self, after: int) -> Generation | None:
+        """A generation above `after`, if one is known. Never blocks."""
+        with self._lock:
+            found = self._found
+        return found if found is not None and found.layout_generation > after else None
+
+    def _run(self, after: int) -> None:
+        try:
+            generation = self._source.next_generation(after)
+        except RendezvousClosedError:
+            return
+        with self._lock:
+            if self._watching == after:
+                self._found = generation

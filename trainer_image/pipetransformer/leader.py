@@ -1,0 +1,184 @@
+"""What the leader of a generation does besides training: the run's record and the reports to the operator."""
+
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report
+
+from .job import Job
+from .layout import StageLayout
+from .partition import StepModel, UnitTimes, make_offers
+from .partition.costs import assumed_times
+from .record import Role, RunRecord
+from .state import Control
+from .vote import Vote
+
+_STEPS_MEASURED = 20
+#: Expected pause of a regroup before one was measured.
+_ASSUMED_PAUSE_SECONDS = 1.0
+
+
+class Reporter(Protocol):
+    """Takes reports to the operator; `elastic.channel.ReportSender`, or a list in tests."""
+
+    def submit(self, report: Report, *, urgent: bool) -> None: ...
+
+    def flush(self, timeout: float | None = None) -> bool: ...
+
+
+class Leader:
+    """Keeps the record and reports while this worker leads. All methods are called between rounds."""
+
+    def __init__(self, job: Job, reporter: Reporter, run_dir: Path, layout: StageLayout) -> None:
+        self._job = job
+        self._reporter = reporter
+        self._layout = layout
+        self._checkpoint: DurableCheckpoint | None = None
+        self._offers: list[Offer] = []
+        self._seconds: deque[float] = deque(maxlen=_STEPS_MEASURED)
+        self._pause_seconds = _ASSUMED_PAUSE_SECONDS
+        self._loss: float | None = None
+        self.record = RunRecord(run_dir)
+        self.record.started(job=layout.generation.job_uid, numLayers=job.num_layers, steps=job.total_steps)
+
+    def committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
+        """The generation is committed: confirm it."""
+        self._checkpoint = checkpoint
+        self._offers = self._make_offers(control)
+        self._submit(control, urgent=True)
+
+    def first_step(self, control: Control, *, pause_seconds: float, total_seconds: float, bytes_moved: int) -> None:
+        """Note the generation once its first step tells how long training paused."""
+        layout = self._layout
+        self._pause_seconds = pause_seconds
+        self.record.generation_committed(
+            generation=layout.number,
+            stages=layout.stages,
+            pipelines=layout.pipelines,
+            frozen_layers=control.boundary,
+            first_step=control.step - 1,
+            pause_seconds=pause_seconds,
+            total_seconds=total_seconds,
+            bytes_moved=bytes_moved,
+            roles=roles_of(layout, self._job.num_layers),
+            reason=layout.generation.reason.value,
+        )
+
+    def stepped(self, control: Control, vote: Vote, *, boundary: int, learning_rate: float, seconds: float) -> None:
+        """A step is committed. `control.step` counts it already; `boundary` is what it was trained with."""
+        step = control.step - 1
+        self._seconds.append(seconds)
+        self._loss = vote.loss if vote.finite else None
+        self.record.step(
+            step=step,
+            epoch=self._job.order.epoch(step),
+            loss=self._loss,
+            gradient_norm=vote.gradient_norm if vote.finite else None,
+            learning_rate=learning_rate,
+            samples_per_second=sum(map(len, self._job.order.batch(step))) / seconds,
+            generation=self._layout.number,
+            frozen_layers=boundary,
+        )
+        if not vote.finite:
+            self.record.event("StepSkipped", step=step, reason="NonFinite")
+        self._submit(control, urgent=False)
+
+    def frozen(self, control: Control) -> None:
+        """The boundary rose before step `control.step`."""
+        self.record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
+        self._offers = self._make_offers(control)
+        self._submit(control, urgent=True)
+        self._seconds.clear()
+
+    def evaluated(self, control: Control, *, accuracy: float, loss: float) -> None:
+        """The held-out split was evaluated."""
+        self.record.event("Evaluated", step=control.step, testAccuracy=accuracy, testLoss=loss)
+
+    def checkpointed(self, control: Control, checkpoint: DurableCheckpoint) -> None:
+        """A checkpoint is durable."""
+        self._checkpoint = checkpoint
+        self.record.event("CheckpointDurable", step=checkpoint.step, frozenLayers=checkpoint.boundary)
+        self._submit(control, urgent=True)
+
+    def finished(self, control: Control, test_accuracy: float | None) -> None:
+        """The model is durable: write the summary and say so. Returns once the operator knows."""
+        self.record.finish(test_accuracy=test_accuracy, num_steps=control.step, order=self._job.order)
+        self._submit(control, urgent=True, outcome=Outcome.SUCCEEDED, reason="TrainingFinished")
+        self._reporter.flush()
+
+    def failed(self, control: Control, reason: str, message: str) -> None:
+        """The job cannot go on."""
+        self.record.event("Failed", reason=reason, message=message)
+        self._submit(control, urgent=True, outcome=Outcome.FAILED, reason=reason, message=message)
+        self._reporter.flush(timeout=30)
+
+    def _submit(
+        self,
+        control: Control,
+        *,
+        urgent: bool,
+        outcome: Outcome | None = None,
+        reason: str = "",
+        message: str = "",
+    ) -> None:
+        seconds = statistics.median(self._seconds) if self._seconds else None
+        report = Report(
+            job_uid=self._layout.generation.job_uid,
+            layout_generation=self._layout.number,
+            step=control.step,
+            epoch=self._job.order.epoch(control.step),
+            boundary=control.boundary,
+            num_layers=self._job.num_layers,
+            bytes_budget=self._job.bytes_budget,
+            offers=self._offers,
+            checkpoint=self._checkpoint,
+            loss=self._loss,
+            samples_per_second=self._job.order.global_batch / seconds if seconds else None,
+            outcome=outcome,
+            reason=reason,
+            message=message[:1024],
+        )
+        self._reporter.submit(report, urgent=urgent)
+
+    def _make_offers(self, control: Control) -> list[Offer]:
+        spec = self._job.spec
+        return make_offers(
+            self._job.unit_bytes,
+            control.boundary,
+            initial_stages=spec.pipeline.stages,
+            max_workers=max(spec.workers, spec.num_shards * spec.pipeline.stages),
+            max_pipelines=spec.num_shards,
+            step_model=self._step_model(control.boundary),
+            pause_seconds=self._pause_seconds,
+        )
+
+    def _step_model(self, boundary: int) -> StepModel | None:
+        """Blocks that cost alike, scaled so that the present layout takes the seconds that were measured."""
+        if not self._seconds:
+            return None
+        assumed = assumed_times(self._job.num_layers)
+        batch = self._job.order.global_batch
+        model = StepModel(assumed, batch, self._job.micro_batch_size)
+        predicted = model.step_seconds(boundary, self._layout.stages, self._layout.pipelines)
+        scale = statistics.median(self._seconds) / predicted
+        times = [UnitTimes(time.forward * scale, time.backward * scale) for time in assumed]
+        return StepModel(times, batch, self._job.micro_batch_size)
+
+
+def roles_of(layout: StageLayout, num_layers: int) -> list[Role]:
+    """Who holds which blocks."""
+    roles = []
+    for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True):
+        span = layout.spans[stage]
+        roles.append(
+            Role(member.name, pipeline, stage, max(span.start, 1) - 1, min(span.stop - 1, num_layers) - 1)
+        )
+    return roles
+
+
+def wall_clock() -> float:
+    """Seconds since the epoch: the one clock that a new leader shares with the old one."""
+    return time.time()

@@ -1,0 +1,68 @@
+"""The optimizer as a function of whole-model parameter names, so that its state can move between workers by name.
+
+The moments live in one mapping from parameter name to tensors, which the trainer owns and the torch optimizer fills in place:
+after a regroup or a freeze the optimizer is made again and finds its state there. A frozen parameter is not in the optimizer at
+all, since decay and momentum would move it even with a zero gradient.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShape, Optimizer, OptimizerName
+from torch import Tensor, nn
+
+#: Optimizer state by whole-model parameter name, then by the optimizer's own key such as `exp_avg`.
+Moments = dict[str, dict[str, Tensor]]
+
+
+def make_optimizer(
+    spec: Optimizer, parameters: Iterable[tuple[str, nn.Parameter]], moments: Moments
+) -> torch.optim.Optimizer | None:
+    """An optimizer of these named parameters that reads and writes `moments`; None when there are no parameters."""
+    named = list(parameters)
+    if not named:
+        return None
+    trained = [parameter for _, parameter in named]
+    optimizer: torch.optim.Optimizer
+    if spec.name is OptimizerName.ADAMW:
+        optimizer = torch.optim.AdamW(
+            trained,
+            lr=spec.learning_rate,
+            betas=(spec.beta1, spec.beta2),
+            eps=spec.epsilon,
+            weight_decay=spec.weight_decay,
+        )
+    else:
+        optimizer = torch.optim.SGD(
+            trained, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+        )
+    for name, parameter in named:
+        optimizer.state[parameter] = moments.setdefault(name, {})
+    return optimizer
+
+
+def moment_shapes(spec: Optimizer, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of each entry of a parameter's state once it has been stepped."""
+    like = (parameter.shape, parameter.dtype)
+    if spec.name is OptimizerName.ADAMW:
+        return {"step": (torch.Size(), torch.float32), "exp_avg": like, "exp_avg_sq": like}
+    return {"momentum_buffer": like} if spec.momentum else {}
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the rate of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def learning_rate(spec: Optimizer, schedule: LearningRateSchedule, step: int, total_steps: int) -> float:
+    """The learning rate of step `step` (from 0): linear warm-up, then by shape to zero after the last step."""
+    if step < schedule.warmup_steps:
+        return spec.learning_rate * (step + 1) / schedule.warmup_steps
+    if schedule.shape is LearningRateShape.CONSTANT:
+        return spec.learning_rate
+    progress = (step - schedule.warmup_steps) / max(1, total_steps - schedule.warmup_steps)
+    if schedule.shape is LearningRateShape.LINEAR:
+        return spec.learning_rate * (1 - progress)
+    return spec.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,209 @@
+"""Runs one worker's stage of a pipeline: the only place that knows `torch.distributed.pipelining`.
+
+Stages are static: shapes and what needs a gradient are given, never inferred, so every micro-batch has one shape and a
+frozen prefix sends and receives no gradients. Whatever changes those facts (a freeze, a regroup) makes a new runner.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from pipetransformer_contract.spec import ScheduleName
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from ..data import MicroBatch, Split
+from ..freezing import first_trainable
+from ..models import PipelineModel, set_dropout_context
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """What does not change while a runner lives.
+
+    Attributes:
+        stage: index of this stage among `stages`.
+        span: the contiguous units that this stage holds.
+        boundary: frozen blocks.
+        group: the workers of the pipeline in stage order.
+    """
+
+    stage: int
+    stages: int
+    span: range
+    boundary: int
+    schedule: ScheduleName
+    group: dist.ProcessGroup
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+@dataclass(slots=True)
+class RoundSums:
+    """Sums over the real samples of a round; zero on all but the last stage."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    correct: float = 0.0
+
+
+class ModelError(RuntimeError):
+    """The model itself failed, which no other worker can repair."""
+
+
+class StageModule(nn.Module):
+    """The units of a stage in order. Frozen units keep no graph; each micro-batch gets its dropout context."""
+
+    def __init__(self, units: Sequence[nn.Module], num_frozen: int) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(units)
+        self.num_frozen = num_frozen
+        self.step = 0
+        self.upcoming: list[MicroBatch] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        set_dropout_context(self.step, self.upcoming.pop(0).sample_ids)
+        try:
+            with torch.no_grad():
+                for unit in self.units[: self.num_frozen]:
+                    x = unit(x)
+            for unit in self.units[self.num_frozen :]:
+                x = unit(x)
+        except Exception as error:
+            raise ModelError(f"forward failed: {type(error).__name__}: {error}") from error
+        return x
+
+
+class StageRunner:
+    """Trains and evaluates by micro-batches. All workers of the pipeline call the same methods with the same micro-batches."""
+
+    def __init__(self, spec: StageSpec, model: PipelineModel, units: Sequence[nn.Module]) -> None:
+        """`units` are the modules of `spec.span`, on the device."""
+        self.spec = spec
+        self._model = model
+        num_frozen = min(max(first_trainable(spec.boundary) - spec.span.start, 0), len(units))
+        self._module = StageModule(units, num_frozen)
+        self._schedules: dict[tuple[bool, int], PipelineScheduleSingle] = {}
+        self._target = _Target()
+
+    def train(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
+        """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters."""
+        sums, losses = self._run(step, micro_batches, split, training=True)
+        sums.loss = sum(float(loss.detach()) for loss in losses)
+        return sums
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
+        """Forward only, in `eval()`; leaves the units as they were."""
+        modes = [unit.training for unit in self._module.units]
+        self._module.eval()
+        with torch.no_grad():
+            sums, losses = self._run(0, micro_batches, split, training=False)
+        for unit, mode in zip(self._module.units, modes, strict=True):
+            unit.train(mode)
+        sums.loss = sum(float(loss) for loss in losses)
+        return sums
+
+    def _run(
+        self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool
+    ) -> tuple[RoundSums, list[Tensor]]:
+        spec = self.spec
+        self._module.step = step
+        self._module.upcoming = list(micro_batches)
+        ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
+        inputs: tuple[Tensor, ...] = ()
+        target: Tensor | None = None
+        if spec.is_first or spec.is_last:
+            samples, labels = split.batch(ids)
+            if spec.is_first:
+                inputs = (samples.to(spec.device),)
+            if spec.is_last:
+                weights = [weight for micro_batch in micro_batches for weight in micro_batch.weights]
+                self._target.set(labels.to(spec.device), torch.tensor(weights, dtype=spec.dtype, device=spec.device))
+                target = torch.arange(len(ids), device=spec.device)
+        schedule = self._schedule(len(micro_batches), len(micro_batches[0].sample_ids), inputs, training=training)
+        losses: list[Tensor] = []
+        run = schedule.step if training else schedule.eval
+        run(*inputs, target=target, losses=losses if spec.is_last else None, return_outputs=False)
+        return self._target.take_sums(), losses
+
+    def _schedule(
+        self, num_micro_batches: int, micro_batch_size: int, inputs: tuple[Tensor, ...], *, training: bool
+    ) -> PipelineScheduleSingle:
+        """One stage and schedule for each (mode, M): a stage's receive buffers belong to the mode that prepared them."""
+        key = (training, num_micro_batches)
+        if key not in self._schedules:
+            spec = self.spec
+            stage = PipelineStage(
+                self._module,
+                spec.stage,
+                spec.stages,
+                spec.device,
+                input_args=self._example_input(micro_batch_size, inputs),
+                output_args=self._example_output(micro_batch_size),
+                group=spec.group,
+            )
+            in_turns = training and num_micro_batches >= spec.stages
+            one_f_one_b = spec.schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD and in_turns
+            schedule_class = Schedule1F1B if one_f_one_b else ScheduleGPipe
+            # The gradients are divided once, by the global weight, after they are reduced.
+            self._schedules[key] = schedule_class(stage, num_micro_batches, loss_fn=self._loss, scale_grads=False)
+        return self._schedules[key]
+
+    def _example_input(self, micro_batch_size: int, inputs: tuple[Tensor, ...]) -> Tensor:
+        spec = self.spec
+        if spec.is_first:
+            return inputs[0][:micro_batch_size].clone()
+        shape = self._model.activation_shape(micro_batch_size)
+        needs_gradient = spec.span.start > first_trainable(spec.boundary)
+        return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)
+
+    def _example_output(self, micro_batch_size: int) -> Tensor:
+        spec = self.spec
+        shape = self._model.activation_shape(micro_batch_size)
+        if spec.is_last:
+            head = copy.deepcopy(self._model.head).to("meta").eval()
+            shape = tuple(head(torch.empty(shape, dtype=spec.dtype, device="meta")).shape)
+        needs_gradient = spec.span.stop > first_trainable(spec.boundary)
+        return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)
+
+    def _loss(self, output: Tensor, rows: Tensor) -> Tensor:
+        labels, weights = self._target.rows(rows)
+        loss, weight = self._model.loss(output, labels, weights)
+        with torch.no_grad():
+            correct = self._model.correct(output, labels, weights)
+        self._target.add(float(weight), float(correct))
+        return loss
+
+
+@dataclass(slots=True)
+class _Target:
+    """Labels and weights of the round. The schedule cuts one tensor into micro-batches, so it is given row numbers."""
+
+    labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    sums: RoundSums = field(default_factory=RoundSums)
+
+    def set(self, labels: Tensor, weights: Tensor) -> None:
+        self.labels, self.weights, self.sums = labels, weights, RoundSums()
+
+    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self.labels[rows], self.weights[rows]
+
+    def add(self, weight: float, correct: float) -> None:
+        self.sums.weight += weight
+        self.sums.correct += correct
+
+    def take_sums(self) -> RoundSums:
+        sums, self.sums = self.sums, RoundSums()
+        return sums

@@ -1,0 +1,435 @@
+"""The training loop of one worker, through all generations of its job.
+
+A round is one global batch: deal, run the pipeline, reduce gradients, vote, commit. Everything else (freeze, evaluation,
+checkpoint, regroup) happens between rounds, decided alike on all workers from the vote. When the group breaks, the worker
+keeps its state, lets go of the group and waits for the next generation.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pipetransformer_contract.messages import Generation
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from .checkpoint import write_model
+from .durable import Checkpointer
+from .elastic.groups import GenerationGroups, Transport
+from .elastic.plan import Move
+from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
+from .elastic.rendezvous import GenerationRendezvousHandler
+from .elastic.transfer import move_units
+from .elastic.watcher import GenerationWatcher
+from .freeze import FreezeObservation, make_policy
+from .freezing import apply_boundary
+from .gradients import reduce_unit_gradients
+from .job import Job
+from .layout import StageLayout
+from .leader import Leader, Reporter, wall_clock
+from .optimizer import learning_rate, make_optimizer, set_learning_rate
+from .record import Ledger
+from .schedules import ModelError, StageRunner, StageSpec
+from .state import UnitCodec, WorkerState
+from .vote import Vote
+
+logger = logging.getLogger(__name__)
+
+
+class Ending(Enum):
+    """How a worker's part in its job ended well."""
+
+    FINISHED = "Finished"  #: the job's last step is done and the model is durable
+    LEFT = "Left"  #: a generation was committed without this worker
+    CLOSED = "Closed"  #: the job had ended before this worker came
+    STOPPED = "Stopped"  #: this worker was told to stop
+
+
+@dataclass
+class Hooks:
+    """Seams for the process and for tests. `stepped` is called after each committed step with the number of committed steps."""
+
+    stepped: Callable[[int], None] = lambda step: None
+    stop_requested: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class _Membership:
+    """What a worker has while it belongs to a generation."""
+
+    layout: StageLayout
+    groups: GenerationGroups
+    store: dist.Store
+    runner: StageRunner
+    leader: Leader | None
+    bytes_moved: int
+    regroup_seconds: float
+    paused_at: float
+    stepped: bool = field(default=False)
+
+    @property
+    def world(self) -> dist.ProcessGroup:
+        assert self.groups.world is not None
+        return self.groups.world
+
+
+class Trainer:
+    """One worker of a job. `run` returns when its part has ended."""
+
+    def __init__(
+        self,
+        job: Job,
+        worker: str,
+        handler: GenerationRendezvousHandler,
+        watcher: GenerationWatcher,
+        transport: Transport,
+        reporter: Reporter,
+        run_dir: Path,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self._job = job
+        self._worker = worker
+        self._handler = handler
+        self._watcher = watcher
+        self._transport = transport
+        self._reporter = reporter
+        self._run_dir = run_dir
+        self._hooks = hooks or Hooks()
+        self._ledger = Ledger(run_dir, worker)
+        self._checkpointer = Checkpointer(job)
+        self._policy = make_policy(job.spec.freeze, steps_per_epoch=job.order.steps_per_epoch)
+        self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers)
+        self._state = WorkerState(job.num_layers)
+        self._member: _Membership | None = None
+        self._pending = False
+        # Outlive a membership, so that a pending step can still be committed when the group has broken.
+        self._layout: StageLayout | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps committed so far."""
+        return self._state.control.step
+
+    @property
+    def generation(self) -> int:
+        """The generation that this worker is a member of, 0 for none."""
+        return 0 if self._member is None else self._member.layout.number
+
+    def run(self) -> Ending:
+        """Train until the job ends or this worker leaves.
+
+        Raises:
+            ModelError: the model failed.
+        """
+        try:
+            ending = self._regroup()
+            while ending is None:
+                ending = self._turn()
+        except RendezvousClosedError:
+            return Ending.CLOSED
+        return ending
+
+    def fail(self, reason: str, message: str) -> None:
+        """Tell the operator, when this worker leads, that the job cannot go on."""
+        if self._member is not None and self._member.leader is not None:
+            self._member.leader.failed(self._state.control, reason, message)
+
+    def _turn(self) -> Ending | None:
+        """One round and what follows it; a broken group ends in the next generation."""
+        if self._member is None:
+            return self._regroup()
+        try:
+            return self._train(self._member)
+        except (RuntimeError, OSError) as error:
+            if _is_own_fault(error):
+                raise
+            logger.warning("generation %d broke at step %d: %s", self.generation, self.step, error)
+        # Outside of the except clause: its traceback refers to the groups, whose sockets close with the last reference.
+        self._abandon()
+        return None
+
+    def _train(self, member: _Membership) -> Ending | None:
+        if self.step >= self._job.total_steps:
+            self._finish(member)
+            return Ending.FINISHED
+        vote = self._round(member)
+        froze = self._freeze(member, vote)
+        if self.step % self._job.order.steps_per_epoch == 0 or self.step == self._job.total_steps:
+            self._evaluate(member)
+        if froze or self._checkpointer.due(self.step) or vote.leaving:
+            self._save(member)
+        self._state.control.round_ended_at = wall_clock()
+        self._hooks.stepped(self.step)
+        if vote.leaving and self._hooks.stop_requested():
+            return Ending.STOPPED
+        if vote.saw_next and self.step < self._job.total_steps:
+            self._handler.announce(Generation.model_validate_json(member.store.get("next")))
+            return self._regroup()
+        return None
+
+    def _round(self, member: _Membership) -> Vote:
+        """Train one global batch and commit it."""
+        started = time.perf_counter()
+        layout, control = member.layout, self._state.control
+        self._pending = False
+        for unit in self._state.units.values():
+            unit.zero_grad(set_to_none=True)
+        micro_batches = self._job.training_micro_batches(control.step, layout.pipelines)[layout.pipeline]
+        sums = member.runner.train(control.step, micro_batches, self._job.dataset.train)
+        norms = [0.0] * (self._job.num_layers + 2)
+        assert member.groups.data_parallel is not None
+        for index in layout.span:
+            square_norm = reduce_unit_gradients(
+                self._state.units[index].parameters(), member.groups.data_parallel
+            )
+            norms[index] = square_norm if layout.pipeline == 0 else 0.0
+        self._pending = True
+        ballot = Vote(
+            float(self._pass_on_next(member)), float(self._hooks.stop_requested()), sums.loss, sums.weight, norms
+        )
+        vote = ballot.reduce(member.world)
+        boundary = control.boundary
+        rate = self._commit(vote)
+        if member.leader is not None:
+            member.leader.stepped(
+                control, vote, boundary=boundary, learning_rate=rate, seconds=time.perf_counter() - started
+            )
+            if not member.stepped:
+                member.leader.first_step(
+                    control,
+                    pause_seconds=max(0.0, wall_clock() - member.paused_at),
+                    total_seconds=member.regroup_seconds,
+                    bytes_moved=member.bytes_moved,
+                )
+        member.stepped = True
+        return vote
+
+    def _pass_on_next(self, member: _Membership) -> bool:
+        """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
+        if member.leader is None:
+            return False
+        found = self._watcher.found(self._handler.current)
+        if found is None:
+            return False
+        member.store.set("next", found.model_dump_json(by_alias=True))
+        return True
+
+    def _commit(self, vote: Vote) -> float:
+        """Step the optimizer with what all voted for, and write the ledger. Returns the learning rate."""
+        control, spec = self._state.control, self._job.spec.training
+        rate = learning_rate(spec.optimizer, spec.learning_rate_schedule, control.step, self._job.total_steps)
+        if vote.finite and self._optimizer is not None:
+            scale = vote.gradient_scale(spec.max_gradient_norm)
+            for _, parameter in self._state.trained_parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+            set_learning_rate(self._optimizer, rate)
+            self._optimizer.step()
+        layout = self._layout
+        assert layout is not None
+        mine = self._job.training_micro_batches(control.step, layout.pipelines)[layout.pipeline]
+        self._ledger.append(
+            step=control.step,
+            epoch=self._job.order.epoch(control.step),
+            layout_generation=layout.number,
+            pipeline=layout.pipeline,
+            sample_ids=[sample_id for micro_batch in mine for sample_id in micro_batch.real_ids],
+        )
+        control.step += 1
+        control.last_vote = vote.to_list() if vote.finite else []
+        self._pending = False
+        return rate
+
+    def _commit_late(self, last_vote: list[float]) -> None:
+        """Commit the pending step that others have committed. Part of a regroup, so the groups may be gone already."""
+        skipped = Vote(loss_sum=float("nan"))
+        self._commit(Vote.from_list(last_vote) if last_vote else skipped)
+
+    def _freeze(self, member: _Membership, vote: Vote) -> bool:
+        """Ask the policy; whether the boundary rose."""
+        control = self._state.control
+        raised = self._decide(vote.unit_norms if vote.finite else [0.0] * (self._job.num_layers + 2))
+        if not raised:
+            return False
+        apply_boundary(self._state.units, control.boundary)
+        self._equip(member)
+        if member.leader is not None:
+            member.leader.frozen(control)
+        return True
+
+    def _decide(self, unit_norms: list[float]) -> bool:
+        control = self._state.control
+        boundary = self._policy.decide(
+            FreezeObservation(
+                step=control.step,
+                epoch=self._job.order.epoch(control.step),
+                boundary=control.boundary,
+                num_layers=self._job.num_layers,
+                unit_gradient_norms=unit_norms,
+            )
+        )
+        control.policy = self._policy.state_dict()
+        raised = boundary > control.boundary
+        control.boundary = max(control.boundary, boundary)
+        return raised
+
+    def _evaluate(self, member: _Membership) -> None:
+        layout, control = member.layout, self._state.control
+        micro_batches = self._job.test_micro_batches(layout.pipelines)[layout.pipeline]
+        sums = member.runner.evaluate(micro_batches, self._job.dataset.test)
+        totals = torch.tensor([sums.correct, sums.weight, sums.loss], dtype=torch.float64)
+        dist.all_reduce(totals, group=member.world)
+        correct, weight, loss = totals.tolist()
+        accuracy = correct / weight
+        control.best_accuracy = max(accuracy, control.best_accuracy or 0.0)
+        control.last_accuracy = accuracy
+        if member.leader is not None:
+            member.leader.evaluated(control, accuracy=accuracy, loss=loss / weight)
+
+    def _save(self, member: _Membership) -> None:
+        checkpoint = self._checkpointer.save(self._state, member.layout, member.world)
+        if member.leader is not None and checkpoint is not None:
+            member.leader.checkpointed(self._state.control, checkpoint)
+
+    def _regroup(self) -> Ending | None:
+        """Enter the next generation; when that fails, go on in the old one, or wait for another."""
+        old = self._member
+        try:
+            result = regroup(self._tools(), self._state, pending=self._pending)
+        except RegroupError as error:
+            logger.warning("%s", error)
+            return None
+        self._pending = False
+        self._state = result.state
+        self._member = None
+        if old is not None:
+            old.groups.drop()
+            del old
+        if result.layout is None:
+            result.groups.drop()
+            return Ending.LEFT
+        self._join(result, result.layout)
+        return None
+
+    def _join(self, result: Regrouped, layout: StageLayout) -> None:
+        """Become a member of the committed generation."""
+        control = self._state.control
+        if control.policy:
+            self._policy.load_state_dict(control.policy)
+        if control.step == 0 and self._decide([0.0] * (self._job.num_layers + 2)):
+            apply_boundary(self._state.units, control.boundary)
+        leader = Leader(self._job, self._reporter, self._run_dir, layout) if layout.is_leader else None
+        member = _Membership(
+            layout=layout,
+            groups=result.groups,
+            store=result.store,
+            runner=self._make_runner(layout, result.groups),
+            leader=leader,
+            bytes_moved=result.bytes_moved,
+            regroup_seconds=result.seconds,
+            paused_at=control.round_ended_at or wall_clock() - result.seconds,
+        )
+        self._equip(member)
+        self._member = member
+        logger.info(
+            "generation %d: pipeline %d of %d, stage %d of %d, units %d-%d, step %d, %d frozen",
+            layout.number, layout.pipeline, layout.pipelines, layout.stage, layout.stages,
+            layout.span.start, layout.span.stop - 1, control.step, control.boundary,
+        )  # fmt: skip
+        if leader is not None:
+            leader.committed(control, self._checkpointer.newest())
+            self._watcher.watch(layout.number)
+        if self._checkpointer.enabled and control.step > 0:
+            self._save(member)
+
+    def _equip(self, member: _Membership) -> None:
+        """Make the optimizer and the runner for the present boundary."""
+        member.runner = self._make_runner(member.layout, member.groups)
+        self._optimizer = make_optimizer(
+            self._job.spec.training.optimizer, self._state.trained_parameters(), self._state.moments
+        )
+        self._layout = member.layout
+
+    def _make_runner(self, layout: StageLayout, groups: GenerationGroups) -> StageRunner:
+        assert groups.pipeline is not None
+        spec = StageSpec(
+            stage=layout.stage,
+            stages=layout.stages,
+            span=layout.span,
+            boundary=self._state.control.boundary,
+            schedule=self._job.spec.pipeline.schedule,
+            group=groups.pipeline,
+            device=self._transport.device,
+            dtype=self._job.dtype,
+        )
+        return StageRunner(spec, self._job.model, [self._state.units[index] for index in layout.span])
+
+    def _tools(self) -> RegroupTools:
+        return RegroupTools(
+            handler=self._handler,
+            transport=self._transport,
+            codec=self._codec,
+            shells=self._job.model.units,
+            build_unit=self._job.build_unit,
+            load_unit=self._checkpointer.load_unit,
+            load_control=self._checkpointer.load_control,
+            durable=self._checkpointer.durable,
+            spans_at=self._job.spans,
+            commit_late=self._commit_late,
+        )
+
+    def _abandon(self) -> None:
+        """Let go of a broken group, so that peers that wait in it fail at once, too. State and pending gradients stay."""
+        if self._member is not None:
+            self._member.groups.drop()
+        self._member = None
+        gc.collect()
+
+    def _finish(self, member: _Membership) -> None:
+        """Gather the model on the leader and make it durable; the others wait until it is."""
+        layout = member.layout
+        leader = layout.leader_rank
+        held = set(layout.spans[layout.roles[leader][1]])
+        moves = [
+            Move(unit=unit, source=layout.holder(0, stage), target=leader)
+            for stage, span in enumerate(layout.spans)
+            for unit in span
+            if unit not in held
+        ]
+        received = move_units(
+            moves, layout.rank, member.world, self._state, self._codec, self._job.model.units,
+            self._state.control.boundary, self._transport.device,
+        )  # fmt: skip
+        if member.leader is not None:
+            self._write_model(received)
+        dist.all_reduce(torch.ones(1), group=member.world)
+        if member.leader is not None:
+            member.leader.finished(self._state.control, self._state.control.last_accuracy)
+
+    def _write_model(self, received: dict[int, torch.Tensor]) -> None:
+        for index, buffer in received.items():
+            unit = self._job.build_unit(index).to(self._transport.device)
+            tensors = self._codec.unpack(buffer, index, unit, self._state.control.boundary)
+            self._state.put_unit(index, unit, tensors)
+        tensors = {}
+        for index in range(self._job.num_layers + 2):
+            tensors.update(self._state.unit_tensors(index, with_moments=False))
+        output = self._job.spec.output
+        location = str(self._run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"
+        write_model(location, tensors, spec=self._job.spec, info=self._job.dataset.info)
+
+
+def _is_own_fault(error: BaseException) -> bool:
+    """Whether the model failed, and not a connection."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModelError):
+            return True
+        cause = cause.__cause__
+    return False

@@ -1,0 +1,71 @@
+"""The one collective between rounds: a small float64 all-reduce over the world that carries all that has to be agreed.
+
+Everything that follows a round (commit, clipping, skipping, freezing, regroup) is computed alike on every worker from its sums.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Vote:
+    """One worker's ballot before the reduction; the same sums on all workers after it.
+
+    Attributes:
+        saw_next: members that know of a newer generation.
+        leaving: members that were told to stop.
+        loss_sum: weighted sum of the losses of all samples; only last stages contribute.
+        weight: sum of the weights of all samples; only last stages contribute.
+        square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
+    """
+
+    saw_next: float = 0.0
+    leaving: float = 0.0
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    square_norms: list[float] = field(default_factory=list)
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are numbers."""
+        return math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the round."""
+        return self.loss_sum / self.weight
+
+    @property
+    def gradient_norm(self) -> float:
+        """Global norm of the mean gradient."""
+        return math.sqrt(math.fsum(self.square_norms)) / self.weight
+
+    @property
+    def unit_norms(self) -> list[float]:
+        """Norm of the mean gradient of each unit."""
+        return [math.sqrt(square) / self.weight for square in self.square_norms]
+
+    def gradient_scale(self, max_norm: float | None) -> float:
+        """What the summed gradients are multiplied by: one division by the weight, and clipping by the global norm."""
+        scale = 1.0 / self.weight
+        if max_norm is not None and self.gradient_norm > max_norm:
+            scale *= max_norm / self.gradient_norm
+        return scale
+
+    def to_list(self) -> list[float]:
+        return [self.saw_next, self.leaving, self.loss_sum, self.weight, *self.square_norms]
+
+    @classmethod
+    def from_list(cls, values: Sequence[float]) -> "Vote":
+        saw_next, leaving, loss_sum, weight, *square_norms = values
+        return cls(saw_next, leaving, loss_sum, weight, square_norms)
+
+    def reduce(self, world: dist.ProcessGroup) -> "Vote":
+        """The sums over all members."""
+        ballot = torch.tensor(self.to_list(), dtype=torch.float64)
+        dist.all_reduce(ballot, group=world)
+        return Vote.from_list(ballot.tolist())

@@ -1,0 +1,152 @@
+"""The life of a worker process: from its environment to its exit code.
+
+Exit 0 means that the worker left as told or that the job has ended, 2 that the user's spec cannot be trained, 1 anything else. The
+outcome also stands in the termination log, where it is found after any outage of the channel.
+"""
+
+import datetime
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pipetransformer_contract.messages import MAX_MESSAGE
+from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.wire import Env
+from pydantic import ValidationError
+
+from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSender
+from .elastic.groups import Transport
+from .elastic.rendezvous import GenerationRendezvousHandler, host_store
+from .elastic.watcher import GenerationWatcher
+from .errors import SpecError
+from .job import Job
+from .schedules import ModelError
+from .trainer import Ending, Hooks, Trainer
+
+logger = logging.getLogger(__name__)
+
+EXIT_SPEC = 2
+EXIT_STOPPED = 143
+#: Bounds every collective and every rendezvous; a broken connection is noticed at once, only a hang takes this long.
+TIMEOUT = datetime.timedelta(seconds=300)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who this worker is and how it reaches the operator."""
+
+    job: str
+    job_uid: str
+    name: str
+    address: str
+    channel_url: str
+    token_file: Path | None
+    ca_file: Path | None
+    run_dir: Path
+    termination_log: Path | None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "WorkerIdentity":
+        """Read the variables of `pipetransformer_contract.wire.Env`.
+
+        Raises:
+            KeyError: one that is needed is missing.
+        """
+        env = os.environ if environment is None else environment
+
+        def path(name: str) -> Path | None:
+            return Path(env[name]) if env.get(name) else None
+
+        return cls(
+            job=f"{env[Env.JOB_NAMESPACE]}/{env[Env.JOB_NAME]}",
+            job_uid=env[Env.JOB_UID],
+            name=env[Env.WORKER_NAME],
+            address=env[Env.WORKER_ADDRESS],
+            channel_url=env[Env.CHANNEL_URL],
+            token_file=path(Env.CHANNEL_TOKEN_FILE),
+            ca_file=path(Env.CHANNEL_CA_FILE),
+            run_dir=path(Env.RUN_DIR) or Path("run"),
+            termination_log=path(Env.TERMINATION_LOG),
+        )
+
+    def channel(self) -> Channel:
+        return Channel(self.channel_url, self.job, self.name, self.token_file, self.ca_file)
+
+
+def choose_device() -> torch.device:
+    """The accelerator of this worker, or the CPU. On the CPU one thread, unless the environment says otherwise."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def run_worker(identity: WorkerIdentity) -> int:
+    """Live as the worker that `identity` describes. Returns the exit code."""
+    try:
+        spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
+        job = Job.load(spec)
+    except ValidationError as error:
+        return _refuse(identity, "InvalidSpec", str(error))
+    except SpecError as error:
+        return _refuse(identity, error.reason, str(error))
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    transport = Transport(identity.address, TIMEOUT, choose_device())
+    store, address = host_store(identity.address, TIMEOUT)
+    channel = identity.channel()
+    source = ChannelSource(channel, address)
+    handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
+    reports = ReportSender(channel, source)
+    trainer = Trainer(
+        job,
+        identity.name,
+        handler,
+        GenerationWatcher(source),
+        transport,
+        reports,
+        identity.run_dir,
+        Hooks(stop_requested=stop.is_set),
+    )
+    heartbeats = HeartbeatSender(channel, source, lambda: (trainer.generation, trainer.step, ()))
+    reports.start()
+    heartbeats.start()
+    try:
+        ending = trainer.run()
+    except ModelError as error:
+        message = f"spec.model: {error}"
+        trainer.fail("ModelFailed", message)
+        return _refuse(identity, "ModelFailed", message)
+    finally:
+        heartbeats.stop()
+        reports.stop()
+        handler.shutdown()
+    logger.info("%s: %s", identity.name, ending.value)
+    if ending is Ending.STOPPED:
+        _terminate(identity, "Failed", "Stopped", "told to stop")
+        return EXIT_STOPPED
+    _terminate(identity, "Left" if ending is Ending.LEFT else "Succeeded", ending.value, "")
+    return 0
+
+
+def _refuse(identity: WorkerIdentity, reason: str, message: str) -> int:
+    logger.error("%s: %s", reason, message)
+    _terminate(identity, "Failed", reason, message)
+    return EXIT_SPEC
+
+
+def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str) -> None:
+    if identity.termination_log is None:
+        return
+    line = {"outcome": outcome, "reason": reason, "message": message[:MAX_MESSAGE]}
+    identity.termination_log.write_text(json.dumps(line) + "\n", encoding="utf-8")
