@@ -1,4 +1,4 @@
-"""The one error that means "the user's spec is wrong": a worker that raises it exits with code 2 and is not started again."""
+"""The one error that means "the user's spec is wrong": a worker that raises it exits with code 2, for good."""
 
 
 class SpecError(ValueError):

@@ -6,9 +6,10 @@ from dataclasses import asdict
 
 import safetensors.torch
 import torch
-from pipetransformer_contract.spec import Data, Model, Precision, TrainerSpec
 from pydantic import BaseModel
 from torch import Tensor
+
+from pipetransformer_contract.spec import Data, Model, Precision, TrainerSpec
 
 from ..data import DataInfo
 from ..models import PipelineModel, build_model

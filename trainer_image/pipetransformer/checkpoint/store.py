@@ -2,8 +2,8 @@
 
 `LOCATION/step-000000000120-g3/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and, written last,
 `DONE.json`. Without that marker the folder does not count. Every owner of a unit calls `save_unit`; when all have, one
-worker calls `commit`. The layout generation is part of the folder's name, so a worker of an older generation that is late
-can spoil nothing.
+worker calls `commit`. The layout generation is part of the folder's name, so a worker of an older generation that is
+late can spoil nothing.
 """
 
 import json
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
-from pipetransformer_contract.wire import Wire
 from pydantic import Field
 from torch import Tensor
+
+from pipetransformer_contract.wire import Wire
 
 from .files import Folder
 
@@ -29,8 +30,8 @@ class StaleCheckpointError(RuntimeError):
 class CheckpointInfo(Wire):
     """The marker of a durable checkpoint: where training stands, for any layout that loads it.
 
-    `min_stages` is the shortest pipeline that the boundary allows. `state` is what besides tensors was committed (policy
-    state, best metric), JSON-able.
+    `min_stages` is the shortest pipeline that the boundary allows. `state` is what besides tensors was committed
+    (policy state, best metric), JSON-able.
     """
 
     step: int
@@ -45,9 +46,7 @@ class CheckpointInfo(Wire):
         return _folder(self.step, self.layout_generation)
 
 
-def save_unit(
-    location: str, *, step: int, layout_generation: int, unit: str, tensors: Mapping[str, Tensor]
-) -> int:
+def save_unit(location: str, *, step: int, layout_generation: int, unit: str, tensors: Mapping[str, Tensor]) -> int:
     """Write one unit's committed tensors (parameters, buffers, optimizer state) and return their bytes.
 
     Names are free; the unit is as `PipelineModel.unit_name` calls it. The checkpoint counts only after `commit`.

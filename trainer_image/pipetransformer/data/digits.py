@@ -1,4 +1,4 @@
-"""The 1,797 scanned 8x8 digits that scikit-learn ships: real images for examples and tests that can download nothing."""
+"""The 1,797 scanned 8x8 digits that scikit-learn ships: real images where nothing can be downloaded."""
 
 import numpy as np
 import torch

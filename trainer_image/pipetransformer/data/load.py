@@ -1,6 +1,7 @@
 """Finds a dataset by the name in the spec."""
 
 import torch
+
 from pipetransformer_contract.spec import Data
 
 from ..errors import SpecError
@@ -15,7 +16,8 @@ def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
     An imported function is called with `path` (empty when the spec has none), `dtype` and the spec's options.
 
     Raises:
-        SpecError: the name is unknown or does not import (`InvalidSpec`), or the data cannot be read (`DataUnreadable`).
+        SpecError: the name is unknown or does not import (`InvalidSpec`), or the data cannot be read
+        (`DataUnreadable`).
     """
     if spec.name == "digits":
         return load_digits(dtype=dtype)

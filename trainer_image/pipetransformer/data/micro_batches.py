@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Micro-batches for each stage of the first layout, when the spec names no size; halves GPipe's bubble against one a stage.
+#: Micro-batches for each stage of the first layout, when the spec names no size.
 _MICRO_BATCHES_PER_STAGE = 2
 
 
@@ -39,7 +39,8 @@ def shards_of(pipeline: int, pipelines: int, num_shards: int) -> range:
 def deal(batch: Sequence[Sequence[int]], pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
     """The micro-batches of each pipeline, every sample of `batch` exactly once with weight 1.
 
-    A pipeline whose shards gave nothing still gets one micro-batch, all padding, since its stages run in step with the others.
+    A pipeline whose shards gave nothing still gets one micro-batch, all padding, since its stages run in step with
+    the others.
 
     Args:
         batch: sample ids of each shard, as `EpochOrder.batch` gives them.

@@ -1,8 +1,9 @@
 """The order of samples: one global cursor over C shards, the same whatever the number of pipelines.
 
-The samples are dealt to C shards once, when the job starts. Every epoch shuffles inside each shard, and every global batch
-takes its share of every shard, the short last batch of an epoch included. A pipeline serves whole shards, so what it caches of
-them stays useful when the data-parallel width changes, and the batch of a step never depends on that width.
+The samples are dealt to C shards once, when the job starts. Every epoch shuffles inside each shard, and every global
+batch takes its share of every shard, the short last batch of an epoch included. A pipeline serves whole shards, so
+what it caches of them stays useful when the data-parallel width changes, and the batch of a step never depends on
+that width.
 """
 
 from functools import lru_cache

@@ -1,7 +1,7 @@
 """PipeTransformer's Eq. 1 as published: freeze up to the layer whose gradient is smallest, within a geometric bound.
 
-The released code hard-codes the bound and never looks at a gradient. Here L_frozen counts layers, so "freeze up to layer l"
-freezes l itself, the one that moves least, and all before it.
+The released code hard-codes the bound and never looks at a gradient. Here L_frozen counts layers, so "freeze up to
+layer l" freezes l itself, the one that moves least, and all before it.
 """
 
 from .policy import FreezeObservation, Instants, Stateless, ceil_share

@@ -1,10 +1,10 @@
-"""The geometric schedule that PipeTransformer's released code follows: the upper bound of Eq. 1, at every epoch's end."""
+"""The geometric schedule of PipeTransformer's released code: the upper bound of Eq. 1, at every epoch's end."""
 
 from .policy import FreezeObservation, Instants, Stateless, ceil_share
 
 
 class PaperSchedule(Stateless):
-    """ceil(L * (1 - (1 - alpha)^T)) frozen blocks after the T-th decision (PipeTransformer, section 3.1, Eq. 1 rewritten)."""
+    """ceil(L * (1 - (1 - alpha)^T)) frozen blocks after the T-th decision (PipeTransformer, section 3.1, Eq. 1)."""
 
     def __init__(self, alpha: float, instants: Instants) -> None:
         self.alpha = alpha

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 class FreezeObservation:
     """What every rank knows alike after a step's vote.
 
-    `step` counts committed steps, so it is also the index of the next one; `epoch` counts finished epochs. A policy is asked
-    once with step 0, before training. `unit_gradient_norms` has the L2 norm of the global gradient of the embedding, of each
-    block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed.
+    `step` counts committed steps, so it is also the index of the next one; `epoch` counts finished epochs. A policy
+    is asked once with step 0, before training. `unit_gradient_norms` has the L2 norm of the global gradient of the
+    embedding, of each block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed.
     """
 
     step: int
@@ -37,7 +37,7 @@ class FreezePolicy(Protocol):
 
 @dataclass(frozen=True)
 class Instants:
-    """The ends of epochs at which a policy may act: `start_after_epochs` are let go by, then every `interval_epochs`."""
+    """Ends of epochs at which a policy may act: `start_after_epochs` pass, then every `interval_epochs`."""
 
     steps_per_epoch: int
     start_after_epochs: int = 0

@@ -1,4 +1,4 @@
-"""What is trained: any list of blocks between an embedding and a head, built unit by unit so that a worker needs only its own."""
+"""What is trained: any list of blocks between an embedding and a head, built unit by unit."""
 
 from .build import build_model, build_unit
 from .dropout import KeyedDropout, set_dropout_context

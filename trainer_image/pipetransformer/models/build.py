@@ -3,8 +3,9 @@
 from collections.abc import Collection
 
 import torch
-from pipetransformer_contract.spec import Model
 from torch import nn
+
+from pipetransformer_contract.spec import Model
 
 from ..data import DataInfo
 from ..errors import SpecError

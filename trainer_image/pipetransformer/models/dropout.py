@@ -1,7 +1,7 @@
 """Dropout whose mask belongs to the sample and not to the process.
 
-A mask is drawn from (seed, step, sample, place), so a run that moves layers and samples between workers drops what one that
-stays drops, and no random state has to be carried.
+A mask is drawn from (seed, step, sample, place), so a run that moves layers and samples between workers drops what
+one that stays drops, and no random state has to be carried.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _current: _Context | None = None
 
 
 def set_dropout_context(step: int, sample_ids: Sequence[int]) -> None:
-    """Say which samples the next forward (of one micro-batch, in this process) sees. `sample_ids` has the batch's length."""
+    """Say which samples the next forward of a micro-batch in this process sees, padding included."""
     global _current
     _current = _Context(step, tuple(sample_ids))
 
@@ -34,7 +34,8 @@ def key(*parts: int) -> int:
 
 
 class KeyedDropout(nn.Module):
-    """Zeroes elements of (micro-batch, ...) with probability `p` and scales the rest by 1/(1-p), by a mask for each sample.
+    """Zeroes elements of (micro-batch, ...) with probability `p` and scales the rest by 1/(1-p), by a mask for each
+    sample.
 
     `place` is unique in the model. The step and the samples come from `set_dropout_context`.
     """

@@ -1,7 +1,7 @@
 """The shape of every model that can be pipelined: embedding, blocks, head.
 
-These `num_layers + 2` units are the grain of everything that is cut, moved, frozen or saved: unit 0 is the embedding, units
-1..L are the blocks, unit L+1 is the head.
+These `num_layers + 2` units are the grain of everything that is cut, moved, frozen or saved: unit 0 is the embedding,
+units 1..L are the blocks, unit L+1 is the head.
 """
 
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ def unit_name(index: int, num_layers: int) -> str:
 class PipelineModel:
     """A model as a list of units, each a module from one tensor to one tensor.
 
-    `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace `loss` and
-    `correct` where the model is no classifier. Units that a worker did not ask for live on the meta device: they have names
-    and shapes, but no memory.
+    `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace
+    `loss` and `correct` where the model is no classifier. Units that a worker did not ask for live on the meta
+    device: they have names and shapes, but no memory.
     """
 
     embedding: nn.Module

@@ -1,9 +1,10 @@
-"""A pre-norm Vision Transformer for small images (Dosovitskiy et al., 2020), without a class token: the head pools by mean."""
+"""A pre-norm Vision Transformer for small images (Dosovitskiy et al., 2020): no class token, pooled by mean."""
 
 import torch
-from pipetransformer_contract.spec import Model
 from torch import Tensor, nn
 from torch.nn import functional
+
+from pipetransformer_contract.spec import Model
 
 from ..data import DataInfo
 from ..errors import SpecError
@@ -82,10 +83,14 @@ def num_tokens(spec: Model, info: DataInfo) -> int:
         SpecError: the data are no images, or cannot be cut into whole patches.
     """
     if len(info.input_shape) != 3:
-        raise SpecError("spec.data.name", f"vit needs images (channels, height, width), not samples of {info.input_shape}")
+        raise SpecError(
+            "spec.data.name", f"vit needs images (channels, height, width), not samples of {info.input_shape}"
+        )
     _, height, width = info.input_shape
     if height % spec.patch_size or width % spec.patch_size:
-        raise SpecError("spec.model.patchSize", f"images of {height}x{width} cannot be cut into patches of {spec.patch_size}")
+        raise SpecError(
+            "spec.model.patchSize", f"images of {height}x{width} cannot be cut into patches of {spec.patch_size}"
+        )
     return (height // spec.patch_size) * (width // spec.patch_size)
 
 

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 def balance(costs: Sequence[float], stages: int) -> list[range]:
     """Cut `costs` into `stages` contiguous, non-empty runs so that the dearest run is as cheap as possible.
 
-    Dynamic programming over (items, runs); of equally good partitions the one whose cuts come earliest is taken, so that every
-    rank finds the same.
+    Dynamic programming over (items, runs); of equally good partitions the one whose cuts come earliest is taken, so
+    that every rank finds the same.
 
     Raises:
         ValueError: there are fewer items than stages.

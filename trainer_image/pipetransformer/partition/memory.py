@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from .balance import balance
 
-#: Memory of a frozen layer against an active one (PipeTransformer, section 3.2: "empirical measurements in our hardware").
+#: Memory of a frozen layer against an active one (PipeTransformer, section 3.2, measured there).
 LAMBDA_FROZEN = Fraction(1, 6)
 
 
@@ -16,7 +16,8 @@ def paper_bytes(
     """Bytes of the largest stage after the best contiguous split of the active units over `stages` workers.
 
     The frozen prefix (with the embedding as soon as one block is frozen) stays on the first worker and counts
-    `lambda_frozen` of its size (PipeTransformer, Algorithm 1 and Eq. 2). Units that are fewer than stages leave workers empty.
+    `lambda_frozen` of its size (PipeTransformer, Algorithm 1 and Eq. 2). Units that are fewer than stages leave
+    workers empty.
 
     Args:
         unit_param_bytes: parameter bytes of embedding, blocks and head (L + 2 items).

@@ -1,7 +1,8 @@
 """The ledger of committed samples: the evidence that none was lost or repeated, whatever changed size in between.
 
-Every worker of a pipeline may write the pipeline's line of a step, so that one death loses no evidence. The history that counts
-is, for each step, the highest generation that committed it; lines of lower ones are redone steps and counted apart.
+Every worker of a pipeline may write the pipeline's line of a step, so that one death loses no evidence. The history
+that counts is, for each step, the highest generation that committed it; lines of lower ones are redone steps and
+counted apart.
 """
 
 from collections import Counter, defaultdict

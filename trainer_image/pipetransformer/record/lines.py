@@ -13,7 +13,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; none when it does not exist. A torn last line, from a killed writer, is left out."""
+    """The objects of a file, in order; none when it does not exist. A torn last line is left out."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""The record that the leader keeps. Files are only appended to and the summary is computed from them, for leaders change."""
+"""The leader's record. Files are only appended to and the summary is computed from them, for leaders change."""
 
 import json
 import time
@@ -47,7 +47,7 @@ class RunRecord:
         generation: int,
         frozen_layers: int,
     ) -> None:
-        """Note a committed step (from 0): mean loss over the global batch and L2 norm of its gradient before clipping."""
+        """Note a committed step (from 0): mean loss of the global batch, L2 norm of its gradient unclipped."""
         lines.append(
             self.steps_path,
             {
