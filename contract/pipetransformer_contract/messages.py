@@ -136,9 +136,10 @@ class Report(Wire):
         """Whether this report says more than `other` does (a replay does not)."""
         if other is None:
             return True
-        return (self.layout_generation, self.step, self.outcome is not None, self.checkpoint_step) > (
+        return (self.layout_generation, self.step, self.boundary, self.outcome is not None, self.checkpoint_step) > (
             other.layout_generation,
             other.step,
+            other.boundary,
             other.outcome is not None,
             other.checkpoint_step,
         )

@@ -144,6 +144,11 @@ class JobSpec(SpecModel):
     )
 
     @property
+    def managed(self) -> bool:
+        """Whether this operator is the job's controller."""
+        return self.managed_by in (None, MANAGER)
+
+    @property
     def initial_layout(self) -> Layout:
         """The layout of the start."""
         return Layout(self.pipeline.stages, self.elastic_policy.workers // self.pipeline.stages)
@@ -185,11 +190,6 @@ class PipeTrainingJob(SpecModel):
             pydantic.ValidationError: the object does not fit the types; `validate_manifest` says it to users.
         """
         return cls.model_validate(manifest)
-
-    @property
-    def managed(self) -> bool:
-        """Whether this operator is the job's controller."""
-        return self.spec.managed_by in (None, MANAGER)
 
 
 def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:

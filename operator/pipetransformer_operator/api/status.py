@@ -109,7 +109,8 @@ class State(StrEnum):
 class PublishedPlan(Wire):
     """The newest published generation; the channel shows it once this is durable.
 
-    `leavers` are the workers that hold state until the members have committed. `confirmed_generation` is the newest
+    `leavers` are the workers that hold state until the members have committed; `boundary` is what it was chosen for
+    and what a checkpoint must have before they are given back. `confirmed_generation` is the newest
     generation that the leader reported as committed: below `layout_generation` the change is still under way.
     """
 
@@ -121,6 +122,7 @@ class PublishedPlan(Wire):
     leader: Name
     nonce: Name
     reason: ResizeReason
+    boundary: Count = 0
     confirmed_generation: Count = 0
 
     @property
@@ -187,6 +189,10 @@ class JobStatus(Wire):
         max_length=MAX_MEMBERS,
         description="Workers that ought to exist; written before they are created.",
     )
+    releasing_ids: list[Count] = Field(
+        default_factory=list, max_length=MAX_MEMBERS, description="Workers given back whose pod is not gone yet."
+    )
+    layout_generation: Count = Field(default=0, description="Highest generation ever published; it only rises.")
     next_worker_id: Count = Field(default=0, description="Ids are never used twice.")
     num_shards: Positive | None = Field(
         default=None, description="Shards of the data order, fixed when the job starts."

@@ -1,12 +1,11 @@
 """Refuses a manifest with the words that the API server would use, without an API server.
 
 Types and bounds come from pydantic; the rules between fields are the CRD's own CEL, evaluated here on the same schema
-with the same defaults. What CEL cannot see (labels) is checked by `validate`, which the operator calls as well.
+with the same defaults. What CEL cannot see is in `labels`.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,31 +14,11 @@ from celpy import celtypes
 from celpy.adapter import json_to_cel
 from pydantic import ValidationError
 
-from .job import GROUP, KIND, QUEUE_LABEL, VERSION, PipeTrainingJob
+from .job import GROUP, KIND, VERSION, PipeTrainingJob
+from .labels import FieldError, label_errors
 from .schema import Schema, root_schema, with_defaults
 
-
-@dataclass(frozen=True, slots=True)
-class FieldError:
-    """`path` is the field as the user wrote it, such as `spec.training.epochs`."""
-
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
-
-
-def validate(job: PipeTrainingJob) -> list[FieldError]:
-    """What the API server had to let through because CEL does not see it."""
-    if QUEUE_LABEL in job.metadata.labels and job.spec.checkpoint is None:
-        return [
-            FieldError(
-                f"metadata.labels[{QUEUE_LABEL}]",
-                "a queue may stop the job, which needs spec.checkpoint: without one all training is lost",
-            )
-        ]
-    return []
+__all__ = ["FieldError", "validate_manifest", "validate_update"]
 
 
 def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
@@ -52,7 +31,7 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
         job = PipeTrainingJob.model_validate_json(json.dumps(manifest, default=str), strict=True)
     except ValidationError as error:
         return [FieldError(_path(detail["loc"]), detail["msg"]) for detail in error.errors()]
-    return [*_broken_rules(root_schema(), manifest, ""), *validate(job)]
+    return [*_broken_rules(root_schema(), manifest, ""), *label_errors(job.metadata.labels, job.spec)]
 
 
 def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldError]:

@@ -3,9 +3,42 @@
 from datetime import datetime
 
 from ..api.job import JobSpec
+from . import accounting, conditions, failure, finish, reports, resize, start, suspend
+from .draft import Draft
 from .types import Observed, Plan
 
 
 def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
-    """Decides what a job needs now. See `Plan` for the order in which the answer is executed."""
-    return Plan(status=observed.status)
+    """Decides what a job needs now. See `Plan` for the order in which the answer is executed.
+
+    The same question always gets the same answer, and executing it leads to a state in which nothing is left to do until
+    something happens. A job with a foreign `managedBy` is left alone.
+    """
+    draft = Draft(spec, observed, now)
+    if not spec.managed:
+        return Plan(status=observed.status)
+    reports.fold(draft)
+    finish.judge(draft)
+    if not draft.status.finished:
+        _advance(draft)
+    if draft.status.finished:
+        finish.clean(draft)
+    accounting.count(draft)
+    conditions.describe(draft)
+    return draft.plan()
+
+
+def _advance(draft: Draft) -> None:
+    if draft.spec.suspend:
+        suspend.suspend(draft)
+        return
+    if draft.label_errors and draft.status.plan is None:
+        return
+    suspend.resume(draft)
+    failure.recover(draft)
+    if draft.status.finished:
+        return
+    if draft.status.plan is None:
+        start.start(draft)
+    else:
+        resize.resize(draft)

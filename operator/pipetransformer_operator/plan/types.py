@@ -55,12 +55,14 @@ class Observed:
 
     Attributes:
         status: as last written or read; the only memory.
-        workers: pods whose controller is this job, by id, those that are terminating or have ended included.
+        workers: all pods whose controller is this job, those that are terminating or have ended included. It must be
+            complete: a member that is missing here is taken for lost. Pods just created belong here at once.
         ready: by worker uid, what workers said that are warm; lost when the operator restarts and soon said again.
         report: newest report that the channel got; None until one came after the operator's start.
         heartbeats: by worker uid, when the worker was last heard.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
         conflicts: names of pods that should be workers of this job and belong to someone else.
+        nonce: random text, fresh in every look, for the generation that this turn may publish.
         since: when this operator began to observe the job; silence before it says nothing.
     """
 
@@ -76,6 +78,7 @@ class Observed:
     heartbeats: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     lost_peers: frozenset[str] = frozenset()
     conflicts: tuple[str, ...] = ()
+    nonce: str = ""
     since: datetime | None = None
 
 
@@ -95,7 +98,7 @@ class PlanEvent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, in this order: write `status` (with the resourceVersion that was read) if it differs, create, delete, tell.
+    """What to do, in this order: write `status` (with the resourceVersion read) if it differs, create, delete, tell.
 
     A crash between two steps loses nothing but events: the next plan, made from the status, repeats the rest.
 

@@ -1,0 +1,44 @@
+"""Counts what the job holds, what it gave back and what that saved. A worker counts until its pod is gone."""
+
+from datetime import datetime
+
+from ..api.status import Gpus, JobStatus, Reason
+from .draft import Draft
+
+JOB_LABEL = "training.pipetransformer.io/job"
+
+
+def count(draft: Draft) -> None:
+    """Brings the figures of the status up to date; time alone changes none of them."""
+    status = draft.status
+    there = {worker.id for worker in draft.observed.workers}
+    gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]
+    if status.finished:  # containers that have ended hold no device, and nobody deletes them
+        held = sum(worker.exit_code is None and worker.alive for worker in draft.observed.workers)
+    else:
+        held = len(there)
+    gpus = Gpus(held=held, released=status.gpus.released + len(gone))
+    if gone:
+        draft.tell(Reason.GPUS_RELEASED, f"{len(gone)} workers are gone, {held} are held")
+    training = status.plan is not None and not status.finished
+    changed = gpus.held != status.gpus.held or training != (status.gpu_seconds_time is not None)
+    if changed:
+        draft.update(
+            gpu_seconds_saved=gpu_seconds_saved(status, draft.now),
+            gpu_seconds_time=draft.now if training else None,
+        )
+    draft.update(
+        gpus=gpus,
+        workers=len(there),
+        releasing_ids=[worker_id for worker_id in status.releasing_ids if worker_id in there],
+        selector=f"{JOB_LABEL}={draft.observed.name}",
+        observed_generation=draft.observed.metadata_generation,
+    )
+
+
+def gpu_seconds_saved(status: JobStatus, now: datetime) -> float:
+    """GPU-seconds that the job left to others until `now`, against holding its initial workers throughout."""
+    if status.gpu_seconds_time is None:
+        return status.gpu_seconds_saved
+    fewer = max(0, status.initial_workers - status.gpus.held)
+    return status.gpu_seconds_saved + fewer * max(0.0, (now - status.gpu_seconds_time).total_seconds())

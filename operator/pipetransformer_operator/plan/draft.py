@@ -1,0 +1,244 @@
+"""The plan while it is being made: rules read the world from it and leave their changes in it.
+
+Each rule sees what the rules before it decided, through `status`; only `Draft.plan` turns the result into an answer.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, choose
+from pipetransformer_contract.messages import Member, Offer, ResizeReason
+
+from ..api.job import CleanPodPolicy, JobSpec
+from ..api.labels import label_errors
+from ..api.status import Condition, ConditionStatus, ConditionType, JobStatus, PublishedPlan, Reason
+from .types import EventType, Observed, Plan, PlanEvent, Worker, worker_name
+
+#: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
+FINISH_GRACE = timedelta(seconds=30)
+
+
+class Draft:
+    """A plan in the making. `status` is replaced, never changed in place."""
+
+    def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
+        self.spec = spec
+        self.observed = observed
+        self.now = now
+        self.status: JobStatus = observed.status
+        self.expired = False
+        self.label_errors = label_errors(observed.labels, spec)
+        self._events: list[PlanEvent] = []
+        self._wake: list[datetime] = []
+        self._by_name = {worker.name: worker for worker in observed.workers}
+
+    def update(self, **fields: Any) -> None:
+        """Replaces fields of the status."""
+        self.status = self.status.model_copy(update=fields)
+
+    def tell(self, reason: Reason, message: str, kind: EventType = EventType.NORMAL) -> None:
+        """Adds a Kubernetes event."""
+        self._events.append(PlanEvent(kind, reason, message))
+
+    def wake_at(self, time: datetime) -> None:
+        """Asks for another turn at `time`, even if nothing happens."""
+        self._wake.append(time)
+
+    def set_condition(self, kind: ConditionType, status: bool, reason: str, message: str = "") -> None:
+        """Sets a condition; its transition time moves only when its status does."""
+        value = ConditionStatus.TRUE if status else ConditionStatus.FALSE
+        before = self.status.condition(kind)
+        condition = Condition(
+            type=kind,
+            status=value,
+            reason=reason,
+            message=message,
+            last_transition_time=self.now
+            if before is None or before.status is not value
+            else before.last_transition_time,
+            observed_generation=self.observed.metadata_generation,
+        )
+        if before is None:
+            self.update(conditions=[*self.status.conditions, condition])
+        elif condition != before:
+            self.update(conditions=[condition if old is before else old for old in self.status.conditions])
+
+    def fail(self, reason: str, message: str) -> None:
+        """Ends the job as failed."""
+        self.set_condition(ConditionType.FAILED, True, reason, message)
+        known = Reason(reason) if reason in set(Reason) else Reason.TRAINING_FAILED
+        self.tell(known, message, EventType.WARNING)
+        self.update(completion_time=self.now)
+
+    # -- workers
+
+    def name_of(self, worker_id: int) -> str:
+        return worker_name(self.observed.name, worker_id)
+
+    def worker(self, member: Member) -> Worker | None:
+        """The worker of a member; None when its pod is gone, or another pod has its name."""
+        worker = self._by_name.get(member.name)
+        return worker if worker is not None and worker.uid == member.uid else None
+
+    def alive(self, member: Member) -> bool:
+        """Whether the member is still wanted and can train."""
+        worker = self.worker(member)
+        return worker is not None and worker.alive and worker.id in self.status.worker_ids
+
+    @property
+    def wanted(self) -> list[Worker]:
+        """Observed workers that ought to exist, by id."""
+        ids = set(self.status.worker_ids)
+        return sorted((worker for worker in self.observed.workers if worker.id in ids), key=lambda worker: worker.id)
+
+    @property
+    def joiners(self) -> list[Worker]:
+        """Wanted living workers that are neither members nor leavers, by id."""
+        plan = self.status.plan
+        taken = {member.name for member in (*plan.members, *plan.leavers)} if plan else set()
+        return [worker for worker in self.wanted if worker.alive and worker.name not in taken]
+
+    @property
+    def ready_joiners(self) -> list[Member]:
+        """Those joiners that are warm, as members to be."""
+        ready = self.observed.ready
+        return [
+            Member(name=worker.name, uid=worker.uid, address=ready[worker.uid].address, node=worker.node)
+            for worker in self.joiners
+            if worker.uid in ready
+        ]
+
+    def keep_workers(self, ids: Iterable[int]) -> None:
+        """Says which workers ought to exist; the others will be deleted."""
+        self.update(worker_ids=sorted(set(ids)))
+
+    def top_up(self, ids: Sequence[int], count: int) -> list[int]:
+        """`ids` and as many new ones as make `count`."""
+        missing = max(0, count - len(ids))
+        first = self.status.next_worker_id
+        if missing:
+            self.update(next_worker_id=first + missing)
+            self.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {count} in all")
+        return [*ids, *range(first, first + missing)]
+
+    # -- layouts
+
+    @property
+    def bounds(self) -> Bounds:
+        """Limits of a layout; the data order was made for `num_shards` pipelines, so there are never more."""
+        elastic, stages = self.spec.elastic_policy, self.spec.pipeline.stages
+        report = self.status.last_report
+        return Bounds(
+            initial=Layout(stages, max(1, (self.status.initial_workers or elastic.workers) // stages)),
+            min_workers=elastic.min_workers,
+            max_workers=elastic.max_workers,
+            min_pipelines=elastic.min_pipelines,
+            max_pipelines=min(self.spec.max_pipelines, self.status.num_shards or self.spec.max_pipelines),
+            bytes_budget=report.bytes_budget if report else 0,
+        )
+
+    def choose(self, workers: int) -> Layout | None:
+        """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
+        plan, report = self.status.plan, self.status.last_report
+        offers: list[Offer] = list(report.offers) if report else []
+        bounds = self.bounds
+        if not offers and plan:
+            offers = [Offer(stages=plan.stages, bytes_per_worker=0)]
+            bounds = Bounds(
+                initial=Layout(plan.stages, bounds.initial.pipelines),
+                min_workers=bounds.min_workers,
+                max_workers=bounds.max_workers,
+                min_pipelines=bounds.min_pipelines,
+                max_pipelines=bounds.max_pipelines,
+                bytes_budget=0,
+            )
+        return choose(
+            offers,
+            workers,
+            bounds,
+            on_pack=self.spec.elastic_policy.on_pack,
+            packing=self.spec.pipeline.packing,
+            current=plan.layout if plan else None,
+        )
+
+    def publish(self, layout: Layout, candidates: Sequence[Member], reason: ResizeReason) -> None:
+        """Publishes the next generation on the first candidates; holders of state that are left over become leavers.
+
+        Candidates that hold state come first, so the leader holds state whenever any member does.
+        """
+        before = self.status.plan
+        number = self.status.layout_generation + 1
+        members = list(candidates[: layout.workers])
+        names = [member.name for member in members]
+        holders = self.state_holders
+        report = self.status.last_report
+        plan = PublishedPlan(
+            layout_generation=number,
+            stages=layout.stages,
+            pipelines=layout.pipelines,
+            members=members,
+            leavers=[member for member in holders if member.name not in names],
+            leader=before.leader if before and before.leader in names else names[0],
+            nonce=hashlib.sha256(f"{self.observed.uid}/{number}/{self.observed.nonce}".encode()).hexdigest()[:32],
+            reason=reason,
+            boundary=report.boundary if report else 0,
+            confirmed_generation=before.confirmed_generation if before else 0,
+        )
+        self.update(plan=plan, layout_generation=number, resize=None)
+        self.tell(
+            Reason.GENERATION_PUBLISHED,
+            f"Generation {number} ({reason.value}): {layout.pipelines} pipelines of {layout.stages} stages,"
+            f" {len(plan.leavers)} workers leave",
+        )
+
+    @property
+    def state_holders(self) -> list[Member]:
+        """Living workers with some state, members first: leavers hold theirs until the generation is confirmed."""
+        plan = self.status.plan
+        if plan is None:
+            return []
+        holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
+        return [member for member in holders if self.alive(member)]
+
+    @property
+    def on_pack(self) -> OnPack:
+        return self.spec.elastic_policy.on_pack
+
+    # -- the answer
+
+    def plan(self) -> Plan:
+        """The answer; creation and deletion follow from the status and the pods alone."""
+        finished = self.status.finished
+        wake = min(self._wake, default=None)
+        return Plan(
+            status=self.status,
+            create=() if finished else self._missing(),
+            delete=self._after_the_end() if finished else self._unwanted(),
+            events=tuple(self._events),
+            requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
+            expired=self.expired,
+        )
+
+    def _missing(self) -> tuple[int, ...]:
+        plan = self.status.plan
+        once = {member.name for member in (*plan.members, *plan.leavers)} if plan else set()
+        names = {worker_id: self.name_of(worker_id) for worker_id in self.status.worker_ids}
+        return tuple(key for key, name in names.items() if name not in self._by_name and name not in once)
+
+    def _unwanted(self) -> tuple[tuple[str, str], ...]:
+        ids = set(self.status.worker_ids)
+        return tuple((w.name, w.uid) for w in self.observed.workers if w.id not in ids and not w.terminating)
+
+    def _after_the_end(self) -> tuple[tuple[str, str], ...]:
+        policy = self.spec.run_policy.clean_pod_policy
+        ended = self.status.completion_time or self.now
+        if policy is CleanPodPolicy.NONE:
+            return ()
+        running_too = self.status.is_true(ConditionType.FAILED) or self.now >= ended + FINISH_GRACE
+        return tuple(
+            (worker.name, worker.uid)
+            for worker in self.observed.workers
+            if not worker.terminating and (running_too if worker.alive else policy is CleanPodPolicy.ALL)
+        )
