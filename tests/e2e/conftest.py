@@ -1,0 +1,129 @@
+"""The cluster, the operator and one namespace a test.
+
+By default the tests start the dev cluster (`tools.devcluster`) where it does not run, build and push the images, and
+stop what they started; PIPETRANSFORMER_KEEP_CLUSTER=1 leaves it. Any other cluster must be named on purpose:
+PIPETRANSFORMER_TEST_CONTEXT (a context of the current kubeconfig), PIPETRANSFORMER_TEST_IMAGES (JSON, as
+`python -m tools.devcluster images` prints) and PIPETRANSFORMER_TEST_SHARED (a folder that all nodes and the tests see).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kube import Kube
+from tools.devcluster import cluster as devcluster
+from tools.devcluster import controlplane, gobuild, images
+from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
+
+SYSTEM_NAMESPACE = "pipetransformer-system"
+_FAILED = pytest.StashKey[bool]()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the tests run. `images` maps the Dockerfile's targets to references that its nodes can pull."""
+
+    kubectl: tuple[str, ...]
+    helm: tuple[str, ...]
+    images: dict[str, str]
+    shared: Path
+
+    def kube(self, namespace: str) -> Kube:
+        return Kube(self.kubectl, namespace)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The named cluster, else the dev cluster with freshly built images."""
+    context = os.environ.get("PIPETRANSFORMER_TEST_CONTEXT", CONTEXT)
+    if context != CONTEXT:
+        yield Cluster(
+            kubectl=("kubectl", "--context", context),
+            helm=(str(gobuild.helm()), "--kube-context", context),
+            images=json.loads(os.environ["PIPETRANSFORMER_TEST_IMAGES"]),
+            shared=Path(os.environ["PIPETRANSFORMER_TEST_SHARED"]),
+        )
+        return
+    layout = Layout()
+    was_up = devcluster.is_up(layout)
+    try:
+        devcluster.up(layout)
+        yield Cluster(
+            kubectl=(*controlplane.kubectl_command(layout), "--context", CONTEXT),
+            helm=(str(gobuild.helm()), "--kubeconfig", str(layout.kubeconfig), "--kube-context", CONTEXT),
+            images=images.publish(layout),
+            shared=layout.shared,
+        )
+    finally:
+        if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":
+            devcluster.down(layout)
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster) -> Iterator[Kube]:
+    """The operator, installed by Helm from the chart; yields its namespace."""
+    repository, _, tag = cluster.images["operator"].rpartition(":")
+    install = [
+        *cluster.helm, "upgrade", "--install", "pipetransformer", str(REPOSITORY / "charts/pipetransformer"),
+        "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "90s",
+        "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}",
+    ]  # fmt: skip
+    kube = cluster.kube(SYSTEM_NAMESPACE)
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"helm: {done.stderr}\nsee {kube.dump(_dumps())}")
+    yield kube
+    subprocess.run(
+        [*cluster.helm, "uninstall", "pipetransformer", "--namespace", SYSTEM_NAMESPACE, "--wait"], check=True
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let fixtures know whether the test's body failed."""
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
+@pytest.fixture
+def kube(cluster: Cluster, operator: Kube, request: pytest.FixtureRequest) -> Iterator[Kube]:
+    """A namespace of the test's own; when the test fails, all that is in it is written down first."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))
+    name = f"e2e-{words}"[:50].strip("-")
+    system = cluster.kube("default")
+    system.delete("namespace", name)
+    system.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    kube = cluster.kube(name)
+    yield kube
+    if request.node.stash.get(_FAILED, False):
+        print(f"\nwritten down in {kube.dump(_dumps())} and {operator.dump(_dumps())}")
+    kube.run("delete", "pipetrainingjobs", "--all", "--wait", "--timeout=60s")
+    system.delete("namespace", name)
+
+
+@pytest.fixture
+def shared(cluster: Cluster, kube: Kube) -> Iterator[Path]:
+    """A folder that the test and the pods of every node can write."""
+    folder = cluster.shared / kube.namespace
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _dumps() -> Path:
+    return REPOSITORY / "runs" / "e2e"

@@ -1,0 +1,136 @@
+"""One freeze event end to end: the real operator, from its chart, and real trainers in pods on real kubelets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cluster
+from tests.e2e.kube import Kube, Object, has_condition
+from tests.e2e.manifests import EPOCHS, STORAGE, TRAIN_SAMPLES, digits_job, idle_pod, pod
+from tests.ledger_checker import check
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+
+JOB = "digits"
+JOB_SECONDS = 240
+_failed = has_condition("Failed")
+_complete = has_condition("Complete")
+
+
+def _start(kube: Kube, cluster: Cluster, shared: Path, *, on_pack: str) -> None:
+    image = cluster.images["trainer"]
+    kube.apply(digits_job(JOB, image=image, shared=str(shared), on_pack=on_pack))
+
+
+def _wait(kube: Kube, kind: str, *, seconds: float = JOB_SECONDS) -> Object:
+    return kube.wait("pipetrainingjob", JOB, has_condition(kind), kind, seconds=seconds, never=_failed)
+
+
+def _job_pods(kube: Kube) -> dict[str, Object]:
+    """The job's pods by UID."""
+    return {p["metadata"]["uid"]: p for p in kube.list("pods", f"training.pipetransformer.io/job={JOB}")}
+
+
+def _restarts(pods: dict[str, Object]) -> int:
+    return sum(c["restartCount"] for p in pods.values() for c in p["status"].get("containerStatuses", []))
+
+
+def _layouts(shared: Path) -> list[tuple[int, int]]:
+    """(stages, pipelines) of each generation, from the run's own record."""
+    generations = _summary(shared)["generations"]
+    return [(g["stages"], g["pipelines"]) for g in generations]
+
+
+def _summary(shared: Path) -> Object:
+    summary: Object = json.loads((shared / "output" / JOB / "summary.json").read_text())
+    return summary
+
+
+def _assert_exactly_once(shared: Path) -> None:
+    findings = check(shared / "output" / JOB, TRAIN_SAMPLES, EPOCHS)
+    assert findings.clean, findings
+
+
+def test_widening_turns_one_pipeline_of_four_into_four_of_one_without_restarting_a_pod(
+    kube: Kube, cluster: Cluster, shared: Path
+) -> None:
+    _start(kube, cluster, shared, on_pack="Widen")
+    _wait(kube, "Running")
+    before = _job_pods(kube)
+    assert len(before) == 4
+
+    job = _wait(kube, "Complete")
+
+    assert _layouts(shared) == [(4, 1), (2, 2), (1, 4)]
+    assert job["status"]["nextWorkerId"] == 4, "a fifth pod was created"
+    after = _job_pods(kube)
+    assert after.keys() <= before.keys()
+    assert _restarts(after) == 0
+    _assert_exactly_once(shared)
+
+
+def test_released_gpus_let_somebody_elses_pending_pod_run_while_the_job_still_trains(
+    kube: Kube, cluster: Cluster, shared: Path
+) -> None:
+    filler_image = cluster.images["operator"]
+    for name, gpus in (("filler-a", 8), ("filler-b", 4)):  # with the job's 4 all 16 GPUs of the two nodes are held
+        kube.apply(idle_pod(name, image=filler_image, gpus=gpus))
+        kube.wait("pod", name, lambda p: p["status"].get("phase") == "Running", "Running", seconds=90)
+    _start(kube, cluster, shared, on_pack="Release")
+    _wait(kube, "Running")
+    kube.apply(idle_pod("waiting", image=filler_image, gpus=2))
+    kube.wait("pod", "waiting", _is_unschedulable, "unschedulable", seconds=20)
+
+    kube.wait("pod", "waiting", lambda p: p["status"].get("phase") == "Running", "Running", seconds=JOB_SECONDS)
+
+    job = kube.get("pipetrainingjob", JOB)
+    assert not _complete(job), "the job had ended before the pod ran"
+    assert job["status"]["gpus"]["released"] >= 2
+    job = _wait(kube, "Complete")
+    assert _layouts(shared) == [(4, 1), (2, 1), (1, 1)]
+    assert job["status"]["gpus"]["released"] >= 3
+    _assert_exactly_once(shared)
+
+
+def _is_unschedulable(found: Object) -> bool:
+    conditions = found["status"].get("conditions", [])
+    return any(c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+
+
+def test_a_job_trains_and_resizes_on_when_the_operators_pod_is_deleted(
+    kube: Kube, cluster: Cluster, operator: Kube, shared: Path
+) -> None:
+    _start(kube, cluster, shared, on_pack="Widen")
+    _wait(kube, "Running")
+    before = _job_pods(kube)
+
+    for operator_pod in operator.list("pods"):
+        operator.delete("pod", operator_pod["metadata"]["name"])
+    job = _wait(kube, "Complete")
+
+    assert _layouts(shared)[-1] == (1, 4)
+    assert job["status"]["nextWorkerId"] == 4, "the new operator did not take over the old one's pods"
+    assert _restarts(_job_pods(kube)) == 0
+    assert _job_pods(kube).keys() <= before.keys()
+    _assert_exactly_once(shared)
+
+
+def test_another_pod_reads_the_model_back_and_scores_as_the_run_says(
+    kube: Kube, cluster: Cluster, shared: Path
+) -> None:
+    _start(kube, cluster, shared, on_pack="Widen")
+    _wait(kube, "Complete")
+
+    command = ["python", "-m", "pipetransformer.predict", f"{STORAGE}/output/{JOB}/model"]
+    kube.apply(pod("reader", image=cluster.images["trainer"], command=command, shared=str(shared)))
+    kube.wait(
+        "pod", "reader", lambda p: p["status"].get("phase") == "Succeeded", "Succeeded", seconds=90,
+        never=lambda p: p["status"].get("phase") == "Failed",
+    )  # fmt: skip
+
+    score = json.loads(kube.run("logs", "reader"))
+    assert score["accuracy"] == pytest.approx(_summary(shared)["test_accuracy"], abs=1e-6)
+    assert score["accuracy"] > 0.5, "the model learned nothing"
