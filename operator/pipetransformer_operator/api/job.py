@@ -191,6 +191,11 @@ class PipeTrainingJob(SpecModel):
         """
         return cls.model_validate(manifest)
 
+    @property
+    def managed(self) -> bool:
+        """Whether this operator is the job's controller."""
+        return self.spec.managed
+
 
 def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:
     """What a worker gets to know of its job, as `Env.JOB_SPEC`.

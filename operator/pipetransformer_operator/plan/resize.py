@@ -18,9 +18,11 @@ LONGEST_BACKOFF = timedelta(hours=1)
 
 
 def resize(draft: Draft) -> None:
-    """Moves a training job one step closer to its best layout."""
+    """Moves a training job one step closer to its best layout; one whose members are lost or ending keeps what it has."""
     plan = draft.status.plan
-    if plan is None or not plan.confirmed or not _settle(draft) or _publish_what_is_there(draft):
+    if plan is None or not all(draft.alive(member) for member in plan.members):
+        return
+    if not plan.confirmed or not _settle(draft) or _publish_what_is_there(draft):
         return
     _give_up_past_deadline(draft)
     target = _target(draft, plan.layout)

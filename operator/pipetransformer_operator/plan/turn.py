@@ -11,8 +11,8 @@ from .types import Observed, Plan
 def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
     """Decides what a job needs now. See `Plan` for the order in which the answer is executed.
 
-    The same question always gets the same answer, and executing it leads to a state in which nothing is left to do until
-    something happens. A job with a foreign `managedBy` is left alone.
+    The same question always gets the same answer, and executing it leads to a state in which nothing is left to do
+    until something happens. A job with a foreign `managedBy` is left alone.
     """
     draft = Draft(spec, observed, now)
     if not spec.managed:

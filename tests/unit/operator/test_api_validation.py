@@ -1,0 +1,93 @@
+"""What `validate_manifest` refuses, and with which words: the CRD's own rules, evaluated without an API server."""
+
+import pytest
+from pipetransformer_operator.api.labels import FieldError
+from pipetransformer_operator.api.validate import validate_manifest, validate_update
+
+from tests.builders import JobBuilder, make_job
+
+pytestmark = pytest.mark.timeout(20)
+
+VALID = [
+    make_job(),
+    make_job().stages(4).workers(8, most=16),
+    make_job().stages(2).workers(4).release(),
+    make_job().checkpoint("s3://bucket/x").suspended(),
+    make_job().set("model.name", "mine.models:build").set("model.options", {"depth": 3}),
+    make_job("a" * 50),
+]
+
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+
+REFUSED = [
+    (make_job("a" * 51), "metadata.name"),
+    (make_job().stages(3).workers(4), "spec.elasticPolicy.workers"),
+    (make_job().stages(16).workers(16), "spec.pipeline.stages"),
+    (make_job().workers(4, least=5), "spec.elasticPolicy.minWorkers"),
+    (make_job().workers(4, most=3), "spec.elasticPolicy.workers"),
+    (make_job().workers(4, most=100), "spec.training.globalBatchSize"),
+    (make_job().workers(4).set("elasticPolicy.maxPipelines", 2), "spec.elasticPolicy.workers"),
+    (make_job().stages(2).workers(4).set("elasticPolicy.minPipelines", 3), "spec.elasticPolicy.workers"),
+    (make_job().on_pack("Release"), "spec.elasticPolicy.onPack"),
+    (make_job().suspended(), "spec.suspend"),
+    (make_job().label("kueue.x-k8s.io/queue-name", "team"), "metadata.labels[kueue.x-k8s.io/queue-name]"),
+    (make_job().set("acceleratorResource", "nvidia.com/gpu"), "spec.podTemplate.spec.containers"),
+    (make_job().set("training.steps", 3), "spec.training"),
+    (make_job().set("training.epochs", 0), "spec.training.epochs"),
+    (make_job().set("training.epochs", "4"), "spec.training.epochs"),
+    (make_job().set("freeze.policy", "Explicit"), "spec.freeze.boundaries"),
+    (make_job().set("freeze.alpha", 1.5), "spec.freeze.alpha"),
+    (make_job().set("freeze.aplha", 0.5), "spec.freeze.aplha"),
+    (make_job().set("model.name", "bert"), "spec.model.name"),
+    (make_job().set("model.numHeads", 5), "spec.model.hiddenSize"),
+    (make_job().checkpoint("relative/path"), "spec.checkpoint.location"),
+    (make_job().drop("podTemplate"), "spec.podTemplate"),
+]
+
+
+@pytest.mark.parametrize("job", VALID)
+def test_a_valid_job_is_accepted(job: JobBuilder) -> None:
+    assert validate_manifest(job.manifest()) == []
+
+
+@pytest.mark.parametrize(("job", "path"), REFUSED, ids=[path for _, path in REFUSED])
+def test_a_wrong_job_is_refused_with_the_path_of_the_field(job: JobBuilder, path: str) -> None:
+    assert {error.path for error in validate_manifest(job.manifest())} == {path}
+
+
+def test_the_container_named_trainer_must_have_the_accelerator_and_not_the_first() -> None:
+    sidecar, trainer = {"name": "log"} | GPU, {"name": "trainer"}
+    job = make_job().set("acceleratorResource", "nvidia.com/gpu")
+    assert validate_manifest(job.set("podTemplate.spec.containers", [sidecar, trainer]).manifest())
+    assert not validate_manifest(job.set("podTemplate.spec.containers", [{"name": "log"}, trainer | GPU]).manifest())
+
+
+def test_another_kind_is_refused() -> None:
+    manifest = make_job().manifest() | {"kind": "Job"}
+    assert validate_manifest(manifest) == [FieldError("kind", "must be PipeTrainingJob")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "path"),
+    [
+        (make_job().set("model.options", {"a": 2}), "spec.model"),
+        (make_job().set("freeze.alpha", 0.25), "spec.freeze"),
+        (make_job().checkpoint(), "spec.checkpoint"),
+        (make_job().set("managedBy", "someone/else"), "spec.managedBy"),
+        (make_job().set("podTemplate.spec.hostNetwork", True), "spec.podTemplate"),
+    ],
+)
+def test_what_trains_cannot_be_changed(changed: JobBuilder, path: str) -> None:
+    assert [error.path for error in validate_update(make_job().manifest(), changed.manifest())] == [path]
+
+
+def test_policies_and_a_suspended_jobs_template_can_be_changed() -> None:
+    old = make_job().checkpoint().suspended()
+    new = (
+        make_job()
+        .checkpoint()
+        .workers(1, most=4)
+        .set("runPolicy.backoffLimit", 9)
+        .set("podTemplate.spec.hostNetwork", True)
+    )
+    assert validate_update(old.manifest(), new.manifest()) == []

@@ -1,0 +1,295 @@
+"""Scenarios of `plan()`: a job starts, packs, gives back, claims, loses workers, pauses and ends."""
+
+from dataclasses import replace
+
+import pytest
+from pipetransformer_contract.messages import Outcome, ResizeReason
+from pipetransformer_operator.api.status import ConditionType, State
+from pipetransformer_operator.plan import plan
+
+from tests.builders import make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def widening() -> World:
+    return World(make_job().stages(4).workers(4))
+
+
+def releasing() -> World:
+    return World(make_job().stages(4).workers(4).release())
+
+
+def reason(world: World, kind: ConditionType) -> str:
+    condition = world.status.condition(kind)
+    assert condition is not None
+    return condition.reason
+
+
+def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
+    world = widening()
+    world.settle()
+    assert len(world.workers) == 4
+    assert world.status.state is State.STARTING
+    world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
+    assert world.status.plan is None
+    world.warm_up()
+    assert world.shape == (4, 1)
+    assert world.plan.leader == "digits-w0"
+    assert [member.name for member in world.plan.members] == [f"digits-w{i}" for i in range(4)]
+    assert world.status.state is State.RUNNING
+
+
+def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -> None:
+    world = widening()
+    world.start()
+    pods = set(world.workers)
+    world.commit(boundary=8)
+    assert world.shape == (2, 2)
+    assert world.plan.reason is ResizeReason.PACK
+    assert set(world.workers) == pods
+    assert world.plan.leavers == []
+    assert world.status.frozen == "8/12"
+    assert reason(world, ConditionType.RESIZING) == "Committing"
+    world.commit()
+    assert reason(world, ConditionType.RESIZING) == "Settled"
+
+
+def test_leavers_are_deleted_only_after_the_commit_and_a_durable_checkpoint_at_the_new_boundary() -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8)
+    assert world.shape == (2, 1)
+    assert len(world.plan.leavers) == 2
+    assert len(world.workers) == 4
+    world.commit()
+    world.leave()
+    assert len(world.workers) == 4
+    assert reason(world, ConditionType.RESIZING) == "Releasing"
+    world.commit(checkpoint=7)
+    assert len(world.workers) == 4
+    world.commit(checkpoint=8)
+    assert set(world.workers) == {"digits-w0", "digits-w1"}
+    assert world.status.gpus.held == 2
+    assert world.status.gpus.released == 2
+    world.wait(100)
+    world.finish(Outcome.SUCCEEDED)
+    assert world.status.gpu_seconds_saved == pytest.approx(200)
+
+
+def test_hold_replaces_the_leavers_by_spares() -> None:
+    world = World(make_job().stages(4).workers(4).on_pack("Hold"))
+    world.start()
+    world.commit(boundary=8)
+    assert world.shape == (2, 1)
+    world.commit()
+    world.leave()
+    world.warm_up()
+    assert len(world.workers) == 4
+    assert world.shape == (2, 1)
+    assert world.status.gpus.released == 0
+
+
+def test_a_claim_trains_on_until_all_new_workers_are_ready() -> None:
+    world = World(make_job().stages(2).workers(2, most=6))
+    world.start()
+    assert len(world.workers) == 6
+    assert world.shape == (2, 1)
+    assert reason(world, ConditionType.RESIZING) == "Preparing"
+    world.warm_up(["digits-w2", "digits-w3"])
+    assert world.shape == (2, 1)
+    world.warm_up()
+    assert world.shape == (2, 3)
+    assert world.plan.reason is ResizeReason.CLAIM
+    assert world.plan.leader == "digits-w0"
+
+
+def test_a_claim_past_its_deadline_is_cancelled_and_slept_over() -> None:
+    world = World(make_job().stages(2).workers(2, most=4).set("runPolicy.resizeTimeoutSeconds", 60))
+    world.start()
+    assert len(world.workers) == 4
+    world.wait(61)
+    world.settle()
+    assert len(world.workers) == 2
+    assert world.status.resize is None
+    assert world.status.failures == 0
+    world.wait(61)
+    world.settle()
+    assert len(world.workers) == 4
+
+
+def test_a_lower_ceiling_makes_the_job_smaller() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    world.builder.workers(2, most=2)
+    world.settle()
+    assert world.shape == (2, 1)
+    assert world.plan.reason is ResizeReason.SPEC
+
+
+def test_survivors_of_a_failure_train_on_and_the_job_grows_back() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    world.kill("digits-w0")
+    world.settle()
+    assert world.shape == (2, 1)
+    assert world.plan.reason is ResizeReason.FAILURE
+    assert world.plan.leader == "digits-w1"
+    assert world.status.failures == 1
+    world.commit()
+    world.leave()
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 2)
+    assert "digits-w0" not in world.workers
+
+
+def test_too_few_survivors_hold_their_state_until_a_replacement_is_ready() -> None:
+    world = World(make_job().stages(2).workers(2, least=2))
+    world.start()
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    assert world.plan.layout_generation == 1
+    assert reason(world, ConditionType.RUNNING) == "Recovering"
+    world.warm_up()
+    assert world.shape == (2, 1)
+    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w2"]
+    assert world.status.failures == 1
+
+
+def test_a_failure_outranks_a_published_resize_and_its_leavers_can_be_members_again() -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8)
+    world.kill("digits-w0")
+    world.settle()
+    assert world.plan.layout_generation == 3
+    assert {member.name for member in world.plan.members} == {"digits-w1", "digits-w2"}
+
+
+def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8, checkpoint=8)
+    for name in list(world.workers):
+        world.kill(name)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1)
+    assert world.plan.reason is ResizeReason.START
+    assert world.plan.layout_generation == 3
+
+
+def test_more_failures_than_allowed_fail_the_job() -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
+    world.start()
+    world.end("digits-w3", exit_code=1, message="Segmentation fault")
+    world.settle()
+    assert world.status.state is State.FAILED
+    assert reason(world, ConditionType.FAILED) == "BackoffLimitExceeded"
+    assert set(world.workers) == {"digits-w3"}
+
+
+def test_a_user_error_fails_the_job_with_the_trainers_words() -> None:
+    world = widening()
+    world.settle()
+    message = '{"outcome": "Failed", "reason": "DataUnreadable", "message": "spec.data.path: no such file"}'
+    world.end("digits-w1", exit_code=2, message=message)
+    world.settle()
+    failed = world.status.condition(ConditionType.FAILED)
+    assert failed is not None
+    assert (failed.reason, failed.message) == ("DataUnreadable", "spec.data.path: no such file")
+    assert set(world.workers) == {"digits-w1"}
+
+
+def test_members_that_exit_after_success_are_not_failures_while_the_leader_still_writes() -> None:
+    world = widening()
+    world.start()
+    for worker_id in (1, 2, 3):
+        world.end(f"digits-w{worker_id}", exit_code=0, message='{"outcome": "Succeeded"}')
+    world.settle()
+    assert world.plan.layout_generation == 1
+    assert world.status.failures == 0
+    world.end("digits-w0", exit_code=0, message='{"outcome": "Succeeded"}')
+    world.settle()
+    assert world.status.state is State.COMPLETE
+
+
+def test_an_exit_0_that_nobody_asked_for_is_a_failure() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    world.end("digits-w3", exit_code=0)
+    world.settle()
+    assert world.status.failures == 1
+
+
+def test_workers_have_time_to_end_by_themselves_after_success() -> None:
+    world = widening()
+    world.start()
+    world.finish(Outcome.SUCCEEDED)
+    assert world.status.state is State.COMPLETE
+    assert len(world.workers) == 4
+    world.wait(31)
+    world.settle()
+    assert not world.workers
+
+
+def test_suspend_gives_all_back_and_resume_takes_the_checkpoints_size() -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8, checkpoint=8)
+    world.builder.suspended()
+    world.settle()
+    assert not world.workers
+    assert world.status.state is State.SUSPENDED
+    world.builder.suspended(False)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1)
+    assert world.plan.layout_generation == 3
+    assert "digits-w0" not in world.workers
+
+
+def test_a_job_of_another_manager_is_left_alone() -> None:
+    world = World(make_job().set("managedBy", "someone/else"))
+    decided = world.turn()
+    assert not decided.create
+    assert world.status.conditions == []
+
+
+def test_a_queue_label_without_checkpoint_starts_nothing() -> None:
+    world = widening()
+    decided = plan(world.spec, replace(world.observed(), labels={"kueue.x-k8s.io/queue-name": "team"}), world.now)
+    assert not decided.create
+    assert decided.status.state is State.PENDING
+
+
+def test_a_job_past_its_deadline_fails() -> None:
+    world = World(make_job().set("runPolicy.activeDeadlineSeconds", 100))
+    world.start()
+    world.wait(101)
+    world.settle()
+    assert reason(world, ConditionType.FAILED) == "DeadlineExceeded"
+
+
+def test_a_job_without_steps_is_stalled_until_it_steps_again() -> None:
+    world = World(make_job().set("runPolicy.stallTimeoutSeconds", 60))
+    world.start()
+    world.wait(61)
+    world.settle()
+    assert world.status.state is State.STALLED
+    world.commit()
+    assert world.status.state is State.RUNNING
+
+
+def test_progress_alone_is_written_every_30_seconds() -> None:
+    world = widening()
+    world.start()
+    world.wait(10)
+    before = world.status
+    world.commit()
+    assert world.status == before
+    world.wait(20)
+    world.settle()
+    assert world.status.last_report != before.last_report

@@ -1,0 +1,148 @@
+"""A world for `plan()`: pods that do as they are told, a leader that reports, and a clock that only tests move."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
+from pipetransformer_operator.api import JobSpec, JobStatus
+from pipetransformer_operator.api.status import PublishedPlan
+from pipetransformer_operator.plan import Observed, Plan, Worker, WorkerPhase, plan, worker_name
+
+from tests.builders import JobBuilder
+
+JOB = "digits"
+LAYERS = 12
+#: Parameter bytes of one active block; a frozen one counts a sixth, as in the paper.
+BLOCK_BYTES = 600
+
+
+class World:
+    """Executes plans as a cluster would, and checks after each what must always hold."""
+
+    def __init__(self, builder: JobBuilder) -> None:
+        self.builder = builder
+        self.status = JobStatus()
+        self.workers: dict[str, Worker] = {}
+        self.warm: set[str] = set()
+        self.report: Report | None = None
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.deleted: list[str] = []
+        self._uids = 0
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.builder.job().spec
+
+    @property
+    def plan(self) -> PublishedPlan:
+        assert self.status.plan is not None
+        return self.status.plan
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(stages, pipelines) of the published plan."""
+        return self.plan.stages, self.plan.pipelines
+
+    def observed(self) -> Observed:
+        ready = {w.uid: Ready(address=f"10.0.0.{w.id}:29500") for w in self.workers.values() if w.uid in self.warm}
+        return Observed(
+            uid="job-uid",
+            name=JOB,
+            namespace="default",
+            status=self.status,
+            workers=tuple(self.workers.values()),
+            ready=ready,
+            report=self.report,
+            since=datetime(2026, 1, 1, tzinfo=UTC),
+        )
+
+    def turn(self) -> Plan:
+        """One plan, executed."""
+        before = self.status
+        decided = plan(self.spec, self.observed(), self.now)
+        assert decided.status.layout_generation >= before.layout_generation
+        assert decided.status.gpus.released >= before.gpus.released
+        self.status = JobStatus.model_validate(decided.status.to_wire())
+        assert self.status == decided.status
+        for worker_id in decided.create:
+            name = worker_name(JOB, worker_id)
+            assert name not in self.workers
+            self._uids += 1
+            self.workers[name] = Worker(worker_id, name, f"uid-{self._uids}", WorkerPhase.RUNNING, scheduled=True)
+        for name, uid in decided.delete:
+            assert self.workers[name].uid == uid
+            self.workers.pop(name)
+            self.deleted.append(name)
+        return decided
+
+    def settle(self) -> None:
+        """Turns until nothing is left to do; fails if that takes long."""
+        for _ in range(20):
+            before = self.status
+            decided = self.turn()
+            if self.status == before and not decided.create and not decided.delete:
+                return
+        raise AssertionError("the plan does not converge")
+
+    def wait(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def warm_up(self, names: Iterable[str] | None = None) -> None:
+        """Workers import and post ready."""
+        self.warm |= {self.workers[name].uid for name in (self.workers if names is None else names)}
+        self.settle()
+
+    def commit(self, boundary: int | None = None, checkpoint: int | None = None) -> None:
+        """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed."""
+        last = self.report
+        boundary = boundary if boundary is not None else (last.boundary if last else 0)
+        durable = last.checkpoint if last else None
+        step = last.step + 10 if last else 1
+        if checkpoint is not None:
+            durable = DurableCheckpoint(
+                step=step, boundary=checkpoint, min_stages=2, layout_generation=self.plan.layout_generation
+            )
+        self.report = Report(
+            job_uid="job-uid",
+            layout_generation=self.plan.layout_generation,
+            step=step,
+            boundary=boundary,
+            num_layers=LAYERS,
+            bytes_budget=LAYERS // self.spec.pipeline.stages * BLOCK_BYTES,
+            offers=offers(boundary),
+            checkpoint=durable,
+        )
+        self.settle()
+
+    def leave(self) -> None:
+        """Leavers exit 0, as told."""
+        for member in self.plan.leavers:
+            if member.name in self.workers:
+                self.end(member.name, exit_code=0)
+        self.settle()
+
+    def end(self, name: str, exit_code: int, message: str = "") -> None:
+        phase = WorkerPhase.FAILED if exit_code else WorkerPhase.SUCCEEDED
+        self.workers[name] = replace(self.workers[name], phase=phase, exit_code=exit_code, message=message)
+
+    def kill(self, name: str) -> None:
+        """The pod is gone, as after an eviction."""
+        del self.workers[name]
+
+    def finish(self, outcome: Outcome, message: str = "") -> None:
+        assert self.report is not None
+        self.report = self.report.model_copy(update={"outcome": outcome, "message": message})
+        self.settle()
+
+    def start(self) -> None:
+        """From nothing to training."""
+        self.settle()
+        self.warm_up()
+        self.commit()
+
+
+def offers(boundary: int) -> list[Offer]:
+    """What twelve equal blocks can do with `boundary` of them frozen: the largest stage of a balanced cut, in bytes."""
+    total = (LAYERS - boundary) * BLOCK_BYTES + boundary * BLOCK_BYTES // 6
+    return [Offer(stages=stages, bytes_per_worker=-(-total // stages)) for stages in (1, 2, 3, 4, 6, 8)]
