@@ -10,7 +10,6 @@ import threading
 from typing import Protocol
 
 import torch.distributed as dist
-from pipetransformer_contract.messages import Generation, Member
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -21,6 +20,10 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
+
+from pipetransformer_contract.messages import Generation, Member
+
+from .groups import PrefixStore, Store, TCPStore
 
 BACKEND = "pipetransformer"
 
@@ -50,7 +53,7 @@ class LeaverError(RendezvousGracefulExitError):
         rank: rank in the transfer group, which holds the members first, then the leavers.
     """
 
-    def __init__(self, generation: Generation, store: dist.Store, rank: int) -> None:
+    def __init__(self, generation: Generation, store: Store, rank: int) -> None:
         super().__init__(f"worker leaves with generation {generation.layout_generation}")
         self.generation = generation
         self.store = store
@@ -68,7 +71,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
     """
 
     def __init__(
-        self, worker: str, own_store: dist.TCPStore, source: GenerationSource, *, timeout: datetime.timedelta
+        self, worker: str, own_store: TCPStore, source: GenerationSource, *, timeout: datetime.timedelta
     ) -> None:
         self._worker = worker
         self._own_store = own_store
@@ -130,16 +133,16 @@ class GenerationRendezvousHandler(RendezvousHandler):
         """Number of the generation of the last rendezvous, 0 before the first."""
         return 0 if self.generation is None else self.generation.layout_generation
 
-    def _connect(self, generation: Generation, leader: Member) -> dist.Store:
+    def _connect(self, generation: Generation, leader: Member) -> Store:
         prefix = f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}"
         if leader.name == self._worker:
-            return dist.PrefixStore(prefix, self._own_store)
+            return PrefixStore(prefix, self._own_store)
         host, port = split_address(leader.address)
         try:
-            client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
+            client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
-        return dist.PrefixStore(prefix, client)
+        return PrefixStore(prefix, client)
 
     def is_closed(self) -> bool:
         return self._closed.is_set()
@@ -166,14 +169,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def host_store(address: str, timeout: datetime.timedelta) -> tuple[dist.TCPStore, str]:
+def host_store(address: str, timeout: datetime.timedelta) -> tuple[TCPStore, str]:
     """Host a store on a free port. Returns it and `address:port`, at which the other workers find it."""
-    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
     host = f"[{address}]" if ":" in address else address
     return store, f"{host}:{store.port}"
 
 
-def _has(store: dist.Store, key: str) -> bool:
+def _has(store: Store, key: str) -> bool:
     try:
         return bool(store.check([key]))
     except dist.DistStoreError:
