@@ -18,7 +18,7 @@ LONGEST_BACKOFF = timedelta(hours=1)
 
 
 def resize(draft: Draft) -> None:
-    """Moves a training job one step closer to its best layout; one whose members are lost or ending keeps what it has."""
+    """Moves a training job one step closer to its best layout, unless members are lost or ending."""
     plan = draft.status.plan
     if plan is None or not all(draft.alive(member) for member in plan.members):
         return

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from pipetransformer_operator.api.generate import custom_resource_definition, render
+
+from pipetransformer_operator.api.generate import PATHS, custom_resource_definition, render
 
 ROOT = Path(__file__).parents[3]
-FILE = "training.pipetransformer.io_pipetrainingjobs.yaml"
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -27,7 +27,7 @@ def version() -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("path", [Path("crds") / FILE, Path("charts/pipetransformer/files") / FILE])
+@pytest.mark.parametrize("path", PATHS)
 def test_the_file_is_what_make_generate_writes(path: Path) -> None:
     assert (ROOT / path).read_text() == render(), "run `make generate`"
 

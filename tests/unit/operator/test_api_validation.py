@@ -1,9 +1,9 @@
 """What `validate_manifest` refuses, and with which words: the CRD's own rules, evaluated without an API server."""
 
 import pytest
+
 from pipetransformer_operator.api.labels import FieldError
 from pipetransformer_operator.api.validate import validate_manifest, validate_update
-
 from tests.builders import JobBuilder, make_job
 
 pytestmark = pytest.mark.timeout(20)

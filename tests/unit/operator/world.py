@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_operator.api import JobSpec, JobStatus
-from pipetransformer_operator.api.status import PublishedPlan
+from pipetransformer_operator.api.status import PublishedPlan, State
 from pipetransformer_operator.plan import Observed, Plan, Worker, WorkerPhase, plan, worker_name
-
 from tests.builders import JobBuilder
 
 JOB = "digits"
@@ -38,6 +37,11 @@ class World:
     def plan(self) -> PublishedPlan:
         assert self.status.plan is not None
         return self.status.plan
+
+    @property
+    def state(self) -> State:
+        """What the printer column shows."""
+        return self.status.state
 
     @property
     def shape(self) -> tuple[int, int]:
