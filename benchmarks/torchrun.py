@@ -6,7 +6,6 @@ the old world to the end of the first step of the new one, less a median steady 
 
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -68,9 +67,7 @@ class TorchrunJob:
             command += [f"--checkpoint={self.folder / 'checkpoint'}", f"--steps-log={self.folder / f'{number}.jsonl'}"]
             environment = os.environ | _WORKAROUND | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
             with (self.folder / f"{number}.log").open("wb") as log:
-                agent = subprocess.Popen(
-                    command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-                )
+                agent = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
             self.agents.append(agent)
 
     def leave(self, count: int) -> None:
@@ -79,11 +76,10 @@ class TorchrunJob:
             agent.terminate()
 
     def stop(self) -> None:
-        """End everything that was started."""
+        """End everything that was started: an agent ends its workers, which have sessions of their own."""
+        self.leave(len(self.agents))
         for agent in self.agents:
-            if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGKILL)
-            agent.wait()
+            agent.wait(timeout=60)
 
     def steps(self, world: int, after: float = 0.0) -> list[float]:
         """Times at which a world of that size ended a step (by its slowest rank), after a moment."""

@@ -49,9 +49,7 @@ def main() -> None:
     seed = spec.training.seed
     model = build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=[])
     state = WorkerState(spec.model.num_layers)
-    state.units = {
-        index: build_unit(spec.model, dataset.info, index, seed=seed, dtype=dtype) for index in span
-    }
+    state.units = {index: build_unit(spec.model, dataset.info, index, seed=seed, dtype=dtype) for index in span}
     step = _load(arguments.checkpoint, state)
     parameters = list(state.trained_parameters())
     optimizer = make_optimizer(spec.training.optimizer, parameters, state.moments)
@@ -62,9 +60,7 @@ def main() -> None:
     stage_spec = StageSpec(stage, stages, span, 0, spec.pipeline.schedule, group, device, dtype)
     runner = StageRunner(stage_spec, model, [state.units[index] for index in span])
     batch_size = spec.training.global_batch_size
-    order = EpochOrder(
-        seed=seed, num_samples=len(dataset.train), global_batch=batch_size, num_shards=spec.num_shards
-    )
+    order = EpochOrder(seed=seed, num_samples=len(dataset.train), global_batch=batch_size, num_shards=spec.num_shards)
     micro_batch_size = spec.pipeline.micro_batch_size
     assert micro_batch_size is not None
 
