@@ -1,0 +1,202 @@
+"""One job's board: what its workers said, and what they may be told.
+
+The board is between two worlds that never call each other: HTTP handlers write to it and wait on it, the job's loop reads
+it, and shows a generation on it once that is durable. It lives as long as the operator knows the job and remembers
+nothing beyond that: workers say everything again.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
+
+from ..api.status import PublishedPlan
+
+
+class Ended(Exception):
+    """The job has ended: a worker that asks for a generation is to exit."""
+
+
+class NotYetDurable(Exception):
+    """What was reported did not become durable in time; the reporter is to send it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """The worker that sent a request, as its token says."""
+
+    name: str
+    uid: str
+
+
+class Board:
+    """See the module.
+
+    Args:
+        wake: called when the job's loop has something new to look at.
+        clock: the present time, aware of its zone.
+    """
+
+    def __init__(self, wake: Callable[[], None], clock: Callable[[], datetime]) -> None:
+        self._wake = wake
+        self._clock = clock
+        self._changed = asyncio.Condition()
+        self._workers: dict[str, str] = {}
+        self._ready: dict[str, Ready] = {}
+        self._heard: dict[str, datetime] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
+        self._report: Report | None = None
+        self._generation: Generation | None = None
+        self._shown = False
+        self._ended = False
+        self._arrived = 0
+        self._settled = 0
+
+    # What the loop reads.
+
+    @property
+    def ready(self) -> Mapping[str, Ready]:
+        """By worker uid, what warm workers said."""
+        return dict(self._ready)
+
+    @property
+    def heartbeats(self) -> Mapping[str, datetime]:
+        """By worker uid, when the worker was last heard."""
+        return dict(self._heard)
+
+    @property
+    def report(self) -> Report | None:
+        """The newest report, or None before the first."""
+        return self._report
+
+    @property
+    def lost_peers(self) -> frozenset[str]:
+        """Members of the shown generation whose connection broke, as its other members say."""
+        if self._generation is None:
+            return frozenset()
+        present = self._generation.layout_generation
+        return frozenset(
+            name
+            for heartbeat in self._heartbeats.values()
+            if heartbeat.layout_generation == present
+            for name in heartbeat.lost_peers
+        )
+
+    @property
+    def arrived(self) -> int:
+        """How many reports came; what `settle` takes once they are folded into a durable status."""
+        return self._arrived
+
+    # What the loop says.
+
+    async def show(
+        self, plan: PublishedPlan | None, *, job_uid: str, workers: Iterable[tuple[str, str]], ended: bool
+    ) -> None:
+        """Shows the durable plan to workers and forgets those that are gone.
+
+        Args:
+            plan: as it stands in the written status.
+            job_uid: of the job that the generations belong to.
+            workers: (name, uid) of the job's own workers.
+            ended: whether the job has ended.
+        """
+        self._workers = {uid: name for name, uid in workers}
+        for memory in (self._ready, self._heard, self._heartbeats):
+            for uid in memory.keys() - self._workers.keys():
+                del memory[uid]
+        generation = plan.generation(job_uid) if plan else None
+        async with self._changed:
+            self._shown = True
+            if generation != self._generation or ended != self._ended:
+                self._generation, self._ended = generation, ended
+                self._changed.notify_all()
+
+    async def settle(self, arrived: int) -> None:
+        """Lets the senders of the first `arrived` reports know that the status holds what they said."""
+        async with self._changed:
+            self._settled = max(self._settled, arrived)
+            self._changed.notify_all()
+
+    # What workers ask and say.
+
+    @property
+    def shown(self) -> bool:
+        """Whether the loop has looked at the job at all since the operator's start."""
+        return self._shown
+
+    @property
+    def layout_generation(self) -> int:
+        """Number of the newest published generation, 0 before the first."""
+        return self._generation.layout_generation if self._generation else 0
+
+    def knows(self, reporter: Reporter) -> bool:
+        """Whether the reporter is a worker of this job."""
+        return self._workers.get(reporter.uid) == reporter.name
+
+    def belongs(self, reporter: Reporter) -> bool:
+        """Whether the reporter is a member or a leaver of the published generation."""
+        return _names(self._generation, reporter.uid)
+
+    def put_ready(self, reporter: Reporter, ready: Ready) -> None:
+        """Notes that the worker is warm."""
+        self._heard[reporter.uid] = self._clock()
+        if self._ready.get(reporter.uid) != ready:
+            self._ready[reporter.uid] = ready
+            self._wake()
+
+    def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> None:
+        """Notes a sign of life."""
+        self._heard[reporter.uid] = self._clock()
+        before = self.lost_peers
+        self._heartbeats[reporter.uid] = heartbeat
+        if self.lost_peers != before:
+            self._wake()
+
+    async def put_report(self, reporter: Reporter, report: Report, *, timeout: float) -> None:
+        """Takes a report and returns once the status holds what it says.
+
+        Raises:
+            NotYetDurable: that took longer than `timeout` seconds.
+        """
+        self._heard[reporter.uid] = self._clock()
+        if report.newer_than(self._report):
+            self._report = report
+        self._arrived += 1
+        mine = self._arrived
+        self._wake()
+        async with self._changed:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait_for(lambda: self._settled >= mine)
+            except TimeoutError as error:
+                raise NotYetDurable(f"the report is not in the job's status after {timeout:g} s") from error
+
+    async def generation_after(self, reporter: Reporter, after: int, *, timeout: float) -> Generation | None:
+        """The newest generation above `after` that names the reporter, or None when none came within `timeout` seconds.
+
+        Raises:
+            Ended: the job has ended.
+        """
+        self._heard[reporter.uid] = self._clock()
+
+        def found() -> bool:
+            return self._ended or (self.layout_generation > after and _names(self._generation, reporter.uid))
+
+        async with self._changed:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait_for(found)
+            except TimeoutError:
+                return None
+            if self._ended:
+                raise Ended("the job has ended")
+            return self._generation
+
+
+def _names(generation: Generation | None, uid: str) -> bool:
+    """Whether the worker is a member or a leaver of the generation."""
+    return generation is not None and any(
+        member.uid == uid for group in (generation.members, generation.leavers) for member in group
+    )

@@ -1,0 +1,164 @@
+"""The loop of one job: observe, plan, apply; woken by events and by time, and by nothing else.
+
+It lives from the first sight of the job to its disappearance. Each turn recomputes everything from what exists, so a wake-up
+too many costs a turn and one too few costs a resync. The order of writes is what makes a crash harmless: status first,
+then the channel shows what is durable, then creations, deletions and events.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..api import PipeTrainingJob
+from ..channel.board import Board
+from ..plan import Observed, Plan, plan, worker_name
+from .ports import Conflict, JobKey, JobStore, NameConflict, Unavailable, WorkerPool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How quickly a loop turns, in seconds."""
+
+    debounce: float = 0.05  #: events this close together are one wake-up
+    resync: float = 30.0  #: a turn without any event
+    first_retry: float = 0.5  #: after a failed turn; doubles
+    longest_retry: float = 30.0
+    parallel_writes: int = 16  #: creations or deletions in flight
+
+
+class JobLoop:
+    """See the module.
+
+    Args:
+        key: of the job.
+        store: where jobs are kept.
+        pool: where workers run.
+        clock: the present time, aware of its zone.
+        pace: how quickly to turn.
+    """
+
+    def __init__(self, key: JobKey, store: JobStore, pool: WorkerPool, clock: Callable[[], datetime], pace: Pace) -> None:
+        self.key = key
+        self.board = Board(self.wake, clock)
+        self._store = store
+        self._pool = pool
+        self._clock = clock
+        self._pace = pace
+        self._since = clock()
+        self._woken = asyncio.Event()
+        self._woken.set()
+        self._conflicts: set[str] = set()
+        self._writes = asyncio.Semaphore(pace.parallel_writes)
+
+    def wake(self) -> None:
+        """Something may have changed: a turn follows soon."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Turns until the job is gone."""
+        pause = self._pace.resync
+        retry = self._pace.first_retry
+        while True:
+            await self._wait(pause)
+            job = self._store.read(self.key)
+            if job is None:
+                return
+            try:
+                requeue = await self.turn(job)
+            except Conflict as error:
+                logger.debug("%s: %s", self.key, error)
+                pause = self._pace.debounce
+                continue
+            except Unavailable as error:
+                logger.warning("%s: %s; again in %g s", self.key, error, retry)
+                pause, retry = retry, min(2 * retry, self._pace.longest_retry)
+                continue
+            except Exception:  # noqa: BLE001 - one job's defect must not end the others' loops
+                logger.exception("%s: a turn failed; again in %g s", self.key, retry)
+                pause, retry = retry, min(2 * retry, self._pace.longest_retry)
+                continue
+            retry = self._pace.first_retry
+            pause = self._pace.resync if requeue is None else min(requeue, self._pace.resync)
+
+    async def turn(self, job: PipeTrainingJob) -> float | None:
+        """One turn on the job as it was read; returns after how many seconds time alone asks for another.
+
+        Raises:
+            Conflict: the job changed meanwhile.
+            Unavailable: a write did not succeed.
+        """
+        if not job.managed or job.metadata.deletion_timestamp:
+            return None
+        arrived = self.board.arrived
+        decided = plan(job.spec, self._observe(job), self._clock())
+        if decided.status != job.status:
+            await self._store.write_status(job, decided.status)
+        await self.board.show(
+            decided.status.plan,
+            job_uid=job.metadata.uid,
+            workers=[(worker.name, worker.uid) for worker in self._pool.list(job)],
+            ended=decided.status.finished,
+        )
+        await self.board.settle(arrived)
+        await self._apply(job, decided)
+        return decided.requeue_after
+
+    def _observe(self, job: PipeTrainingJob) -> Observed:
+        return Observed(
+            uid=job.metadata.uid,
+            name=job.metadata.name,
+            namespace=job.metadata.namespace,
+            labels=job.metadata.labels,
+            metadata_generation=job.metadata.generation,
+            status=job.status,
+            workers=self._pool.list(job),
+            ready=self.board.ready,
+            report=self.board.report,
+            heartbeats=self.board.heartbeats,
+            lost_peers=self.board.lost_peers,
+            conflicts=tuple(sorted(self._conflicts)),
+            since=self._since,
+        )
+
+    async def _apply(self, job: PipeTrainingJob, decided: Plan) -> None:
+        async def create(worker_id: int) -> None:
+            async with self._writes:
+                try:
+                    await self._pool.create(job, worker_id, decided.status)
+                except NameConflict as conflict:
+                    conflicts.add(conflict.name)
+
+        async def delete(name: str, uid: str) -> None:
+            async with self._writes:
+                await self._pool.delete(job, name, uid)
+
+        attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
+        conflicts = self._conflicts - attempted
+        await _together([create(worker_id) for worker_id in decided.create])
+        await _together([delete(name, uid) for name, uid in decided.delete])
+        for event in decided.events:
+            await self._store.tell(job, event)
+        if decided.expired:
+            await self._store.delete(job)
+        if decided.create or conflicts != self._conflicts:
+            self._conflicts = conflicts
+            self.wake()
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+            await asyncio.sleep(self._pace.debounce)
+        self._woken.clear()
+
+
+async def _together(calls: list[Coroutine[None, None, None]]) -> None:
+    """Runs all calls to their end, then raises the first error, if any."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,88 @@
+"""What the controller needs of the world: where jobs are kept and where workers run.
+
+A cluster keeps jobs in the API server and runs workers as pods; a local run keeps its one job in memory and runs workers as
+processes. The loop cannot tell them apart.
+"""
+
+from typing import NamedTuple, Protocol
+
+from ..api import JobStatus, PipeTrainingJob
+from ..plan import PlanEvent, Worker
+
+
+class JobKey(NamedTuple):
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Conflict(Exception):
+    """The job changed since it was read: observe again."""
+
+
+class Unavailable(Exception):
+    """The other side cannot be reached or is overloaded: try again later."""
+
+
+class NameConflict(Exception):
+    """Something that is not this job's worker has the worker's name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} exists and belongs to someone else")
+        self.name = name
+
+
+class JobStore(Protocol):
+    """Where jobs are kept. Reading is from memory and never older than what the store itself wrote."""
+
+    def read(self, key: JobKey) -> PipeTrainingJob | None:
+        """The job, or None when it does not exist."""
+        ...
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """Replaces the status of the job that was read as `job`.
+
+        Raises:
+            Conflict: the job changed or went since.
+            Unavailable: it cannot be written now.
+        """
+        ...
+
+    async def delete(self, job: PipeTrainingJob) -> None:
+        """Deletes the job; it may be gone already.
+
+        Raises:
+            Unavailable: it cannot be deleted now.
+        """
+        ...
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        """Tells the user of a decision, as well as it can be told: nothing depends on it."""
+        ...
+
+
+class WorkerPool(Protocol):
+    """Where workers run."""
+
+    def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
+        """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
+        ...
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        """Starts a worker; one that is there already is left alone.
+
+        Raises:
+            NameConflict: its name is taken.
+            Unavailable: it cannot be created now; the message says why.
+        """
+        ...
+
+    async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
+        """Asks the worker to end, if it is still the one with `uid`; it may be gone already.
+
+        Raises:
+            Unavailable: it cannot be deleted now.
+        """
+        ...
