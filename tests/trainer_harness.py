@@ -1,7 +1,7 @@
 """Runs real workers as processes, with generations from a script instead of an operator.
 
-Workers start from a forkserver that has imported torch already. The script publishes a generation once the leader of the present one
-has committed a given number of steps; everything else (rendezvous, groups, transfer) is the real thing.
+Workers start from a forkserver that has imported torch already. The script publishes a generation once the leader of
+the present one has committed a given number of steps; everything else (rendezvous, groups, transfer) is the real thing.
 """
 
 import datetime
@@ -160,7 +160,7 @@ def run_job(
     """Train `spec` through the generations of `script`; worker w of `kills` is killed after `kills[w]` steps."""
     kills = kills or {}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.pipelining", "sklearn.datasets"])
+    context.set_forkserver_preload(["pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot"])
     numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
     at_steps = {index + 1: entry.at_step for index, entry in enumerate(script)}
     pipes: dict[int, Connection] = {}

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+
 from pipetransformer_contract.messages import DurableCheckpoint
 
 from .checkpoint import CheckpointInfo, commit, latest, load_unit, save_unit

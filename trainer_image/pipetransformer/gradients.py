@@ -28,6 +28,6 @@ def reduce_unit_gradients(parameters: Iterable[nn.Parameter], group: dist.Proces
 
 
 def _scatter(flat: Tensor, gradients: list[Tensor]) -> None:
-    parts = flat.split([gradient.numel() for gradient in gradients])
+    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from pipetransformer_contract.spec import Precision, TrainerSpec
 from torch import nn
+
+from pipetransformer_contract.spec import Precision, TrainerSpec
 
 from .checks import check_spec
 from .data import Dataset, EpochOrder, MicroBatch, deal, default_micro_batch_size, load_dataset
@@ -82,9 +83,7 @@ class Job:
 
     def build_unit(self, index: int) -> nn.Module:
         """A freshly initialised unit on the CPU."""
-        return build_unit(
-            self.spec.model, self.dataset.info, index, seed=self.spec.training.seed, dtype=self.dtype
-        )
+        return build_unit(self.spec.model, self.dataset.info, index, seed=self.spec.training.seed, dtype=self.dtype)
 
     def spans(self, boundary: int, stages: int) -> list[range]:
         """Units of each stage."""

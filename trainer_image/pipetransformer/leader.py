@@ -17,6 +17,8 @@ from .state import Control
 from .vote import Vote
 
 _STEPS_MEASURED = 20
+#: Steps after a change of layout or boundary until its times are worth an offer.
+_STEPS_TO_OFFER = 5
 #: Expected pause of a regroup before one was measured.
 _ASSUMED_PAUSE_SECONDS = 1.0
 
@@ -39,6 +41,7 @@ class Leader:
         self._checkpoint: DurableCheckpoint | None = None
         self._offers: list[Offer] = []
         self._seconds: deque[float] = deque(maxlen=_STEPS_MEASURED)
+        self._measured_boundary = 0
         self._pause_seconds = _ASSUMED_PAUSE_SECONDS
         self._loss: float | None = None
         self.record = RunRecord(run_dir)
@@ -70,6 +73,9 @@ class Leader:
     def stepped(self, control: Control, vote: Vote, *, boundary: int, learning_rate: float, seconds: float) -> None:
         """A step is committed. `control.step` counts it already; `boundary` is what it was trained with."""
         step = control.step - 1
+        if boundary != self._measured_boundary:
+            self._seconds.clear()
+            self._measured_boundary = boundary
         self._seconds.append(seconds)
         self._loss = vote.loss if vote.finite else None
         self.record.step(
@@ -84,14 +90,16 @@ class Leader:
         )
         if not vote.finite:
             self.record.event("StepSkipped", step=step, reason="NonFinite")
-        self._submit(control, urgent=False)
+        measured = len(self._seconds) == _STEPS_TO_OFFER
+        if measured:
+            self._offers = self._make_offers(control)
+        self._submit(control, urgent=measured)
 
     def frozen(self, control: Control) -> None:
         """The boundary rose before step `control.step`."""
         self.record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
         self._offers = self._make_offers(control)
         self._submit(control, urgent=True)
-        self._seconds.clear()
 
     def evaluated(self, control: Control, *, accuracy: float, loss: float) -> None:
         """The held-out split was evaluated."""
@@ -151,18 +159,18 @@ class Leader:
             initial_stages=spec.pipeline.stages,
             max_workers=max(spec.workers, spec.num_shards * spec.pipeline.stages),
             max_pipelines=spec.num_shards,
-            step_model=self._step_model(control.boundary),
+            step_model=self._step_model(),
             pause_seconds=self._pause_seconds,
         )
 
-    def _step_model(self, boundary: int) -> StepModel | None:
+    def _step_model(self) -> StepModel | None:
         """Blocks that cost alike, scaled so that the present layout takes the seconds that were measured."""
         if not self._seconds:
             return None
         assumed = assumed_times(self._job.num_layers)
         batch = self._job.order.global_batch
         model = StepModel(assumed, batch, self._job.micro_batch_size)
-        predicted = model.step_seconds(boundary, self._layout.stages, self._layout.pipelines)
+        predicted = model.step_seconds(self._measured_boundary, self._layout.stages, self._layout.pipelines)
         scale = statistics.median(self._seconds) / predicted
         times = [UnitTimes(time.forward * scale, time.backward * scale) for time in assumed]
         return StepModel(times, batch, self._job.micro_batch_size)
@@ -173,9 +181,7 @@ def roles_of(layout: StageLayout, num_layers: int) -> list[Role]:
     roles = []
     for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True):
         span = layout.spans[stage]
-        roles.append(
-            Role(member.name, pipeline, stage, max(span.start, 1) - 1, min(span.stop - 1, num_layers) - 1)
-        )
+        roles.append(Role(member.name, pipeline, stage, max(span.start, 1) - 1, min(span.stop - 1, num_layers) - 1))
     return roles
 
 

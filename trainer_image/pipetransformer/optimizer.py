@@ -1,16 +1,17 @@
 """The optimizer as a function of whole-model parameter names, so that its state can move between workers by name.
 
-The moments live in one mapping from parameter name to tensors, which the trainer owns and the torch optimizer fills in place:
-after a regroup or a freeze the optimizer is made again and finds its state there. A frozen parameter is not in the optimizer at
-all, since decay and momentum would move it even with a zero gradient.
+The moments live in one mapping from parameter name to tensors, which the trainer owns and the torch optimizer fills in
+place: after a regroup or a freeze the optimizer is made again and finds its state there. A frozen parameter is not in
+the optimizer at all, since decay and momentum would move it even with a zero gradient.
 """
 
 import math
 from collections.abc import Iterable
 
 import torch
-from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShape, Optimizer, OptimizerName
 from torch import Tensor, nn
+
+from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShape, Optimizer, OptimizerName
 
 #: Optimizer state by whole-model parameter name, then by the optimizer's own key such as `exp_avg`.
 Moments = dict[str, dict[str, Tensor]]

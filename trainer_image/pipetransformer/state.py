@@ -1,8 +1,9 @@
 """The committed state of a worker, and its form on the wire.
 
 One list of what is committed serves regroup, checkpoint and the final model: parameters and buffers of the units held,
-their optimizer moments, and the control state that is the same on all workers. A unit travels as one flat byte buffer whose layout
-follows from the unit, the optimizer and the boundary alone, so a receiver knows its size before anything is sent.
+their optimizer moments, and the control state that is the same on all workers. A unit travels as one flat byte buffer
+whose layout follows from the unit, the optimizer and the boundary alone, so a receiver knows its size before anything
+is sent.
 """
 
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from pipetransformer_contract.spec import Optimizer
 from torch import Tensor, nn
+
+from pipetransformer_contract.spec import Optimizer
 
 from .freezing import first_trainable
 from .models import unit_name

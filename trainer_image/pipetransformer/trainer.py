@@ -1,8 +1,8 @@
 """The training loop of one worker, through all generations of its job.
 
-A round is one global batch: deal, run the pipeline, reduce gradients, vote, commit. Everything else (freeze, evaluation,
-checkpoint, regroup) happens between rounds, decided alike on all workers from the vote. When the group breaks, the worker
-keeps its state, lets go of the group and waits for the next generation.
+A round is one global batch: deal, run the pipeline, reduce gradients, vote, commit. Everything else (freeze,
+evaluation, checkpoint, regroup) happens between rounds, decided alike on all workers from the vote. When the group
+breaks, the worker keeps its state, lets go of the group and waits for the next generation.
 """
 
 import gc
@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pipetransformer_contract.messages import Generation
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from pipetransformer_contract.messages import Generation
 
 from .checkpoint import write_model
 from .durable import Checkpointer
-from .elastic.groups import GenerationGroups, Transport
+from .elastic.groups import GenerationGroups, Store, Transport
 from .elastic.plan import Move
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
@@ -52,7 +53,8 @@ class Ending(Enum):
 
 @dataclass
 class Hooks:
-    """Seams for the process and for tests. `stepped` is called after each committed step with the number of committed steps."""
+    """Seams for the process and for tests. `stepped` is called after each committed step with the number of committed
+    steps."""
 
     stepped: Callable[[int], None] = lambda step: None
     stop_requested: Callable[[], bool] = lambda: False
@@ -64,7 +66,7 @@ class _Membership:
 
     layout: StageLayout
     groups: GenerationGroups
-    store: dist.Store
+    store: Store
     runner: StageRunner
     leader: Leader | None
     bytes_moved: int
@@ -185,9 +187,7 @@ class Trainer:
         norms = [0.0] * (self._job.num_layers + 2)
         assert member.groups.data_parallel is not None
         for index in layout.span:
-            square_norm = reduce_unit_gradients(
-                self._state.units[index].parameters(), member.groups.data_parallel
-            )
+            square_norm = reduce_unit_gradients(self._state.units[index].parameters(), member.groups.data_parallel)
             norms[index] = square_norm if layout.pipeline == 0 else 0.0
         self._pending = True
         ballot = Vote(
@@ -385,7 +385,8 @@ class Trainer:
         )
 
     def _abandon(self) -> None:
-        """Let go of a broken group, so that peers that wait in it fail at once, too. State and pending gradients stay."""
+        """Let go of a broken group, so that peers that wait in it fail at once, too. State and pending gradients
+        stay."""
         if self._member is not None:
             self._member.groups.drop()
         self._member = None

@@ -1,6 +1,7 @@
 """The one collective between rounds: a small float64 all-reduce over the world that carries all that has to be agreed.
 
-Everything that follows a round (commit, clipping, skipping, freezing, regroup) is computed alike on every worker from its sums.
+Everything that follows a round (commit, clipping, skipping, freezing, regroup) is computed alike on every worker from
+its sums.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The life of a worker process: from its environment to its exit code.
 
-Exit 0 means that the worker left as told or that the job has ended, 2 that the user's spec cannot be trained, 1 anything else. The
-outcome also stands in the termination log, where it is found after any outage of the channel.
+Exit 0 means that the worker left as told or that the job has ended, 2 that the user's spec cannot be trained, 1
+anything else. The outcome also stands in the termination log, where it is found after any outage of the channel.
 """
 
 import datetime
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
+
 from pipetransformer_contract.messages import MAX_MESSAGE
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
-from pydantic import ValidationError
 
 from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSender
 from .elastic.groups import Transport

@@ -1,8 +1,8 @@
 """The worker's side of the operator's channel: readiness, generations, heartbeats and reports, over plain HTTP(S).
 
 The operator may be away for minutes, and training must not notice. Nothing here runs on the training thread except the
-first wait for a generation: heartbeats and reports have a thread each, a report is the newest state and is sent again, with
-back-off, until acknowledged.
+first wait for a generation: heartbeats and reports have a thread each, a report is the newest state and is sent again,
+with back-off, until acknowledged.
 """
 
 import http.client
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 
 import torch
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
 from pipetransformer_contract.messages import Generation, Heartbeat, HeartbeatReply, Ready, Report, ReportReply
 from pipetransformer_contract.wire import Path, Wire
-from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ class Backoff:
 
 
 class ChannelSource:
-    """Generations by long-poll (`GenerationSource`). Says `ready` before each poll: a restarted operator has forgotten it."""
+    """Generations by long-poll (`GenerationSource`). Says `ready` before each poll: a restarted operator has forgotten
+    it."""
 
     def __init__(self, channel: Channel, address: str) -> None:
         self._channel = channel
@@ -144,7 +146,9 @@ class ChannelSource:
 class HeartbeatSender:
     """A thread that beats while this worker is a member. `state` returns (generation, step, lost peers)."""
 
-    def __init__(self, channel: Channel, source: ChannelSource, state: Callable[[], tuple[int, int, Sequence[str]]]) -> None:
+    def __init__(
+        self, channel: Channel, source: ChannelSource, state: Callable[[], tuple[int, int, Sequence[str]]]
+    ) -> None:
         self._channel = channel
         self._source = source
         self._state = state

@@ -1,12 +1,12 @@
 """Process groups that belong to a generation instead of to the process.
 
-`torch.distributed` knows one default group whose ranks and size are fixed for the life of the process, while a worker here
-lives through many generations with other ranks and sizes. So the default group is a constant one-rank group that nobody
-uses, and each generation owns standalone groups over its own store prefix, made beside those of the generation before:
-nothing of the old is destroyed until the new has committed.
+`torch.distributed` knows one default group whose ranks and size are fixed for the life of the process, while a worker
+here lives through many generations with other ranks and sizes. So the default group is a constant one-rank group that
+nobody uses, and each generation owns standalone groups over its own store prefix, made beside those of the generation
+before: nothing of the old is destroyed until the new has committed.
 
-This is the only file that uses private names of `torch.distributed`; `tests/unit/trainer/test_engine_groups.py` fails when
-torch changes one of them.
+This is the only file that uses private names of `torch.distributed`; `tests/unit/trainer/test_engine_groups.py` fails
+when torch changes one of them.
 """
 
 import contextlib
@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
+
+__all__ = [
+    "GenerationGroups",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "Transport",
+    "drop_group",
+    "ensure_default_group",
+    "make_group",
+]
 
 #: Global ranks of the other members: any number that is not 0, the rank of this process in the default group.
 _OTHERS = 1 << 20
@@ -25,7 +37,7 @@ _OTHERS = 1 << 20
 def ensure_default_group() -> None:
     """Make the constant one-rank default group, which c10d's functions look up before they look at the group given."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,38 +52,40 @@ class Transport:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def make_group(store: dist.Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
-    """A group of `size` ranks that meet under the prefix `tag` of `store`; tensors of the CPU go by gloo, of CUDA by NCCL.
+def make_group(store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
+    """A group of `size` ranks that meet under the prefix `tag` of `store`; tensors of the CPU go by gloo, of CUDA by
+    NCCL.
 
-    All `size` ranks must call this. `torch.distributed` functions take the result as their `group`, with ranks of the group.
+    All `size` ranks must call this. `torch.distributed` functions take the result as their `group`, with ranks of the
+    group.
 
     Raises:
         dist.DistError, RuntimeError: a rank did not come within the transport's timeout, or its connection broke.
     """
     ensure_default_group()
-    group = c10d.ProcessGroup(dist.PrefixStore(tag, store), rank, size)
-    options = dist.ProcessGroupGloo._Options()
+    group = c10d.ProcessGroup(PrefixStore(tag, store), rank, size)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.address)]
     options._timeout = transport.timeout
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"{tag}/gloo", store), rank, size, options)
+    gloo = dist.ProcessGroupGloo(PrefixStore(f"{tag}/gloo", store), rank, size, options)
     group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, gloo)
     group._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
     config = "cpu:gloo"
     if transport.device.type == "cuda":
         nccl_options = dist.ProcessGroupNCCL.Options()
         nccl_options._timeout = transport.timeout
-        nccl = dist.ProcessGroupNCCL(dist.PrefixStore(f"{tag}/nccl", store), rank, size, nccl_options)
+        nccl = dist.ProcessGroupNCCL(PrefixStore(f"{tag}/nccl", store), rank, size, nccl_options)
         group._register_backend(torch.device("cuda"), c10d.ProcessGroup.BackendType.NCCL, nccl)
         config += ",cuda:nccl"
-    group._set_group_name(tag)
-    _register(group, tag, rank, size, config)
+    _register(group, c10d.GroupName(tag), rank, size, config, store)
     return group
 
 
-def _register(group: dist.ProcessGroup, name: str, rank: int, size: int, config: str) -> None:
+def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: int, config: str, store: Store) -> None:
     """Let c10d's functions, and `PipelineStage`, accept the group: they translate ranks through these maps."""
+    group._set_group_name(name)
     world = c10d._world
-    world.pg_map[group] = ("gloo", None)
+    world.pg_map[group] = ("gloo", store)
     world.pg_names[group] = name
     world.pg_group_ranks[group] = {(0 if r == rank else _OTHERS + r): r for r in range(size)}
     world.pg_backend_config[group] = config
@@ -82,7 +96,9 @@ def drop_group(group: dist.ProcessGroup) -> None:
     world = c10d._world
     for entries in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
         entries.pop(group, None)
-    with contextlib.suppress(RuntimeError):  # a backend that is already broken refuses the abort, which is then not needed
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a backend that is already broken refuses the abort, which is then not needed
         group.abort()
 
 
@@ -91,7 +107,8 @@ class GenerationGroups:
     """The groups of one generation.
 
     Attributes:
-        transfer: members, then leavers, so that a member's rank is the same here and in `world`; state moves through it.
+        transfer: members, then leavers, so that a member's rank is the same here and in `world`; state moves through
+        it.
         world: the members; the vote. The same object as `transfer` when nobody leaves; None for a leaver.
         pipeline: the stages of this worker's pipeline, in stage order. None before roles are given.
         data_parallel: the workers that hold this worker's stage, in pipeline order. None before roles are given.
@@ -104,18 +121,17 @@ class GenerationGroups:
 
     @classmethod
     def meet(
-        cls, store: dist.Store, rank: int, num_members: int, num_leavers: int, transport: Transport
+        cls, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport
     ) -> "GenerationGroups":
-        """The groups that do not depend on roles. Called by all members and leavers; a leaver's rank is not below `num_members`."""
+        """The groups that do not depend on roles. Called by all members and leavers; a leaver's rank is not below
+        `num_members`."""
         transfer = make_group(store, "transfer", rank, num_members + num_leavers, transport)
         if num_leavers == 0:
             return cls(transfer, transfer)
         world = make_group(store, "world", rank, num_members, transport) if rank < num_members else None
         return cls(transfer, world)
 
-    def assign(
-        self, store: dist.Store, roles: Sequence[tuple[int, int]], rank: int, transport: Transport
-    ) -> None:
+    def assign(self, store: Store, roles: Sequence[tuple[int, int]], rank: int, transport: Transport) -> None:
         """Make the pipeline and data-parallel groups. `roles[rank]` is (pipeline, stage)."""
         pipeline, stage = roles[rank]
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]

@@ -1,7 +1,7 @@
 """Decides what a regroup does: who takes which role, and which unit goes from whom to whom.
 
-The leader reads what every participant holds and writes one plan; the others follow it, so nothing has to be computed alike
-in several places. Pure: no store, no tensors.
+The leader reads what every participant holds and writes one plan; the others follow it, so nothing has to be computed
+alike in several places. Pure: no store, no tensors.
 """
 
 from collections import defaultdict
@@ -48,7 +48,8 @@ class Move(BaseModel):
 
 
 class RegroupPlan(BaseModel):
-    """The leader's decision for one generation. `control` is the state to go on from; empty for `Fresh` and `Checkpoint`."""
+    """The leader's decision for one generation. `control` is the state to go on from; empty for `Fresh` and
+    `Checkpoint`."""
 
     origin: Origin
     step: int
@@ -91,7 +92,7 @@ def assign_roles(
     missing = [
         [sum(unit_bytes[unit] for unit in spans[stage] if unit not in units) for _, stage in roles] for units in held
     ]
-    # A tiny preference for rank order, so that equal costs give the same roles everywhere and a fresh start is in order.
+    # A tiny preference for rank order, so that a fresh start is in order.
     cost = np.array(missing, dtype=float)
     order = np.abs(np.subtract.outer(np.arange(len(held)), np.arange(len(roles))))
     ranks, columns = linear_sum_assignment(cost * 4 * len(held) ** 2 + order)
@@ -99,9 +100,7 @@ def assign_roles(
     return [roles[chosen[rank]] for rank in range(len(held))]
 
 
-def plan_moves(
-    held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes: Sequence[int]
-) -> list[Move]:
+def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes: Sequence[int]) -> list[Move]:
     """A move for each unit that a rank wants and lacks, the sending spread over the holders.
 
     Args:
@@ -139,8 +138,8 @@ def make_plan(
     """The plan for participants that bring `inventories`, in the transfer group's order.
 
     If anyone has committed a step then everyone has voted for it, and holds its complete gradients: those that have not
-    committed it do so late (`RegroupPlan.step`), so the step is done everywhere. If nobody has, it is redone everywhere.
-    When a unit is lost, everybody goes back to the checkpoint, or to the start when there is none.
+    committed it do so late (`RegroupPlan.step`), so the step is done everywhere. If nobody has, it is redone
+    everywhere. When a unit is lost, everybody goes back to the checkpoint, or to the start when there is none.
 
     Args:
         inventories: of members, then leavers.

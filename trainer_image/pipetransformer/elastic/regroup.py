@@ -1,8 +1,8 @@
 """The transaction that takes a worker from one generation to the next.
 
-Rendezvous, groups beside the old ones, inventory, the leader's plan, units into new buffers, and a commit vote of members and
-leavers. Until that vote the worker's state and its old groups are as they were, so any failure before it costs time only.
-The first generation of a job is the same path with nothing in the inventory.
+Rendezvous, groups beside the old ones, inventory, the leader's plan, units into new buffers, and a commit vote of
+members and leavers. Until that vote the worker's state and its old groups are as they were, so any failure before it
+costs time only. The first generation of a job is the same path with nothing in the inventory.
 """
 
 import time
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from pipetransformer_contract.messages import Generation
 from torch import nn
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -19,10 +18,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from pipetransformer_contract.messages import Generation
+
 from ..freezing import apply_boundary
 from ..layout import StageLayout
 from ..state import Control, UnitCodec, WorkerState
-from .groups import GenerationGroups, Transport
+from .groups import GenerationGroups, Store, Transport
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
 from .rendezvous import GenerationRendezvousHandler, LeaverError
 from .transfer import move_units, moved_bytes
@@ -66,7 +67,7 @@ class Regrouped:
     layout: StageLayout | None
     state: WorkerState
     groups: GenerationGroups
-    store: dist.Store
+    store: Store
     bytes_moved: int
     seconds: float
 
@@ -126,7 +127,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
 
 
 def _agree(
-    tools: RegroupTools, state: WorkerState, store: dist.Store, rank: int, generation: Generation, pending: bool
+    tools: RegroupTools, state: WorkerState, store: Store, rank: int, generation: Generation, pending: bool
 ) -> RegroupPlan:
     """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
     control = state.control

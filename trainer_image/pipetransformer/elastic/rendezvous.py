@@ -2,7 +2,8 @@
 
 Unlike torch's own handlers this one guesses nothing: a generation is published with its exact members, so there is no
 minimum, no last call and no wait for more. It is complete when every member and every leaver has written its key in the
-leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer` (entry-point group `torchrun.handlers`).
+leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer` (entry-point group
+`torchrun.handlers`).
 """
 
 import datetime
@@ -115,7 +116,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         store = self._connect(generation, leader)
         keys = [f"here/{name}" for name in names]
         try:
-            store.set(keys[rank], b"1")
+            store.set(keys[rank], "1")
             store.wait(keys, self._timeout)
         except dist.DistStoreError as error:
             missing = [name for name, key in zip(names, keys, strict=True) if not _has(store, key)]

@@ -1,14 +1,21 @@
 """Entry point `torchrun.handlers`: `torchrun --rdzv-backend=pipetransformer` takes its generations from the channel.
 
-torch loads this while it imports its own rendezvous package, so nothing here may import that package before it is called.
+torch loads this while it imports its own rendezvous package, so nothing here may import that package before it is
+called.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
 _JOIN_TIMEOUT_SECONDS = 600
+
+
+def handler_creator() -> "Callable[[RendezvousParameters], RendezvousHandler]":
+    """What the entry point names: torch calls this once and registers what it returns."""
+    return create_handler
 
 
 def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":

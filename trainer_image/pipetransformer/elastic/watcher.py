@@ -2,8 +2,9 @@
 
 import threading
 
-from pipetransformer_contract.messages import Generation
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from pipetransformer_contract.messages import Generation
 
 from .rendezvous import GenerationSource
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from pipetransformer_contract.spec import ScheduleName
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from pipetransformer_contract.spec import ScheduleName
 
 from ..data import MicroBatch, Split
 from ..freezing import first_trainable
@@ -86,7 +87,8 @@ class StageModule(nn.Module):
 
 
 class StageRunner:
-    """Trains and evaluates by micro-batches. All workers of the pipeline call the same methods with the same micro-batches."""
+    """Trains and evaluates by micro-batches. All workers of the pipeline call the same methods with the same
+    micro-batches."""
 
     def __init__(self, spec: StageSpec, model: PipelineModel, units: Sequence[nn.Module]) -> None:
         """`units` are the modules of `spec.span`, on the device."""
@@ -140,7 +142,8 @@ class StageRunner:
     def _schedule(
         self, num_micro_batches: int, micro_batch_size: int, inputs: tuple[Tensor, ...], *, training: bool
     ) -> PipelineScheduleSingle:
-        """One stage and schedule for each (mode, M): a stage's receive buffers belong to the mode that prepared them."""
+        """One stage and schedule for each (mode, M): a stage's receive buffers belong to the mode that prepared
+        them."""
         key = (training, num_micro_batches)
         if key not in self._schedules:
             spec = self.spec

@@ -1,0 +1,131 @@
+"""A run that regroups computes what one that stays at its first layout computes: losses and gradient norms, every
+step."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.spec import TrainerSpec
+from tests.ledger_checker import check
+from tests.trainer_harness import Ran, Scripted, run_job
+
+pytestmark = pytest.mark.timeout(180)
+
+TOLERANCE = 1e-9
+TRAINING_SAMPLES = 1433  # digits without its held-out fifth
+STEPS_PER_EPOCH = 15  # the last batch is short: 1433 = 14 * 100 + 33
+EPOCHS = 2
+
+ADAMW = {"name": "AdamW", "learningRate": 0.003, "weightDecay": 0.01}
+SGD = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
+
+STAY = [Scripted(4, 1, [0, 1, 2, 3])]
+STAY_ALONE = [Scripted(1, 1, [0])]
+WIDEN = [
+    Scripted(4, 1, [0, 1, 2, 3]),
+    Scripted(2, 2, [0, 1, 2, 3], at_step=6),
+    Scripted(1, 4, [0, 1, 2, 3], at_step=17),
+]
+RELEASE = [
+    Scripted(4, 1, [0, 1, 2, 3]),
+    Scripted(2, 1, [2, 3], at_step=6, leavers=[0, 1]),
+    Scripted(1, 1, [3], at_step=17, leavers=[2]),
+]
+CLAIM = [
+    Scripted(1, 1, [0]),
+    Scripted(2, 2, [0, 1, 2, 3], at_step=6),
+    Scripted(4, 1, [3, 2, 1, 0], at_step=17),
+]
+UNEVEN = [
+    Scripted(3, 1, [0, 1, 2]),
+    Scripted(1, 3, [2, 0, 1], at_step=6),
+    Scripted(2, 1, [1, 2], at_step=17, leavers=[0]),
+]
+
+
+def make_spec(optimizer: dict[str, Any], **changes: Any) -> TrainerSpec:
+    """Two epochs of digits in float64; one block freezes inside the first epoch, three in the second."""
+    spec: dict[str, Any] = {
+        "model": {"name": "vit", "numLayers": 6, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4},
+        "data": {"name": "digits"},
+        "training": {
+            "epochs": EPOCHS,
+            "globalBatchSize": 100,
+            "optimizer": optimizer,
+            "learningRateSchedule": {"shape": "Cosine", "warmupSteps": 5},
+            "maxGradientNorm": 2.0,
+            "precision": "Float64",
+            "seed": 1,
+        },
+        "freeze": {
+            "policy": "Explicit",
+            "boundaries": [{"step": 5, "boundary": 1}, {"step": 16, "boundary": 3}],
+        },
+        "pipeline": {"stages": 4, "microBatchSize": 16},
+        "numShards": 4,
+        "workers": 4,
+    }
+    return TrainerSpec.model_validate(spec | changes)
+
+
+def compare(run: Ran, reference: Ran) -> None:
+    """Every step once, with the reference's loss and gradient norm."""
+    assert [step["step"] for step in run.steps] == list(range(EPOCHS * STEPS_PER_EPOCH))
+    for ours, theirs in zip(run.steps, reference.steps, strict=True):
+        assert ours["frozenLayers"] == theirs["frozenLayers"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=TOLERANCE), ours["step"]
+        assert ours["gradientNorm"] == pytest.approx(theirs["gradientNorm"], rel=TOLERANCE), ours["step"]
+    assert run.summary["test_accuracy"] == reference.summary["test_accuracy"]
+
+
+def layouts(run: Ran) -> list[tuple[int, int]]:
+    return [(entry["stages"], entry["pipelines"]) for entry in run.summary["generations"]]
+
+
+@pytest.fixture(scope="module", params=[ADAMW, SGD], ids=["adamw", "sgd-momentum"])
+def optimizer(request: pytest.FixtureRequest) -> dict[str, Any]:
+    chosen: dict[str, Any] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def stayed(optimizer: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The run that never changes its layout."""
+    return run_job(make_spec(optimizer), STAY, tmp_path_factory.mktemp("stay"))
+
+
+@pytest.mark.parametrize(
+    "script", [WIDEN, RELEASE, CLAIM, UNEVEN, STAY_ALONE], ids=["widen", "release", "claim", "uneven", "alone"]
+)
+def test_a_run_that_regroups_computes_what_one_that_stays_does(
+    script: Sequence[Scripted], optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
+) -> None:
+    run = run_job(make_spec(optimizer), script, tmp_path)
+
+    compare(run, stayed)
+    assert layouts(run) == [(entry.stages, entry.pipelines) for entry in script]
+    findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
+    assert findings.clean and findings.redone == 0, findings.problems
+
+
+def test_leavers_end_as_left_and_the_others_as_finished(tmp_path: Path) -> None:
+    run = run_job(make_spec(ADAMW), RELEASE, tmp_path)
+
+    assert run.endings == {0: "Left", 1: "Left", 2: "Left", 3: "Finished"}
+
+
+def test_gpipe_computes_what_1f1b_does(stayed: Ran, optimizer: dict[str, Any], tmp_path: Path) -> None:
+    spec = make_spec(optimizer, pipeline={"stages": 4, "microBatchSize": 16, "schedule": "GPipe"})
+
+    compare(run_job(spec, STAY, tmp_path), stayed)
+
+
+def test_dropout_masks_belong_to_samples_and_not_to_workers(tmp_path: Path) -> None:
+    model = {
+        "name": "vit", "numLayers": 6, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4, "dropout": 0.1,
+    }  # fmt: skip
+    spec = make_spec(ADAMW, model=model)
+
+    compare(run_job(spec, WIDEN, tmp_path / "widen"), run_job(spec, STAY, tmp_path / "stay"))
