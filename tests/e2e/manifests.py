@@ -6,7 +6,7 @@ from tests.e2e.kube import Object
 
 STORAGE = "/storage"
 GPU = "nvidia.com/gpu"
-TRAIN_SAMPLES = 1437
+TRAIN_SAMPLES = 1433
 EPOCHS = 8
 
 _CONTAINER_SECURITY = {

@@ -57,6 +57,10 @@ def _hosts_line(index: int) -> str:
     return f"127.0.0.1 {node_name(index)} # {NFT_TABLE}"
 
 
+def _set_sysctl(name: str, value: str) -> None:
+    (Path("/proc/sys") / name).write_text(value)
+
+
 def remember(layout: Layout) -> None:
     """Write down sysctls and the folders that exist now; a snapshot that is there already is kept."""
     if layout.snapshot.exists():
@@ -91,12 +95,12 @@ def make_cgroups(index: int) -> None:
 def make_bridge(layout: Layout, index: int, address: str, api_service_ip: str) -> None:
     """Make the node's bridge and send what pods say to the `kubernetes` Service to the API server on loopback."""
     env = debian.environment()
-    run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], env=env)
+    _set_sysctl("net/ipv4/ip_forward", "1")
     if not Path(f"/sys/class/net/{bridge(index)}").exists():
         run(["ip", "link", "add", bridge(index), "type", "bridge"], env=env)
         run(["ip", "addr", "add", address, "dev", bridge(index)], env=env)
         run(["ip", "link", "set", bridge(index), "up"], env=env)
-    run(["sysctl", "-qw", f"net.ipv4.conf.{bridge(index)}.route_localnet=1"], env=env)
+    _set_sysctl(f"net/ipv4/conf/{bridge(index)}/route_localnet", "1")
     rules = f"""
 table ip {NFT_TABLE}
 delete table ip {NFT_TABLE}
@@ -141,7 +145,7 @@ def restore(layout: Layout) -> None:
         if succeeds(["nft", "list", "table", family, table], env=env):
             run(["nft", "delete", "table", family, table], env=env)
     for name, value in before["sysctls"].items():
-        (Path("/proc/sys") / name).write_text(value)
+        _set_sysctl(name, value)
     for folder in _FOLDERS:
         if folder not in before["folders"] and Path(folder).exists():
             _unmount_below(Path(folder))
