@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import Condition, ConditionStatus, ConditionType, PublishedPlan, Reason, State
+from ..api.status import Condition, ConditionStatus, ConditionType, PublishedPlan, Reason, Resize, State
 from .draft import Draft
 
 _STATES = (
@@ -67,7 +67,7 @@ def _running(draft: Draft) -> None:
         message = "too few workers are left for any layout; they hold their state until replacements are ready"
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message)
     else:
-        message = f"generation {plan.layout_generation}: {plan.pipelines} pipelines of {plan.stages} stages"
+        message = f"generation {plan.layout_generation}: {_size(plan)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
@@ -78,7 +78,7 @@ def _recovering(draft: Draft) -> bool:
 def _resizing(draft: Draft) -> None:
     plan, resize = draft.status.plan, draft.status.resize
     if resize is not None and plan is not None:
-        message = f"{_size(plan)} to {resize.pipelines} x {resize.stages} ({resize.reason.value})"
+        message = f"{_size(plan)} to {_size(resize)} ({resize.reason.value})"
         draft.set_condition(ConditionType.RESIZING, True, Reason.PREPARING, message)
     elif plan is not None and plan.reason is not ResizeReason.START and not plan.confirmed:
         message = f"to {_size(plan)} ({plan.reason.value}), generation {plan.layout_generation}"
@@ -92,8 +92,8 @@ def _resizing(draft: Draft) -> None:
         draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED)
 
 
-def _size(plan: PublishedPlan) -> str:
-    return f"{plan.pipelines} x {plan.stages}"
+def _size(layout: PublishedPlan | Resize) -> str:
+    return f"{layout.pipelines} pipelines of {layout.stages} stages"
 
 
 def _leavers_left(draft: Draft, plan: PublishedPlan) -> bool:

@@ -43,7 +43,8 @@ def _confirm(draft: Draft, generation: int) -> None:
     draft.update(plan=plan.model_copy(update={"confirmed_generation": generation}))
     if generation == plan.layout_generation:
         draft.tell(
-            Reason.GENERATION_CONFIRMED, f"Generation {generation} trains: {plan.pipelines} x {plan.stages} workers"
+            Reason.GENERATION_CONFIRMED,
+            f"Generation {generation} trains: {plan.pipelines} pipelines of {plan.stages} stages",
         )
 
 

@@ -31,14 +31,14 @@ def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
     world = widening()
     world.settle()
     assert len(world.workers) == 4
-    assert world.state == State.STARTING
+    assert world.state() == State.STARTING
     world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
     assert world.status.plan is None
     world.warm_up()
     assert world.shape == (4, 1)
     assert world.plan.leader == "digits-w0"
     assert [member.name for member in world.plan.members] == [f"digits-w{i}" for i in range(4)]
-    assert world.state == State.RUNNING
+    assert world.state() == State.RUNNING
 
 
 def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -> None:
@@ -186,7 +186,7 @@ def test_more_failures_than_allowed_fail_the_job() -> None:
     world.start()
     world.end("digits-w3", exit_code=1, message="Segmentation fault")
     world.settle()
-    assert world.state == State.FAILED
+    assert world.state() == State.FAILED
     assert reason(world, ConditionType.FAILED) == "BackoffLimitExceeded"
     assert set(world.workers) == {"digits-w3"}
 
@@ -213,7 +213,7 @@ def test_members_that_exit_after_success_are_not_failures_while_the_leader_still
     assert world.status.failures == 0
     world.end("digits-w0", exit_code=0, message='{"outcome": "Succeeded"}')
     world.settle()
-    assert world.state == State.COMPLETE
+    assert world.state() == State.COMPLETE
 
 
 def test_an_exit_0_that_nobody_asked_for_is_a_failure() -> None:
@@ -228,7 +228,7 @@ def test_workers_have_time_to_end_by_themselves_after_success() -> None:
     world = widening()
     world.start()
     world.finish(Outcome.SUCCEEDED)
-    assert world.state == State.COMPLETE
+    assert world.state() == State.COMPLETE
     assert len(world.workers) == 4
     world.wait(31)
     world.settle()
@@ -242,7 +242,7 @@ def test_suspend_gives_all_back_and_resume_takes_the_checkpoints_size() -> None:
     world.builder.suspended()
     world.settle()
     assert not world.workers
-    assert world.state == State.SUSPENDED
+    assert world.state() == State.SUSPENDED
     world.builder.suspended(False)
     world.settle()
     world.warm_up()
@@ -278,9 +278,9 @@ def test_a_job_without_steps_is_stalled_until_it_steps_again() -> None:
     world.start()
     world.wait(61)
     world.settle()
-    assert world.state == State.STALLED
+    assert world.state() == State.STALLED
     world.commit()
-    assert world.state == State.RUNNING
+    assert world.state() == State.RUNNING
 
 
 def test_progress_alone_is_written_every_30_seconds() -> None:

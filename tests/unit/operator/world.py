@@ -38,7 +38,6 @@ class World:
         assert self.status.plan is not None
         return self.status.plan
 
-    @property
     def state(self) -> State:
         """What the printer column shows."""
         return self.status.state
