@@ -1,0 +1,143 @@
+"""Checkpoints by unit and the readable model folder, on a path and on fsspec URLs."""
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipetransformer.checkpoint import (
+    CheckpointInfo,
+    StaleCheckpointError,
+    commit,
+    latest,
+    load_model,
+    load_unit,
+    save_unit,
+    write_model,
+)
+from pipetransformer.data import load_dataset
+from pipetransformer.models import build_model
+from pipetransformer.predict import accuracy
+from pipetransformer_contract.spec import TrainerSpec
+
+UNITS = ["embedding", "blocks.0", "head"]
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return {
+        "path": str(tmp_path / "checkpoints"),
+        "file": f"file://{tmp_path}/checkpoints",
+        "memory": f"memory://{uuid.uuid4()}/checkpoints",
+    }[request.param]
+
+
+def info(step: int, generation: int = 1, boundary: int = 0) -> CheckpointInfo:
+    return CheckpointInfo(
+        step=step, boundary=boundary, layout_generation=generation, num_layers=1, state={"best": 0.5, "policy": {}}
+    )
+
+
+def save(location: str, step: int, generation: int = 1) -> None:
+    for number, unit in enumerate(UNITS):
+        tensors = {"weight": torch.full((2, 3), step + number, dtype=torch.float64).t(), "step": torch.tensor(step)}
+        save_unit(location, step=step, layout_generation=generation, unit=unit, tensors=tensors)
+
+
+def test_each_unit_comes_back_by_itself(location: str) -> None:
+    save(location, 7)
+    commit(location, info(7, boundary=1))
+    found = latest(location)
+    assert found == info(7, boundary=1)
+    loaded = load_unit(location, found, "blocks.0")
+    assert torch.equal(loaded["weight"], torch.full((3, 2), 8.0, dtype=torch.float64))
+    assert loaded["step"].item() == 7
+
+
+def test_there_is_no_checkpoint_before_its_marker(location: str) -> None:
+    assert latest(location) is None
+    save(location, 7)
+    assert latest(location) is None
+
+
+def test_the_newest_ones_are_kept(location: str) -> None:
+    for step in (1, 2, 3):
+        save(location, step)
+        commit(location, info(step), keep=2)
+    with pytest.raises(FileNotFoundError):
+        load_unit(location, info(1), "head")
+    assert load_unit(location, info(2), "head")["step"].item() == 2
+    assert latest(location) == info(3)
+
+
+def test_one_that_is_being_written_survives_the_removal_of_old_ones(location: str) -> None:
+    save(location, 4)
+    save(location, 9)
+    commit(location, info(4), keep=1)
+    commit(location, info(9), keep=1)
+    assert latest(location) == info(9)
+
+
+def test_a_lower_generation_never_replaces_a_higher_one(location: str) -> None:
+    save(location, 5, generation=3)
+    commit(location, info(5, generation=3))
+    save(location, 9, generation=2)
+    with pytest.raises(StaleCheckpointError, match="generation 3 wrote step 5"):
+        commit(location, info(9, generation=2))
+    assert latest(location) == info(5, generation=3)
+
+
+def test_a_higher_generation_counts_even_at_an_earlier_step(location: str) -> None:
+    for step, generation in ((9, 2), (5, 3)):
+        save(location, step, generation)
+        commit(location, info(step, generation))
+    assert latest(location) == info(5, generation=3)
+
+
+def trainer_spec() -> TrainerSpec:
+    return TrainerSpec.model_validate(
+        {
+            "model": {"name": "vit", "numLayers": 2, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32},
+            "data": {"name": "digits"},
+            "training": {"epochs": 1, "precision": "Float64"},
+        }
+    )
+
+
+def write_small_model(location: str) -> torch.Tensor:
+    """Write an untrained model and return one of its weights."""
+    spec = trainer_spec()
+    info = load_dataset(spec.data, dtype=torch.float64).info
+    model = build_model(spec.model, info, seed=4, dtype=torch.float64)
+    tensors = {
+        f"{model.unit_name(index)}.{name}": parameter
+        for index, unit in enumerate(model.units)
+        for name, parameter in unit.state_dict().items()
+    }
+    write_model(location, tensors, spec=spec, info=info)
+    return model.head.get_parameter("classifier.weight")
+
+
+def test_a_model_folder_rebuilds_the_model(location: str) -> None:
+    weight = write_small_model(location)
+    model = load_model(location)
+    assert torch.equal(model.head.get_parameter("classifier.weight"), weight)
+    assert not any(unit.training for unit in model.units)
+    assert 0 <= accuracy(model, load_dataset(trainer_spec().data, dtype=torch.float64).test) <= 1
+
+
+def test_a_model_folder_without_a_model_says_which_file_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        load_model(str(tmp_path))
+
+
+def test_the_predict_command_scores_a_model_folder(tmp_path: Path) -> None:
+    write_small_model(str(tmp_path))
+    command = [sys.executable, "-m", "pipetransformer.predict", str(tmp_path)]
+    printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert printed["samples"] == 364
+    assert 0 <= printed["accuracy"] <= 1

@@ -1,0 +1,130 @@
+"""The order of samples and their dealing to pipelines."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.data import (
+    DataInfo,
+    Dataset,
+    EpochOrder,
+    TensorSplit,
+    deal,
+    load_dataset,
+    shards_of,
+)
+from pipetransformer.errors import SpecError
+from pipetransformer_contract.spec import Data
+
+sizes = st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(1, 9), st.integers(0, 3)).filter(
+    lambda size: size[0] >= size[2]
+)
+
+
+def order(num_samples: int = 100, global_batch: int = 16, num_shards: int = 4, seed: int = 0) -> EpochOrder:
+    return EpochOrder(seed=seed, num_samples=num_samples, global_batch=global_batch, num_shards=num_shards)
+
+
+@given(sizes)
+def test_every_sample_comes_exactly_once_an_epoch(size: tuple[int, int, int, int]) -> None:
+    num_samples, global_batch, num_shards, epoch = size
+    cursor = order(num_samples, global_batch, num_shards)
+    steps = range(epoch * cursor.steps_per_epoch, (epoch + 1) * cursor.steps_per_epoch)
+    assert sorted(i for step in steps for shard in cursor.batch(step) for i in shard) == list(range(num_samples))
+
+
+@given(sizes)
+def test_every_batch_takes_its_share_of_every_shard(size: tuple[int, int, int, int]) -> None:
+    num_samples, global_batch, num_shards, _ = size
+    cursor = order(num_samples, global_batch, num_shards)
+    for step in range(cursor.steps_per_epoch):
+        batch = cursor.batch(step)
+        taken = [len(shard) for shard in batch]
+        assert sum(taken) == min(global_batch, num_samples - step * cursor.global_batch)
+        assert max(taken) - min(taken) <= 2
+
+
+def test_a_sample_stays_in_its_shard_from_epoch_to_epoch() -> None:
+    cursor = order()
+    epochs: list[list[set[int]]] = []
+    for epoch in (0, 1):
+        first = epoch * cursor.steps_per_epoch
+        batches = [cursor.batch(step) for step in range(first, first + cursor.steps_per_epoch)]
+        epochs.append([{i for batch in batches for i in batch[shard]} for shard in range(4)])
+    assert epochs[0] == epochs[1]
+
+
+def test_order_depends_on_seed_and_epoch() -> None:
+    assert order().batch(0) == order().batch(0)
+    assert order().batch(0) != order(seed=1).batch(0)
+    assert order().batch(0) != order().batch(order().steps_per_epoch)
+
+
+def test_shards_of_pipelines_are_contiguous_and_balanced() -> None:
+    assert [shards_of(p, 3, 8) for p in range(3)] == [range(2), range(2, 5), range(5, 8)]
+    with pytest.raises(ValueError, match="only 2 shards"):
+        shards_of(0, 3, 2)
+
+
+@given(sizes, st.integers(1, 9), st.integers(1, 10))
+def test_dealing_gives_every_sample_once_whatever_the_width(
+    size: tuple[int, int, int, int], pipelines: int, micro_batch_size: int
+) -> None:
+    num_samples, global_batch, num_shards, _ = size
+    cursor = order(num_samples, global_batch, num_shards)
+    batch = cursor.batch(cursor.steps_per_epoch - 1)
+    dealt = deal(batch, min(pipelines, num_shards), micro_batch_size)
+    assert all(micro_batches for micro_batches in dealt)
+    flat = [micro_batch for micro_batches in dealt for micro_batch in micro_batches]
+    assert {len(micro_batch.sample_ids) for micro_batch in flat} == {micro_batch_size}
+    real = sorted(i for micro_batch in flat for i in micro_batch.real_ids)
+    assert real == sorted(i for shard in batch for i in shard)
+
+
+def test_a_pipeline_without_samples_gets_one_padded_micro_batch() -> None:
+    only = deal([[7], []], 2, 3)[1]
+    assert [micro_batch.real_ids for micro_batch in only] == [()]
+    assert only[0].sample_ids == (7, 7, 7)
+
+
+def test_digits_are_split_by_class_and_scaled() -> None:
+    dataset = load_dataset(Data(name="digits"), dtype=torch.float64)
+    assert len(dataset.train) + len(dataset.test) == 1797
+    assert dataset.info == DataInfo((1, 8, 8), 10)
+    inputs, targets = dataset.test.batch(range(len(dataset.test)))
+    assert inputs.dtype == torch.float64
+    assert inputs.min() == -1
+    assert inputs.max() == 1
+    counts = targets.bincount().tolist()
+    assert len(counts) == 10
+    assert max(counts) - min(counts) <= 2
+
+
+def tiny(path: str, dtype: torch.dtype, count: int = 4) -> Dataset:
+    if path:
+        raise FileNotFoundError(path)
+    split = TensorSplit(torch.arange(count, dtype=dtype).reshape(count, 1), torch.zeros(count, dtype=torch.long))
+    return Dataset(split, split, DataInfo((1,), 1))
+
+
+def test_a_dataset_can_be_imported_with_options() -> None:
+    dataset = load_dataset(Data(name=f"{__name__}:tiny", options={"count": 6}), dtype=torch.float32)
+    assert len(dataset.train) == 6
+    assert dataset.train.batch([2, 0])[0].flatten().tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "reason"),
+    [
+        (Data(name="nothing"), "spec.data.name", "InvalidSpec"),
+        (Data(name="no_such_module:f"), "spec.data.name", "InvalidSpec"),
+        (Data(name=f"{__name__}:no_such_function"), "spec.data.name", "InvalidSpec"),
+        (Data(name=f"{__name__}:tiny", path="/missing"), "spec.data.path", "DataUnreadable"),
+        (Data(name=f"{__name__}:order"), "spec.data.options", "DataUnreadable"),
+    ],
+)
+def test_data_that_cannot_be_used_name_the_field(data: Data, field: str, reason: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_dataset(data, dtype=torch.float32)
+    assert (caught.value.field, caught.value.reason) == (field, reason)

@@ -1,0 +1,153 @@
+"""Models as lists of units, the same on every worker."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from pipetransformer.checks import check_spec
+from pipetransformer.data import DataInfo
+from pipetransformer.errors import SpecError
+from pipetransformer.models import KeyedDropout, PipelineModel, build_model, build_unit, set_dropout_context
+from pipetransformer_contract.spec import Model, TrainerSpec
+
+INFO = DataInfo((1, 8, 8), 10)
+SPEC = Model(name="vit", num_layers=3, hidden_size=16, num_heads=2, mlp_size=32)
+
+
+def build(spec: Model = SPEC, seed: int = 0, units: list[int] | None = None) -> PipelineModel:
+    return build_model(spec, INFO, seed=seed, dtype=torch.float64, units=units)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_unit_built_alone_has_the_weights_of_the_whole_model() -> None:
+    model = build()
+    for index, unit in enumerate(model.units):
+        assert same(unit, build_unit(SPEC, INFO, index, seed=0, dtype=torch.float64))
+
+
+def test_building_takes_no_draw_from_the_global_generator() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    build()
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_seed_and_place_decide_the_weights() -> None:
+    model = build()
+    assert not same(model.blocks[0], model.blocks[1])
+    assert not same(model.blocks[0], build(seed=1).blocks[0])
+
+
+def test_units_that_were_not_asked_for_have_shapes_but_no_memory() -> None:
+    whole, part = build(), build(units=[1, 2])
+    assert [next(unit.parameters()).device.type for unit in part.units] == ["meta", "cpu", "cpu", "meta", "meta"]
+    for one, other in zip(whole.units, part.units, strict=True):
+        assert [(n, p.shape) for n, p in one.named_parameters()] == [(n, p.shape) for n, p in other.named_parameters()]
+
+
+def test_activations_have_the_shape_that_the_model_says() -> None:
+    model = build()
+    x = torch.zeros(5, *INFO.input_shape, dtype=torch.float64)
+    for unit in model.units[:-1]:
+        x = unit(x)
+        assert tuple(x.shape) == model.activation_shape(5)
+    assert tuple(model.head(x).shape) == (5, 10)
+
+
+def test_units_are_named_as_in_the_whole_model() -> None:
+    model = build()
+    assert [model.unit_name(i) for i in range(5)] == ["embedding", "blocks.0", "blocks.1", "blocks.2", "head"]
+    with pytest.raises(IndexError):
+        model.unit_name(5)
+
+
+def test_padding_counts_neither_in_loss_nor_in_accuracy() -> None:
+    model = build()
+    output = torch.randn(4, 10, dtype=torch.float64)
+    target = output.argmax(dim=1)
+    weight = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    loss, total = model.loss(output, target, weight)
+    assert total == 3
+    assert torch.isclose(loss, nn.functional.cross_entropy(output[[0, 1, 3]], target[[0, 1, 3]], reduction="sum"))
+    assert model.correct(output, target, weight) == 3
+
+
+@pytest.fixture
+def dropout() -> Iterator[KeyedDropout]:
+    yield KeyedDropout(0.5, seed=3, place=1)
+
+
+def test_a_dropout_mask_belongs_to_the_sample_whatever_its_micro_batch(dropout: KeyedDropout) -> None:
+    x = torch.ones(4, 6, 8)
+    set_dropout_context(7, [10, 11, 12, 13])
+    together = dropout(x)
+    set_dropout_context(7, [12, 10])
+    assert torch.equal(dropout(x[:2]), together[[2, 0]])
+    set_dropout_context(8, [12, 10])
+    assert not torch.equal(dropout(x[:2]), together[[2, 0]])
+
+
+def test_dropout_keeps_the_mean_and_is_off_in_evaluation(dropout: KeyedDropout) -> None:
+    x = torch.ones(8, 100, 100)
+    set_dropout_context(0, range(8))
+    assert dropout(x).mean().item() == pytest.approx(1, abs=0.02)
+    assert torch.equal(dropout.eval()(x), x)
+
+
+def test_dropout_refuses_a_micro_batch_that_it_was_not_told_of(dropout: KeyedDropout) -> None:
+    set_dropout_context(0, [1])
+    with pytest.raises(RuntimeError, match="set_dropout_context"):
+        dropout(torch.ones(2, 3))
+
+
+def two_linears(info: DataInfo, width: int = 4) -> PipelineModel:
+    blocks: list[nn.Module] = [nn.Linear(width, width) for _ in range(3)]
+    embedding = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
+    return PipelineModel(embedding, blocks, nn.Linear(width, info.num_classes), (width,))
+
+
+def test_a_model_can_be_imported_and_is_seeded() -> None:
+    spec = Model(name=f"{__name__}:two_linears", num_layers=3, options={"width": 6})
+    model = build(spec)
+    assert model.activation_shape(2) == (2, 6)
+    assert same(model.blocks[1], build(spec).blocks[1])
+    assert same(model.blocks[1], build_unit(spec, INFO, 2, seed=0, dtype=torch.float64))
+    assert next(model.head.parameters()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (Model(name="resnet"), "spec.model.name"),
+        (Model(name="no_such_module:f"), "spec.model.name"),
+        (Model(name=f"{__name__}:same"), "spec.model.options"),
+        (Model(name=f"{__name__}:two_linears", num_layers=4), "spec.model.numLayers"),
+        (Model(name="builtins:repr"), "spec.model.name"),
+        (Model(name="vit", patch_size=3), "spec.model.patchSize"),
+    ],
+)
+def test_a_model_that_cannot_be_built_names_the_field(spec: Model, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        build(spec)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"pipeline": {"stages": 13}}, "spec.pipeline.stages"),
+        ({"numShards": 65}, "spec.training.globalBatchSize"),
+    ],
+)
+def test_a_spec_that_could_never_train_names_the_field(changes: dict[str, object], field: str) -> None:
+    spec = {"model": {"name": "vit"}, "data": {"name": "digits"}, "training": {"epochs": 1}}
+    check_spec(TrainerSpec.model_validate(spec))
+    with pytest.raises(SpecError) as caught:
+        check_spec(TrainerSpec.model_validate({**spec, **changes}))
+    assert caught.value.field == field

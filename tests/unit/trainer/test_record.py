@@ -1,0 +1,180 @@
+"""The run's record, its ledger, and the checker that shares no code with it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipetransformer.data import EpochOrder, deal
+from pipetransformer.record import Ledger, Role, RunRecord, audit
+from tests import ledger_checker
+
+SAMPLES, EPOCHS = 50, 2
+ORDER = EpochOrder(seed=0, num_samples=SAMPLES, global_batch=16, num_shards=4)
+NUM_STEPS = EPOCHS * ORDER.steps_per_epoch
+
+
+def commit_step(run_dir: Path, step: int, *, generation: int = 1, pipelines: int = 2, drop: int = 0) -> None:
+    """Write the ledger lines that a committed step leaves, less the last `drop` samples of pipeline 0."""
+    for pipeline, micro_batches in enumerate(deal(ORDER.batch(step), pipelines, 5)):
+        ids = [i for micro_batch in micro_batches for i in micro_batch.real_ids]
+        Ledger(run_dir, f"job-w{pipeline}").append(
+            step=step,
+            epoch=ORDER.epoch(step),
+            layout_generation=generation,
+            pipeline=pipeline,
+            sample_ids=ids[: len(ids) - drop] if pipeline == 0 else ids,
+        )
+
+
+def commit_all(run_dir: Path) -> None:
+    for step in range(NUM_STEPS):
+        commit_step(run_dir, step, pipelines=1 + step % 4, generation=1 + step)
+
+
+def both(run_dir: Path) -> tuple[int, int, int]:
+    """What audit and checker agree on: lost, repeated, redone."""
+    found, checked = audit(run_dir, ORDER, NUM_STEPS), ledger_checker.check(run_dir, SAMPLES, EPOCHS)
+    assert (found.lost, found.repeated, found.redone_steps) == (checked.lost, checked.repeated, checked.redone)
+    return found.lost, found.repeated, found.redone_steps
+
+
+def test_a_run_that_changes_width_every_step_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    assert both(tmp_path) == (0, 0, 0)
+    assert ledger_checker.check(tmp_path, SAMPLES, EPOCHS).clean
+
+
+def test_redone_steps_count_apart(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    commit_step(tmp_path, 3, generation=100, pipelines=1)
+    assert both(tmp_path) == (0, 0, 1)
+
+
+def test_a_lost_sample_is_found(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    commit_step(tmp_path, 3, generation=100, drop=2)
+    assert both(tmp_path) == (2, 0, 1)
+
+
+def test_a_sample_of_another_step_is_found_as_repeated(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    Ledger(tmp_path, "job-w9").append(
+        step=1, epoch=0, layout_generation=2, pipeline=9, sample_ids=ORDER.batch(0)[0][:1]
+    )
+    assert both(tmp_path) == (0, 1, 0)
+
+
+def test_stages_of_a_pipeline_may_all_note_the_same_line(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    for line in (tmp_path / "ledger" / "job-w0.jsonl").read_text().splitlines(keepends=True):
+        with (tmp_path / "ledger" / "job-w5.jsonl").open("a") as file:
+            file.write(line)
+    assert both(tmp_path) == (0, 0, 0)
+
+
+def test_the_checker_sees_a_worker_that_committed_a_step_twice(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    commit_step(tmp_path, 0, generation=1, pipelines=1)
+    assert ledger_checker.check(tmp_path, SAMPLES, EPOCHS).repeated == 16
+
+
+def test_the_checker_sees_workers_that_disagree(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    Ledger(tmp_path, "job-w5").append(step=0, epoch=0, layout_generation=1, pipeline=0, sample_ids=[1])
+    assert "disagree" in ledger_checker.check(tmp_path, SAMPLES, EPOCHS).problems[0]
+
+
+@pytest.mark.parametrize(("epochs", "status"), [(EPOCHS, 0), (EPOCHS + 1, 1), (EPOCHS - 1, 1)])
+def test_the_checker_is_a_command_that_fails_on_a_wrong_history(tmp_path: Path, epochs: int, status: int) -> None:
+    commit_all(tmp_path)
+    command = [
+        sys.executable,
+        ledger_checker.__file__,
+        str(tmp_path),
+        "--samples",
+        str(SAMPLES),
+        "--epochs",
+        str(epochs),
+    ]
+    assert subprocess.run(command, capture_output=True).returncode == status
+
+
+def test_the_checker_refuses_a_run_without_a_ledger(tmp_path: Path) -> None:
+    assert not ledger_checker.check(tmp_path, SAMPLES, EPOCHS).clean
+
+
+def roles(stages: int, pipelines: int) -> list[Role]:
+    span = 12 // stages
+    return [
+        Role(f"job-w{rank}", rank // stages, rank % stages, span * (rank % stages), span * (rank % stages + 1) - 1)
+        for rank in range(stages * pipelines)
+    ]
+
+
+def write_run(run_dir: Path) -> None:
+    """A run of two generations, each written by its own leader's record."""
+    first_steps = {1: range(3), 2: range(3, NUM_STEPS)}
+    for generation, (stages, pipelines) in {1: (4, 1), 2: (1, 4)}.items():
+        record = RunRecord(run_dir)
+        record.started(job="job")
+        record.generation_committed(
+            generation=generation,
+            stages=stages,
+            pipelines=pipelines,
+            frozen_layers=11 * (generation - 1),
+            first_step=first_steps[generation].start,
+            pause_seconds=0.5,
+            total_seconds=1.5,
+            bytes_moved=1000,
+            roles=roles(stages, pipelines),
+        )
+        for step in first_steps[generation]:
+            commit_step(run_dir, step, generation=generation, pipelines=pipelines)
+            record.step(
+                step=step,
+                epoch=ORDER.epoch(step),
+                loss=None if step == 1 else 1 / (step + 1),
+                gradient_norm=1.0,
+                learning_rate=0.1,
+                samples_per_second=100.0,
+                generation=generation,
+                frozen_layers=11 * (generation - 1),
+            )
+        if generation == 1:
+            record.frozen(step=3, frozen_layers=11, generation=1, roles=roles(4, 1))
+
+
+def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    RunRecord(tmp_path).finish(test_accuracy=0.9, num_steps=NUM_STEPS, order=ORDER)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["wall_seconds"] > 0
+    assert (summary["test_accuracy"], summary["samples_lost"], summary["samples_repeated"]) == (0.9, 0, 0)
+    assert summary["generations"][1] == {
+        "generation": 2,
+        "stages": 1,
+        "pipelines": 4,
+        "frozen_layers": 11,
+        "first_step": 3,
+        "pause_seconds": 0.5,
+        "total_seconds": 1.5,
+        "bytes_moved": 1000,
+    }
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]
+
+
+def test_the_timeline_is_drawn_as_a_picture(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    RunRecord(tmp_path).finish(test_accuracy=0.9, num_steps=NUM_STEPS, order=ORDER)
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_torn_last_line_of_a_killed_leader_does_not_spoil_the_ledger(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    with (tmp_path / "ledger" / "job-w0.jsonl").open("a") as file:
+        file.write('{"step": 8, "epo')
+    assert audit(tmp_path, ORDER, NUM_STEPS).lost == 0
