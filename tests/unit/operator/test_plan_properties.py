@@ -62,11 +62,10 @@ def test_whatever_happens_sizes_are_legal_and_plans_converge(job: JobBuilder, ev
     world = World(job)
     for event, number in events:
         before = world.status
-        held = set(world.workers)
-        deleted = len(world.deleted)
+        deleted = len(world.deleted_alive)
         happen(world, event, number)
         check_plan(world, before_generation=before.layout_generation)
-        given_back = set(world.deleted[deleted:]) & held
+        given_back = set(world.deleted_alive[deleted:])
         if before.plan and world.status.plan and not world.status.finished:
             holders = {member.name for member in world.status.plan.members}
             assert not given_back & holders, "a member was deleted"

@@ -27,6 +27,7 @@ class World:
         self.report: Report | None = None
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.deleted: list[str] = []
+        self.deleted_alive: list[str] = []
         self._uids = 0
 
     @property
@@ -75,8 +76,10 @@ class World:
             self.workers[name] = Worker(worker_id, name, f"uid-{self._uids}", WorkerPhase.RUNNING, scheduled=True)
         for name, uid in decided.delete:
             assert self.workers[name].uid == uid
-            self.workers.pop(name)
+            worker = self.workers.pop(name)
             self.deleted.append(name)
+            if worker.alive:
+                self.deleted_alive.append(name)
         return decided
 
     def settle(self) -> None:
