@@ -47,15 +47,20 @@ def draw(run_dir: Path) -> Path:
 
 
 def _bars(events: list[dict[str, Any]], origin: float, end: float) -> list[_Bar]:
-    """One bar for each worker between two changes of who holds what; touching bars that say the same are joined."""
-    changes = [event for event in events if "roles" in event]
+    """One bar for each worker between two changes of who holds what; touching bars that say the same are joined.
+
+    A freeze that moved no layer brings no roles: those before it still hold.
+    """
+    changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen")]
+    roles: list[dict[str, Any]] = []
     bars: list[_Bar] = []
     open_bars: dict[str, _Bar] = {}
     for number, event in enumerate(changes):
         start = event["time"] - origin
         stop = changes[number + 1]["time"] - origin if number + 1 < len(changes) else end
         held: dict[str, _Bar] = {}
-        for role in event["roles"]:
+        roles = event.get("roles", roles)
+        for role in roles:
             bar = _Bar(
                 role["worker"],
                 start,
