@@ -35,7 +35,8 @@ def _go() -> str:
     return found
 
 
-def _key(module: Path, salt: str) -> str:
+def cache_key(module: Path, salt: str) -> str:
+    """Digest of a module's sources and of `salt`."""
     digest = hashlib.sha256(salt.encode())
     for file in sorted([*module.glob("go.*"), *module.glob("*.go")]):
         digest.update(file.read_bytes())
@@ -46,7 +47,7 @@ def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str 
     """Build `packages` (program name -> import path) of `go/<module>`; return the folder with the programs."""
     source = SOURCES / "go" / module
     flags = f"-s -w {ldflags}".strip()
-    folder = cache_dir() / "go" / f"{module}-{version}-{_key(source, flags)}"
+    folder = cache_dir() / "go" / f"{module}-{version}-{cache_key(source, flags)}"
     folder.mkdir(parents=True, exist_ok=True)
     env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
     for name, package in packages.items():
@@ -80,19 +81,17 @@ def pause() -> Path:
 
 def helm() -> Path:
     """The Helm program."""
-    folder = cache_dir() / "go" / f"helm-{HELM}"
+    major, minor, _ = KUBERNETES.split(".")
+    stamps = {
+        "internal/version.version": f"v{HELM}",
+        "pkg/chartutil.k8sVersionMajor": major,  # what `helm template` renders for
+        "pkg/chartutil.k8sVersionMinor": minor,
+    }
+    ldflags = " ".join(["-s -w", *(f"-X helm.sh/helm/v3/{field}={value}" for field, value in stamps.items())])
+    folder = cache_dir() / "go" / f"helm-{HELM}-kubernetes-{KUBERNETES}"
     program = folder / "helm"
     if not program.exists():
         print(f"building helm {HELM}", flush=True)
         env = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(folder)}
-        run(
-            [
-                _go(),
-                "install",
-                "-ldflags",
-                f"-s -w -X helm.sh/helm/v3/internal/version.version=v{HELM}",
-                f"helm.sh/helm/v3/cmd/helm@v{HELM}",
-            ],
-            env=env,
-        )
+        run([_go(), "install", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@v{HELM}"], env=env)
     return program
