@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from aiohttp import web
+from pydantic import ValidationError
+
 from pipetransformer_contract.messages import Heartbeat, HeartbeatReply, Ready, Report, ReportReply
 from pipetransformer_contract.wire import Path, Wire
-from pydantic import ValidationError
 
 from .authenticator import Authenticator, CannotTell, Unauthenticated
 from .board import Board, Ended, NotYetDurable, Reporter

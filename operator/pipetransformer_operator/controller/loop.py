@@ -8,6 +8,7 @@ then the channel shows what is durable, then creations, deletions and events.
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,7 +43,9 @@ class JobLoop:
         pace: how quickly to turn.
     """
 
-    def __init__(self, key: JobKey, store: JobStore, pool: WorkerPool, clock: Callable[[], datetime], pace: Pace) -> None:
+    def __init__(
+        self, key: JobKey, store: JobStore, pool: WorkerPool, clock: Callable[[], datetime], pace: Pace
+    ) -> None:
         self.key = key
         self.board = Board(self.wake, clock)
         self._store = store
@@ -78,7 +81,7 @@ class JobLoop:
                 logger.warning("%s: %s; again in %g s", self.key, error, retry)
                 pause, retry = retry, min(2 * retry, self._pace.longest_retry)
                 continue
-            except Exception:  # noqa: BLE001 - one job's defect must not end the others' loops
+            except Exception:
                 logger.exception("%s: a turn failed; again in %g s", self.key, retry)
                 pause, retry = retry, min(2 * retry, self._pace.longest_retry)
                 continue
@@ -92,7 +95,7 @@ class JobLoop:
             Conflict: the job changed meanwhile.
             Unavailable: a write did not succeed.
         """
-        if not job.managed or job.metadata.deletion_timestamp:
+        if not job.spec.managed or job.metadata.deletion_timestamp:
             return None
         arrived = self.board.arrived
         decided = plan(job.spec, self._observe(job), self._clock())
@@ -122,6 +125,7 @@ class JobLoop:
             heartbeats=self.board.heartbeats,
             lost_peers=self.board.lost_peers,
             conflicts=tuple(sorted(self._conflicts)),
+            nonce=secrets.token_hex(16),
             since=self._since,
         )
 

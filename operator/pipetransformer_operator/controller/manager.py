@@ -34,6 +34,7 @@ class Controller:
         self._pace = pace or Pace()
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
+        self._stopping = False
 
     @property
     def boards(self) -> Mapping[tuple[str, str], Board]:
@@ -45,7 +46,7 @@ class Controller:
         loop = self._loops.get(key)
         if loop is not None:
             loop.wake()
-        elif self._store.read(key) is not None:
+        elif not self._stopping and self._store.read(key) is not None:
             loop = self._loops[key] = JobLoop(key, self._store, self._pool, self._clock, self._pace)
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
@@ -59,6 +60,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Ends all loops; jobs and workers stay as they are."""
+        self._stopping = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

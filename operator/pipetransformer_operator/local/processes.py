@@ -1,0 +1,186 @@
+"""Workers as processes of this machine (`WorkerPool`).
+
+A process that has ended stays in the list, with its exit code and termination message, until it is deleted: as a pod would.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipetransformer_contract.wire import Env
+
+from ..api import JobStatus, PipeTrainingJob, trainer_spec
+from ..channel.authenticator import Identity
+from ..plan import Worker, WorkerPhase, worker_name
+
+ADDRESS = "127.0.0.1"
+TERM_SECONDS = 5.0
+TRAINER = (sys.executable, "-m", "pipetransformer")
+
+
+@dataclass
+class _Process:
+    worker_id: int
+    name: str
+    uid: str
+    folder: Path
+    process: asyncio.subprocess.Process
+    deleted: bool = False
+
+
+class ProcessPool:
+    """See the module.
+
+    Args:
+        run_dir: where the run's record goes; logs go to `logs/` below it.
+        scratch: folder for tokens and termination messages.
+        channel_url: base URL of the channel.
+        wake: called when a process ends.
+        command: starts a worker.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        scratch: Path,
+        channel_url: str,
+        wake: Callable[[], None],
+        command: Sequence[str] = TRAINER,
+    ) -> None:
+        self.tokens: dict[str, Identity] = {}
+        self._run_dir = run_dir
+        self._scratch = scratch
+        self._channel_url = channel_url
+        self._wake = wake
+        self._command = command
+        self._processes: dict[str, _Process] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
+        """See `WorkerPool`."""
+        return tuple(_observe(process) for process in self._processes.values())
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        """See `WorkerPool`."""
+        name = worker_name(job.metadata.name, worker_id)
+        if name in self._processes:
+            return
+        uid = str(uuid.uuid4())
+        folder = self._scratch / name
+        folder.mkdir()
+        token = secrets.token_urlsafe(32)
+        token_file = folder / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(token)
+        self.tokens[token] = Identity(job.metadata.namespace, name, uid)
+        logs = self._run_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=self._environment(job, status, name, uid, folder),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,  # the terminal's Ctrl-C is for the controller, which ends the workers in order
+            )
+        self._processes[name] = _Process(worker_id, name, uid, folder, process)
+        watcher = asyncio.create_task(self._watch(self._processes[name]))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
+        """See `WorkerPool`."""
+        process = self._processes.get(name)
+        if process is None or process.uid != uid:
+            return
+        process.deleted = True
+        if process.process.returncode is None:
+            process.process.terminate()
+            asyncio.get_running_loop().call_later(TERM_SECONDS, _kill, process)
+        else:
+            self._forget(process)
+
+    async def all_ended(self) -> None:
+        """Waits until no process runs."""
+        while self._watchers:
+            await asyncio.wait(self._watchers)
+
+    async def stop(self) -> None:
+        """Ends all processes and waits until they are gone."""
+        for process in list(self._processes.values()):
+            if process.process.returncode is None:
+                process.process.terminate()
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=TERM_SECONDS)
+        for process in list(self._processes.values()):
+            _kill(process)
+        await asyncio.gather(*self._watchers)
+
+    async def _watch(self, process: _Process) -> None:
+        await process.process.wait()
+        if process.deleted:
+            self._forget(process)
+        self._wake()
+
+    def _forget(self, process: _Process) -> None:
+        self._processes.pop(process.name, None)
+        for token in [token for token, identity in self.tokens.items() if identity.uid == process.uid]:
+            del self.tokens[token]
+        shutil.rmtree(process.folder, ignore_errors=True)
+        self._wake()
+
+    def _environment(
+        self, job: PipeTrainingJob, status: JobStatus, name: str, uid: str, folder: Path
+    ) -> Mapping[str, str]:
+        return {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            Env.JOB_NAMESPACE: job.metadata.namespace,
+            Env.JOB_NAME: job.metadata.name,
+            Env.JOB_UID: job.metadata.uid,
+            Env.JOB_SPEC: trainer_spec(job.spec, status.num_shards or 1).model_dump_json(
+                by_alias=True, exclude_none=True
+            ),
+            Env.WORKER_NAME: name,
+            Env.WORKER_UID: uid,
+            Env.WORKER_ADDRESS: ADDRESS,
+            Env.NODE_NAME: "local",
+            Env.CHANNEL_URL: self._channel_url,
+            Env.CHANNEL_TOKEN_FILE: str(folder / "token"),
+            Env.RUN_DIR: str(self._run_dir),
+            Env.TERMINATION_LOG: str(folder / "termination-log"),
+        }
+
+
+def _observe(process: _Process) -> Worker:
+    code = process.process.returncode
+    phase = WorkerPhase.RUNNING if code is None else WorkerPhase.SUCCEEDED if code == 0 else WorkerPhase.FAILED
+    log = process.folder / "termination-log"
+    return Worker(
+        id=process.worker_id,
+        name=process.name,
+        uid=process.uid,
+        phase=phase,
+        terminating=process.deleted,
+        node="local",
+        address=ADDRESS,
+        exit_code=code,
+        message=log.read_text() if code is not None and log.exists() else "",
+        scheduled=True,
+    )
+
+
+def _kill(process: _Process) -> None:
+    if process.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended just now
+            os.killpg(process.process.pid, signal.SIGKILL)

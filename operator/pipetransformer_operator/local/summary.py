@@ -1,0 +1,45 @@
+"""What is shown when a local run has ended: the record's summary as a table, and where the picture is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = (
+    ("generation", "generation"),
+    ("stages", "stages"),
+    ("pipelines", "pipelines"),
+    ("frozen_layers", "frozen"),
+    ("first_step", "first step"),
+    ("pause_seconds", "pause s"),
+    ("total_seconds", "total s"),
+    ("bytes_moved", "bytes moved"),
+)
+
+
+def print_summary(console: Console, run_dir: Path) -> None:
+    """Prints `summary.json` of the run's record; a run that failed early has none."""
+    file = run_dir / "summary.json"
+    if not file.exists():
+        return
+    summary: dict[str, Any] = json.loads(file.read_text())
+    table = Table()
+    for _, title in COLUMNS:
+        table.add_column(title, justify="right")
+    for generation in summary["generations"]:
+        table.add_row(*(_cell(generation.get(key)) for key, _ in COLUMNS))
+    console.print(table)
+    console.print(
+        f"test accuracy {_cell(summary['test_accuracy'])}, {_cell(summary['wall_seconds'])} s,"
+        f" samples lost {summary['samples_lost']}, repeated {summary['samples_repeated']}",
+        highlight=False,
+    )
+    for name in ("timeline.png", "model"):
+        if (run_dir / name).exists():
+            console.print(f"{name}: {run_dir / name}", highlight=False, soft_wrap=True)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)

@@ -1,0 +1,125 @@
+"""What a local run shows: a live picture of the layout on a terminal, plain lines elsewhere."""
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pipetransformer_contract.messages import Report
+
+from ..api import PipeTrainingJob
+from ..plan import EventType, PlanEvent
+
+FROZEN, ACTIVE = "▒", "█"
+NUM_EVENTS = 6
+
+
+class PlainView:
+    """One line an event and one a report."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last: tuple[int, int] | None = None
+
+    def __enter__(self) -> "PlainView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def changed(self, job: PipeTrainingJob) -> None:
+        """The job's status changed."""
+        report = job.status.last_report
+        if report and (report.layout_generation, report.step) != self._last:
+            self._last = (report.layout_generation, report.step)
+            self._console.print(f"{progress(report)}  {held(job)}", highlight=False, soft_wrap=True)
+
+    def told(self, event: PlanEvent) -> None:
+        """The controller decided something."""
+        self._console.print(f"{event.reason.value}: {event.message}", markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveView:
+    """Stages by pipelines, frozen blocks shaded, redrawn at each change."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=8)
+        self._job: PipeTrainingJob | None = None
+        self._events: list[PlanEvent] = []
+
+    def __enter__(self) -> "LiveView":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def changed(self, job: PipeTrainingJob) -> None:
+        """The job's status changed."""
+        self._job = job
+        self._live.update(self._draw())
+
+    def told(self, event: PlanEvent) -> None:
+        """The controller decided something."""
+        self._events = [*self._events, event][-NUM_EVENTS:]
+        self._live.update(self._draw())
+
+    def _draw(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._job is not None:
+            parts.append(draw_layout(self._job))
+            report = self._job.status.last_report
+            parts.append(Text(f"{progress(report) if report else 'starting'}\n{held(self._job)}"))
+        for event in self._events:
+            style = "yellow" if event.type is EventType.WARNING else "dim"
+            parts.append(Text(f"{event.reason.value}: {event.message}", style=style))
+        title = f"{self._job.metadata.name} · {self._job.status.state.value}" if self._job else "starting"
+        return Panel(Group(*parts), title=title, title_align="left")
+
+
+def draw_layout(job: PipeTrainingJob) -> RenderableType:
+    """A table of pipelines (rows) by stages (columns); a cell shows its share of the blocks, frozen ones shaded.
+
+    The trainer cuts by measured cost and keeps the frozen prefix on the first stage; here active blocks are drawn evenly.
+    """
+    plan, report = job.status.plan, job.status.last_report
+    if plan is None:
+        return Text(f"{len(job.status.worker_ids)} workers are starting")
+    num_layers = report.num_layers if report else job.spec.model.num_layers
+    boundary = report.boundary if report else 0
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column(f"generation {plan.layout_generation}")
+    for stage in range(plan.stages):
+        table.add_column(f"stage {stage}")
+    cells = [
+        Text.assemble((FROZEN * frozen, "blue"), (ACTIVE * active, "green"))
+        for frozen, active in _cells(num_layers, boundary, plan.stages)
+    ]
+    for pipeline in range(plan.pipelines):
+        table.add_row(f"pipeline {pipeline}", *cells)
+    return table
+
+
+def _cells(num_layers: int, boundary: int, stages: int) -> Iterator[tuple[int, int]]:
+    active = num_layers - boundary
+    for stage in range(stages):
+        share = (stage + 1) * active // stages - stage * active // stages
+        yield (boundary if stage == 0 else 0, share)
+
+
+def progress(report: Report) -> str:
+    """The report in one line."""
+    loss = f"loss {report.loss:.4f}  " if report.loss is not None else ""
+    speed = f"{report.samples_per_second:.0f} samples/s  " if report.samples_per_second is not None else ""
+    return f"epoch {report.epoch}  step {report.step}  {loss}{speed}frozen {report.boundary}/{report.num_layers}"
+
+
+def held(job: PipeTrainingJob) -> str:
+    """Workers held and released, in one line: each would be a GPU on a cluster."""
+    gpus = job.status.gpus
+    plan = job.status.plan
+    layout = f"{plan.pipelines} pipelines of {plan.stages} stages, " if plan else ""
+    return f"{layout}workers held {gpus.held}, released {gpus.released}"
