@@ -1,9 +1,10 @@
 """Drives the baseline of bench-regroup: torchrun agents that come and go, and the pauses that this makes.
 
-One agent a worker, as one pod a worker would have it. The pause of a change of size runs from the end of the last step of
-the old world to the end of the first step of the new one, less a median steady step of the new one.
+One agent a worker, as one pod a worker would have it. The pause of a change of size runs from the end of the last step
+of the old world to the end of the first step of the new one, less a median steady step of the new one.
 """
 
+import itertools
 import json
 import os
 import socket
@@ -113,7 +114,7 @@ class TorchrunJob:
 
 def pause_seconds(last_old: float, new: list[float]) -> float:
     """End of the last old step to end of the first new one, less the median steady new step."""
-    return new[0] - last_old - statistics.median(b - a for a, b in zip(new[1:], new[2:], strict=False))
+    return new[0] - last_old - statistics.median(b - a for a, b in itertools.pairwise(new))
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, what: Callable[[], str]) -> None:

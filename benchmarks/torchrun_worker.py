@@ -1,7 +1,7 @@
 """The baseline of bench-regroup: the same model and steps, elastic by torchrun's restart from a checkpoint.
 
-Runs under `torchrun`. The world is cut into pipelines of `--stages`; every `--checkpoint-every` steps each stage of pipeline 0
-writes its units, and a marker follows. Each rank appends the end of each of its steps to `--steps-log`.
+Runs under `torchrun`. The world is cut into pipelines of `--stages`; every `--checkpoint-every` steps each stage of
+pipeline 0 writes its units, and a marker follows. Each rank appends the end of each of its steps to `--steps-log`.
 """
 
 import argparse
@@ -9,10 +9,12 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from pipetransformer.data import EpochOrder, deal, load_dataset
 from pipetransformer.models import build_model, build_unit
 from pipetransformer.optimizer import make_optimizer
@@ -73,7 +75,7 @@ def main() -> None:
             flat = torch.cat([parameter.grad.flatten() for _, parameter in parameters if parameter.grad is not None])
             dist.all_reduce(flat, group=stage_groups[stage])
             flat /= sum(len(shard) for shard in batch)
-            parts = flat.split([parameter.numel() for _, parameter in parameters])
+            parts = torch.split(flat, [parameter.numel() for _, parameter in parameters])
             for (_, parameter), part in zip(parameters, parts, strict=True):
                 assert parameter.grad is not None
                 parameter.grad.copy_(part.view_as(parameter))
@@ -88,13 +90,16 @@ def main() -> None:
                     _save(arguments.checkpoint, state, step)
                 dist.barrier()
                 if rank == 0:
-                    _replace(arguments.checkpoint / "step", lambda path: path.write_text(str(step)))
+                    _mark(arguments.checkpoint, step)
 
 
 def _save(folder: Path, state: WorkerState, step: int) -> None:
     for index in state.units:
-        tensors = state.unit_tensors(index, with_moments=True)
-        _replace(folder / f"{step}-{index}.pt", lambda path, tensors=tensors: torch.save(tensors, path))  # type: ignore[misc]
+        _replace(folder / f"{step}-{index}.pt", partial(torch.save, state.unit_tensors(index, with_moments=True)))
+
+
+def _mark(folder: Path, step: int) -> None:
+    _replace(folder / "step", lambda path: path.write_text(str(step)))
 
 
 def _load(folder: Path, state: WorkerState) -> int:
