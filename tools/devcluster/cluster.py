@@ -7,7 +7,7 @@ import string
 
 from tools.devcluster import controlplane, debian, gobuild, host, images, node, preflight, registry
 from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, SOURCES, Layout, cache_dir
-from tools.devcluster.process import CommandError
+from tools.devcluster.process import CommandError, say
 
 _FREE_GIB = 25  # images in buildah's store, in the registry and in two nodes, and Go's caches, all cold
 _FREE_GIB_CONTROL_PLANE = 8
@@ -34,7 +34,7 @@ def up(layout: Layout, *, nodes: int = 2, gpus: int = 8) -> None:
         raise CommandError(f"--nodes must be from 1 to {MAX_NODES}")
     if not is_up(layout):
         preflight.check(ports=layout.all_ports(), free_gib=_FREE_GIB, root=True)
-    print(_NOTICE.format(bridges=f"{host.bridge(0)}..", table=host.NFT_TABLE, state=layout.state), flush=True)
+    say(_NOTICE.format(bridges=f"{host.bridge(0)}..", table=host.NFT_TABLE, state=layout.state))
     debian.obtain(debian.CONTROL_PLANE + debian.NODE + debian.IMAGES)
     gobuild.kubernetes()
     controlplane.start(layout)

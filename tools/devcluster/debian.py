@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from tools.devcluster.layout import cache_dir
-from tools.devcluster.process import CommandError, run
+from tools.devcluster.process import CommandError, run, say
 
 PACKAGE_OF = {
     "etcd": "etcd-server",
@@ -76,7 +76,7 @@ def obtain(programs: tuple[str, ...]) -> None:
         return
     if shutil.which("apt-get") is None:
         raise CommandError(f"install these first (they are Debian's names): {' '.join(packages)}")
-    print(f"unpacking from Debian into {_unpacked()}: {' '.join(packages)}")
+    say(f"unpacking from Debian into {_unpacked()}: {' '.join(packages)}")
     archives = cache_dir() / "debian" / "archives"
     (archives / "partial").mkdir(parents=True, exist_ok=True)
     download = [

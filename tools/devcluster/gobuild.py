@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from tools.devcluster.layout import SOURCES, cache_dir
-from tools.devcluster.process import CommandError, run
+from tools.devcluster.process import CommandError, run, say
 
 KUBERNETES = "1.36.2"
 HELM = "3.19.0"
@@ -53,7 +53,7 @@ def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str 
     for name, package in packages.items():
         if (folder / name).exists():
             continue
-        print(f"building {name} {version}", flush=True)
+        say(f"building {name} {version}")
         half = folder / f".{name}.building"
         run([_go(), "build", "-ldflags", flags, "-o", half, package], cwd=source, env=env)
         half.rename(folder / name)
@@ -91,7 +91,7 @@ def helm() -> Path:
     folder = cache_dir() / "go" / f"helm-{HELM}-kubernetes-{KUBERNETES}"
     program = folder / "helm"
     if not program.exists():
-        print(f"building helm {HELM}", flush=True)
+        say(f"building helm {HELM}")
         env = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(folder)}
         run([_go(), "install", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@v{HELM}"], env=env)
     return program

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.devcluster import debian, gobuild
 from tools.devcluster.layout import REPOSITORY, Layout, cache_dir
-from tools.devcluster.process import run, succeeds
+from tools.devcluster.process import run, say, succeeds
 
 TARGETS = ("operator", "trainer")
 _BASE = "localhost/pipetransformer/python:3.11"
@@ -83,7 +83,7 @@ def make_base() -> None:
     """Make the base image from Debian packages unless it is there."""
     if _exists(_BASE):
         return
-    print(f"making {_BASE} from Debian {_DEBIAN_SUITE}", flush=True)
+    say(f"making {_BASE} from Debian {_DEBIAN_SUITE}")
     archive = cache_dir() / "base.tar"
     run(
         [debian.program("mmdebstrap"), "--variant=minbase", f"--include={_BASE_PACKAGES}", _DEBIAN_SUITE, archive],

@@ -9,9 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+
+def say(text: str) -> None:
+    """Tell the user what goes on, on stderr: stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class CommandError(Exception):
