@@ -99,7 +99,7 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture
-def kube(cluster: Cluster, operator: Kube, request: pytest.FixtureRequest) -> Iterator[Kube]:
+def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
     """A namespace of the test's own; when the test fails, all that is in it is written down first."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))
     name = f"e2e-{words}"[:50].strip("-")
@@ -109,8 +109,9 @@ def kube(cluster: Cluster, operator: Kube, request: pytest.FixtureRequest) -> It
     kube = cluster.kube(name)
     yield kube
     if request.node.stash.get(_FAILED, False):
-        print(f"\nwritten down in {kube.dump(_dumps())} and {operator.dump(_dumps())}")
-    kube.run("delete", "pipetrainingjobs", "--all", "--wait", "--timeout=60s")
+        print(f"\nwritten down in {kube.dump(_dumps())}")
+        if "operator" in request.fixturenames:
+            print(f"and in {cluster.kube(SYSTEM_NAMESPACE).dump(_dumps())}")
     system.delete("namespace", name)
 
 

@@ -68,6 +68,7 @@ def down(layout: Layout, *, purge: bool = False) -> None:
         node.stop(layout, index)
     registry.daemon(layout).stop()
     controlplane.stop(layout)
+    images.unmount()
     host.restore(layout)
     left = host.leftovers(layout)
     if left:

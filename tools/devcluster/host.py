@@ -114,7 +114,8 @@ table ip {NFT_TABLE} {{
     run(["nft", "-f", "-"], stdin=rules, env=env)
 
 
-def _unmount_below(folder: Path) -> None:
+def unmount_below(folder: Path) -> None:
+    """Unmount all that is mounted below `folder`, innermost first."""
     prefix = f"{folder}/"
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in sorted((m for m in mounts if m.startswith(prefix)), reverse=True):
@@ -124,7 +125,7 @@ def _unmount_below(folder: Path) -> None:
 def remove_node(layout: Layout, index: int) -> None:
     """Take away a stopped node's mounts, bridge, cgroups and host name."""
     env = debian.environment()
-    _unmount_below(layout.node(index))
+    unmount_below(layout.node(index))
     if Path(f"/sys/class/net/{bridge(index)}").exists():
         run(["ip", "link", "del", bridge(index)], env=env)
     for group in [CGROUPS / node_name(index), *CGROUPS.glob(f"*/{node_name(index)}")]:
@@ -148,7 +149,7 @@ def restore(layout: Layout) -> None:
         _set_sysctl(name, value)
     for folder in _FOLDERS:
         if folder not in before["folders"] and Path(folder).exists():
-            _unmount_below(Path(folder))
+            unmount_below(Path(folder))
             shutil.rmtree(folder)
     layout.snapshot.unlink()
 

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from tools.devcluster import debian, gobuild
+from tools.devcluster import debian, gobuild, host
 from tools.devcluster.layout import REPOSITORY, Layout, cache_dir
 from tools.devcluster.process import run, say, succeeds
 
@@ -79,6 +79,13 @@ def _from_scratch(name: str, content: Path, destination: str, *entrypoint: str) 
         _buildah("rm", container)
 
 
+def unmount() -> None:
+    """Remove working containers of builds that were cut off, and what the store has mounted."""
+    if (cache_dir() / "buildah" / "root").exists():
+        _buildah("rm", "--all")
+        host.unmount_below(cache_dir() / "buildah")
+
+
 def make_base() -> None:
     """Make the base image from Debian packages unless it is there."""
     if _exists(_BASE):
@@ -123,6 +130,7 @@ def build(target: str) -> str:
         "--network",
         "host",
         "--layers",
+        "--force-rm",
         "--pull-never",
         "--volume",
         f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
