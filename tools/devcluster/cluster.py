@@ -68,8 +68,9 @@ def down(layout: Layout, *, purge: bool = False) -> None:
         node.stop(layout, index)
     registry.daemon(layout).stop()
     controlplane.stop(layout)
-    images.unmount()
-    host.restore(layout)
+    if layout.snapshot.exists():  # it had nodes
+        images.unmount()
+        host.restore(layout)
     left = host.leftovers(layout)
     if left:
         raise CommandError("still on the host:\n- " + "\n- ".join(left))

@@ -138,8 +138,6 @@ def remove_node(layout: Layout, index: int) -> None:
 
 def restore(layout: Layout) -> None:
     """Put back sysctls and drop tables and folders that were not there; every node is gone by now."""
-    if not layout.snapshot.exists():
-        return
     before = json.loads(layout.snapshot.read_text())
     env = debian.environment()
     for family, table in _NFT_TABLES:
@@ -151,11 +149,12 @@ def restore(layout: Layout) -> None:
         if folder not in before["folders"] and Path(folder).exists():
             unmount_below(Path(folder))
             shutil.rmtree(folder)
-    layout.snapshot.unlink()
 
 
 def leftovers(layout: Layout) -> list[str]:
-    """What of the cluster is still on the host, in words; empty after a complete `down`."""
+    """What nodes of the cluster left on the host, in words; empty after a complete `down` and where none ever ran."""
+    if not layout.snapshot.exists():
+        return []
     found = [f"bridge {bridge(i)}" for i in range(MAX_NODES) if Path(f"/sys/class/net/{bridge(i)}").exists()]
     found += [f"cgroup {group}" for i in range(MAX_NODES) for group in CGROUPS.glob(f"*/{node_name(i)}")]
     found += [
