@@ -155,14 +155,19 @@ def _worker(
 
 
 def run_job(
-    spec: TrainerSpec, script: Sequence[Scripted], run_dir: Path, *, kills: Mapping[int, int] | None = None
+    spec: TrainerSpec,
+    script: Sequence[Scripted],
+    run_dir: Path,
+    *,
+    kills: Mapping[int, int] | None = None,
+    first_generation: int = 1,
 ) -> Ran:
     """Train `spec` through the generations of `script`; worker w of `kills` is killed after `kills[w]` steps."""
     kills = kills or {}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot"])
     numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
-    at_steps = {index + 1: entry.at_step for index, entry in enumerate(script)}
+    at_steps = {first_generation + index: entry.at_step for index, entry in enumerate(script)}
     pipes: dict[int, Connection] = {}
     processes = {}
     for number in numbers:
@@ -179,7 +184,7 @@ def run_job(
         documents = [
             Generation(
                 job_uid="job",
-                layout_generation=index + 1,
+                layout_generation=first_generation + index,
                 stages=entry.stages,
                 pipelines=entry.pipelines,
                 members=[members[number] for number in entry.members],
@@ -196,6 +201,7 @@ def run_job(
         reports: list[Report] = []
         for number in numbers:
             if number in kills:
+                processes[number].join(60)
                 continue
             ending, sent = _receive(pipes[number])
             endings[number] = ending

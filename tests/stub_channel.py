@@ -1,0 +1,160 @@
+"""A channel for tests of worker processes: the operator's four paths over plain HTTP, and `choose` instead of a plan.
+
+It publishes the first generation when all workers are ready, and a wider one whenever the leader's offers allow it.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlparse
+
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
+from pipetransformer_contract.messages import Generation, Heartbeat, Member, Ready, Report, ResizeReason
+from pipetransformer_contract.wire import Path as ChannelPath
+
+
+class StubChannel:
+    """Serves until `close`. While `down` is set it answers 503 to everything, as a channel without its operator
+    does."""
+
+    def __init__(self, num_workers: int, initial: Layout, on_pack: OnPack = OnPack.WIDEN) -> None:
+        self.reports: list[Report] = []
+        self.beats: list[Heartbeat] = []
+        self.generations: list[Generation] = []
+        self.down = threading.Event()
+        self._num_workers = num_workers
+        self._initial = initial
+        self._on_pack = on_pack
+        self._ready: dict[str, str] = {}
+        self._condition = threading.Condition()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def outcome(self) -> str | None:
+        """How the leader said that the job ended."""
+        last = self.reports[-1] if self.reports else None
+        return last.outcome.value if last is not None and last.outcome is not None else None
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until `condition` holds, checked whenever a worker says something."""
+        with self._condition:
+            return self._condition.wait_for(condition, timeout)
+
+    def ready(self, worker: str, ready: Ready) -> None:
+        with self._condition:
+            self._ready[worker] = ready.address
+            if len(self._ready) == self._num_workers and not self.generations:
+                self._publish(self._initial, ResizeReason.START)
+            self._condition.notify_all()
+
+    def generation(self, worker: str, after: int, timeout: float) -> Generation | None:
+        def newest() -> Generation | None:
+            named = [g for g in self.generations if worker in {m.name for m in [*g.members, *g.leavers]}]
+            return named[-1] if named and named[-1].layout_generation > after else None
+
+        with self._condition:
+            self._condition.wait_for(lambda: newest() is not None or self.outcome is not None, timeout)
+            return newest()
+
+    def beat(self, beat: Heartbeat) -> int:
+        with self._condition:
+            self.beats.append(beat)
+            self._condition.notify_all()
+            return len(self.generations)
+
+    def report(self, report: Report) -> int:
+        with self._condition:
+            self.reports.append(report)
+            present = self.generations[-1]
+            current = Layout(present.stages, present.pipelines)
+            bounds = Bounds(self._initial, 1, self._num_workers, 1, self._num_workers, report.bytes_budget)
+            best = choose(
+                report.offers,
+                self._num_workers,
+                bounds,
+                on_pack=self._on_pack,
+                packing=Packing.PAPER,
+                current=current,
+            )
+            confirmed = report.layout_generation == present.layout_generation
+            if best is not None and best != current and confirmed and report.outcome is None:
+                self._publish(best, ResizeReason.PACK)
+            self._condition.notify_all()
+            return self.generations[-1].layout_generation
+
+    def _publish(self, layout: Layout, reason: ResizeReason) -> None:
+        everyone = [Member(name=name, uid=name, address=address) for name, address in sorted(self._ready.items())]
+        present = self.generations[-1].members if self.generations else everyone
+        members = present[: layout.workers]
+        number = len(self.generations) + 1
+        self.generations.append(
+            Generation(
+                job_uid="job-uid",
+                layout_generation=number,
+                stages=layout.stages,
+                pipelines=layout.pipelines,
+                members=members,
+                leavers=present[layout.workers :],
+                leader=members[0].name,
+                nonce=f"nonce-{number}",
+                reason=reason,
+            )
+        )
+
+    def _handler_class(self) -> type[BaseHTTPRequestHandler]:
+        channel = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if channel.down.is_set():
+                    return self._answer(503)
+                url = urlparse(self.path)
+                assert url.path == ChannelPath.GENERATION
+                query = parse_qs(url.query)
+                worker = self.headers["X-Pipetransformer-Worker"]
+                found = channel.generation(worker, int(query["after"][0]), float(query["timeoutSeconds"][0]))
+                if found is not None:
+                    return self._answer(200, found.to_wire())
+                return self._answer(204 if channel.outcome is None else 410)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if channel.down.is_set():
+                    return self._answer(503)
+                match self.path:
+                    case ChannelPath.READY:
+                        channel.ready(self.headers["X-Pipetransformer-Worker"], Ready.model_validate_json(body))
+                        return self._answer(204)
+                    case ChannelPath.HEARTBEAT:
+                        newest = channel.beat(Heartbeat.model_validate_json(body))
+                        return self._answer(200, {"layoutGeneration": newest})
+                    case ChannelPath.REPORT:
+                        return self._answer(200, {"layoutGeneration": channel.report(Report.model_validate_json(body))})
+                    case _:
+                        return self._answer(404)
+
+            def _answer(self, status: int, body: object | None = None) -> None:
+                content = b"" if body is None else json.dumps(body).encode()
+                self.send_response(status)
+                if status != 204:
+                    self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+        return Handler

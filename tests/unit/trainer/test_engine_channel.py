@@ -1,0 +1,180 @@
+"""The worker's side of the channel: it waits out an absent operator and says everything again until it is heard."""
+
+import datetime
+import threading
+from collections.abc import Iterator
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError
+
+from pipetransformer.elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSender
+from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store, split_address
+from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.messages import Generation, Member, Outcome, Report, ResizeReason
+from tests.stub_channel import StubChannel
+
+pytestmark = pytest.mark.timeout(30)
+
+SECONDS = datetime.timedelta(seconds=10)
+
+
+@pytest.fixture
+def stub() -> Iterator[StubChannel]:
+    channel = StubChannel(1, Layout(1, 1))
+    yield channel
+    channel.close()
+
+
+def client(stub: StubChannel) -> Channel:
+    return Channel(stub.url, "ns/job", "job-w0")
+
+
+def make_report(step: int) -> Report:
+    return Report(job_uid="job-uid", layout_generation=1, step=step, boundary=0, num_layers=4, bytes_budget=10)
+
+
+def test_a_worker_says_that_it_is_ready_and_gets_its_generation(stub: StubChannel) -> None:
+    generation = ChannelSource(client(stub), "127.0.0.1:1").next_generation(0)
+
+    assert generation.layout_generation == 1
+    assert generation.members[0].address == "127.0.0.1:1"
+
+
+def test_a_worker_waits_until_the_operator_is_back(stub: StubChannel) -> None:
+    stub.down.set()
+    source = ChannelSource(client(stub), "127.0.0.1:1")
+    found: list[Generation] = []
+    thread = threading.Thread(target=lambda: found.append(source.next_generation(0)))
+    thread.start()
+    assert not found
+
+    stub.down.clear()
+    thread.join(10)
+
+    assert found[0].layout_generation == 1
+
+
+def test_a_report_is_sent_again_until_it_is_acknowledged(stub: StubChannel) -> None:
+    source = ChannelSource(client(stub), "127.0.0.1:1")
+    source.next_generation(0)
+    stub.down.set()
+    sender = ReportSender(client(stub), source)
+    sender.start()
+    sender.submit(make_report(1), urgent=True)
+    assert not sender.flush(timeout=0.1)
+
+    sender.submit(make_report(2), urgent=True)
+    stub.down.clear()
+
+    assert sender.flush(timeout=10)
+    assert stub.reports[-1].step == 2
+    sender.stop()
+
+
+def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
+    source = ChannelSource(client(stub), "127.0.0.1:1")
+    sender = HeartbeatSender(client(stub), source, lambda: (1, 5, ["job-w3"]))
+    sender.start()
+
+    assert stub.wait_for(lambda: bool(stub.beats), 10)
+    assert stub.beats[0].lost_peers == ["job-w3"]
+    sender.stop()
+
+
+def test_a_job_that_has_ended_closes_the_rendezvous(stub: StubChannel) -> None:
+    source = ChannelSource(client(stub), "127.0.0.1:1")
+    source.next_generation(0)
+    stub.report(make_report(9).model_copy(update={"outcome": Outcome.SUCCEEDED}))
+
+    with pytest.raises(RendezvousClosedError):
+        source.next_generation(1)
+
+
+class OneGeneration:
+    """A source that knows one generation."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def next_generation(self, after: int) -> Generation:
+        return self._generation
+
+    def newest(self) -> int:
+        return self._generation.layout_generation
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+def generation(leader: str, members: list[str], leavers: list[str], address: str) -> Generation:
+    return Generation(
+        job_uid="uid",
+        layout_generation=3,
+        stages=1,
+        pipelines=len(members),
+        members=[Member(name=name, uid=name, address=address) for name in members],
+        leavers=[Member(name=name, uid=name, address=address) for name in leavers],
+        leader=leader,
+        nonce="nonce",
+        reason=ResizeReason.RELEASE,
+    )
+
+
+def test_members_and_leavers_meet_at_the_leaders_store() -> None:
+    leader_store, address = host_store("127.0.0.1", SECONDS)
+    published = generation("a", ["a"], ["b"], address)
+    other_store, _ = host_store("127.0.0.1", SECONDS)
+    leaver = GenerationRendezvousHandler("b", other_store, OneGeneration(published), timeout=SECONDS)
+    caught: list[LeaverError] = []
+
+    def leave() -> None:
+        try:
+            leaver.next_rendezvous()
+        except LeaverError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    handler = GenerationRendezvousHandler("a", leader_store, OneGeneration(published), timeout=SECONDS)
+    assert handler.num_nodes_waiting() == 1
+    info = handler.next_rendezvous()
+    thread.join(10)
+
+    assert (info.rank, info.world_size, caught[0].rank) == (0, 1, 1)
+    assert handler.num_nodes_waiting() == 0
+    info.store.set("key", "value")
+    assert caught[0].store.get("key") == b"value"
+
+
+def test_a_participant_that_does_not_come_is_named() -> None:
+    store, address = host_store("127.0.0.1", SECONDS)
+    handler = GenerationRendezvousHandler(
+        "a",
+        store,
+        OneGeneration(generation("a", ["a", "b"], [], address)),
+        timeout=datetime.timedelta(milliseconds=200),
+    )
+
+    with pytest.raises(RendezvousTimeoutError, match="b did not come"):
+        handler.next_rendezvous()
+
+
+def test_a_generation_that_does_not_name_the_worker_is_refused() -> None:
+    store, address = host_store("127.0.0.1", SECONDS)
+    handler = GenerationRendezvousHandler(
+        "z", store, OneGeneration(generation("a", ["a"], [], address)), timeout=SECONDS
+    )
+
+    with pytest.raises(RendezvousStateError, match="'z'"):
+        handler.next_rendezvous()
+
+
+def test_addresses_split_with_and_without_brackets() -> None:
+    assert split_address("10.0.0.1:29500") == ("10.0.0.1", 29500)
+    assert split_address("[fd00::1]:29500") == ("fd00::1", 29500)
+
+
+def test_torchrun_finds_our_handler() -> None:
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    assert "pipetransformer" in rendezvous_handler_registry._registry

@@ -1,0 +1,95 @@
+"""A worker that dies costs time and, at worst, the steps since the checkpoint; never a sample, never the result."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ledger_checker import check
+from tests.trainer_harness import Ran, Scripted, run_job
+from tests.unit.trainer.test_engine_numerics import (
+    ADAMW,
+    EPOCHS,
+    STAY,
+    STEPS_PER_EPOCH,
+    TOLERANCE,
+    TRAINING_SAMPLES,
+    make_spec,
+)
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def stayed(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The run in which nobody dies."""
+    return run_job(make_spec(ADAMW), STAY, tmp_path_factory.mktemp("stay"))
+
+
+def compare_last(run: Ran, reference: Ran) -> list[int]:
+    """The newest line of every step equals the reference's; returns the steps in the order they were done."""
+    newest: dict[int, dict[str, Any]] = {step["step"]: step for step in run.steps}
+    assert sorted(newest) == list(range(EPOCHS * STEPS_PER_EPOCH))
+    for theirs in reference.steps:
+        ours = newest[theirs["step"]]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=TOLERANCE), ours["step"]
+        assert ours["gradientNorm"] == pytest.approx(theirs["gradientNorm"], rel=TOLERANCE), ours["step"]
+    return [step["step"] for step in run.steps]
+
+
+@pytest.mark.parametrize("dead", [3, 1, 0], ids=["last-stage", "first-pipeline", "leader"])
+def test_survivors_of_a_replicated_stage_go_on_without_redoing_a_committed_step(
+    dead: int, stayed: Ran, tmp_path: Path
+) -> None:
+    survivors = [number for number in range(4) if number != dead]
+    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(3, 1, survivors, at_step=8)]
+
+    run = run_job(make_spec(ADAMW), script, tmp_path, kills={dead: 8})
+
+    order = compare_last(run, stayed)
+    assert len(order) == len(set(order))
+    assert check(tmp_path, TRAINING_SAMPLES, EPOCHS).clean
+
+
+def test_a_warm_spare_takes_the_place_of_a_dead_worker(stayed: Ran, tmp_path: Path) -> None:
+    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 2, [0, 1, 2, 4], at_step=8)]
+
+    run = run_job(make_spec(ADAMW), script, tmp_path, kills={3: 8})
+
+    compare_last(run, stayed)
+    assert check(tmp_path, TRAINING_SAMPLES, EPOCHS).clean
+
+
+def test_when_the_only_copy_of_a_stage_is_lost_everybody_goes_back_to_the_checkpoint(
+    stayed: Ran, tmp_path: Path
+) -> None:
+    spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
+    script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], at_step=8)]
+
+    run = run_job(spec, script, tmp_path / "run", kills={1: 8})
+
+    order = compare_last(run, stayed)
+    assert order[:8] == list(range(8))
+    assert 5 in order[8:], "steps after the checkpoint are redone"
+    findings = check(tmp_path / "run", TRAINING_SAMPLES, EPOCHS)
+    assert findings.clean and findings.redone == 3
+
+
+def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp_path: Path) -> None:
+    script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], at_step=8)]
+
+    run = run_job(make_spec(ADAMW), script, tmp_path, kills={1: 8})
+
+    assert compare_last(run, stayed)[8] == 0
+
+
+def test_a_job_resumes_from_its_checkpoint_at_another_size(stayed: Ran, tmp_path: Path) -> None:
+    spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
+    everyone = dict.fromkeys(range(4), 18)
+    run_job(spec, STAY, tmp_path / "run", kills=everyone)
+
+    run = run_job(spec, [Scripted(2, 2, [0, 1, 2, 3])], tmp_path / "run", first_generation=2)
+
+    order = compare_last(run, stayed)
+    assert order[18] == 16, "the freeze before step 16 wrote the newest checkpoint"
+    assert check(tmp_path / "run", TRAINING_SAMPLES, EPOCHS).clean

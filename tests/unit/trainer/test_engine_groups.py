@@ -1,0 +1,134 @@
+"""A generation's groups live beside those of another, and the private names they need still mean what we think."""
+
+import datetime
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from pipetransformer.elastic.groups import (
+    GenerationGroups,
+    PrefixStore,
+    TCPStore,
+    Transport,
+    drop_group,
+    ensure_default_group,
+    make_group,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=20))
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
+
+
+@pytest.fixture(autouse=True)
+def forget_groups() -> Iterator[None]:
+    ensure_default_group()
+    before = set(c10d._world.pg_map)
+    yield
+    for group in set(c10d._world.pg_map) - before:
+        drop_group(group)
+
+
+def client(store: TCPStore) -> TCPStore:
+    """A connection of a rank's own: a blocking wait on one would block the others."""
+    return TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
+
+
+def in_ranks(size: int, function: Callable[[int], Any]) -> list[Any]:
+    """Run `function(rank)` in a thread each and return the results by rank."""
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        results[rank] = function(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def test_torch_still_has_the_private_names_that_we_use() -> None:
+    for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config"):
+        assert isinstance(getattr(c10d._world, name), dict)
+    assert hasattr(c10d.ProcessGroup, "_register_backend")
+    assert hasattr(c10d.ProcessGroup, "_set_default_backend")
+    assert hasattr(c10d.ProcessGroup, "_set_group_name")
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    assert hasattr(options, "_devices") and hasattr(options, "_timeout")
+
+
+def test_a_group_of_our_own_reduces_and_sends_by_its_own_ranks(store: TCPStore) -> None:
+    groups = in_ranks(2, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 2, TRANSPORT))
+
+    def work(rank: int) -> tuple[float, float]:
+        total = torch.full((1,), rank + 1.0)
+        dist.all_reduce(total, group=groups[rank])
+        box = torch.full((1,), 7.0 if rank == 0 else 0.0)
+        operation = dist.isend if rank == 0 else dist.irecv
+        for pending in dist.batch_isend_irecv([dist.P2POp(operation, box, group=groups[rank], group_peer=1 - rank)]):
+            pending.wait()
+        return total.item(), box.item()
+
+    assert in_ranks(2, work) == [(3.0, 7.0), (3.0, 7.0)]
+
+
+def test_the_next_generation_meets_with_other_ranks_while_the_present_one_works(store: TCPStore) -> None:
+    old = in_ranks(2, lambda rank: make_group(PrefixStore("g1", client(store)), "world", rank, 2, TRANSPORT))
+
+    def both(rank: int) -> float:
+        new = make_group(PrefixStore("g2", client(store)), "world", 2 - rank, 3, TRANSPORT)
+        total = torch.ones(1)
+        dist.all_reduce(total, group=new)
+        if rank < 2:
+            dist.all_reduce(total, group=old[rank])
+        return total.item()
+
+    assert in_ranks(3, both) == [6.0, 6.0, 3.0]
+
+
+def test_members_keep_their_rank_with_and_without_leavers(store: TCPStore) -> None:
+    groups = in_ranks(3, lambda rank: GenerationGroups.meet(client(store), rank, 2, 1, TRANSPORT))
+
+    assert [group.transfer.rank() for group in groups] == [0, 1, 2]
+    assert [None if group.world is None else group.world.rank() for group in groups] == [0, 1, None]
+
+
+def test_roles_give_pipelines_in_stage_order_and_replicas_in_pipeline_order(store: TCPStore) -> None:
+    roles = [(1, 1), (0, 1), (1, 0), (0, 0)]
+
+    def meet(rank: int) -> tuple[int, int, int, int]:
+        own = client(store)
+        groups = GenerationGroups.meet(own, rank, 4, 0, TRANSPORT)
+        groups.assign(own, roles, rank, TRANSPORT)
+        assert groups.pipeline is not None and groups.data_parallel is not None
+        return (
+            groups.pipeline.rank(),
+            groups.pipeline.size(),
+            groups.data_parallel.rank(),
+            groups.data_parallel.size(),
+        )
+
+    assert in_ranks(4, meet) == [(1, 2, 1, 2), (1, 2, 0, 2), (0, 2, 1, 2), (0, 2, 0, 2)]
+
+
+def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:
+    before = len(c10d._world.pg_map)
+    groups = GenerationGroups.meet(store, 0, 1, 0, TRANSPORT)
+    groups.assign(store, [(0, 0)], 0, TRANSPORT)
+
+    groups.drop()
+
+    assert len(c10d._world.pg_map) == before
+    assert groups.world is None

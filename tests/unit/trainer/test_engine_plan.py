@@ -1,0 +1,110 @@
+"""The leader's plan of a regroup: which state counts, who takes which role, which unit comes from whom."""
+
+from itertools import pairwise, permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipetransformer.elastic.plan import (
+    DurablePoint,
+    Inventory,
+    Origin,
+    RegroupPlan,
+    assign_roles,
+    make_plan,
+    plan_moves,
+)
+
+NUM_UNITS = 8
+UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]
+
+
+def cut(stages: int) -> list[range]:
+    """Units in equal parts."""
+    edges = [stage * NUM_UNITS // stages for stage in range(stages + 1)]
+    return [range(start, stop) for start, stop in pairwise(edges)]
+
+
+def bring(units: range | list[int], step: int, *, pending: bool = False, boundary: int = 0) -> Inventory:
+    return Inventory(units=list(units), step=step, pending=pending, control={"step": step, "boundary": boundary})
+
+
+def plan_for(
+    inventories: list[Inventory], stages: int, pipelines: int, durable: DurablePoint | None = None
+) -> RegroupPlan:
+    return make_plan(
+        inventories, stages * pipelines, lambda boundary: cut(stages), pipelines, UNIT_BYTES, durable=durable
+    )
+
+
+def test_a_job_that_nobody_has_trained_starts_fresh() -> None:
+    plan = plan_for([bring([], -1)] * 4, 4, 1)
+
+    assert plan.origin is Origin.FRESH
+    assert plan.roles == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert not plan.moves
+
+
+def test_a_job_that_nobody_has_in_memory_starts_from_its_checkpoint() -> None:
+    plan = plan_for([bring([], -1)] * 2, 2, 1, DurablePoint(step=40, boundary=3))
+
+    assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 40)
+
+
+def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
+    quick, slow = bring(range(4), 8), bring(range(4, 8), 7, pending=True)
+
+    plan = plan_for([slow, quick], 2, 1)
+
+    assert (plan.origin, plan.step, plan.control["step"]) == (Origin.PEERS, 8, 8)
+
+
+def test_a_step_that_nobody_has_committed_is_redone() -> None:
+    plan = plan_for([bring(range(4), 7, pending=True), bring(range(4, 8), 7)], 2, 1)
+
+    assert (plan.origin, plan.step) == (Origin.PEERS, 7)
+
+
+def test_what_is_behind_and_has_no_pending_step_does_not_count() -> None:
+    plan = plan_for([bring(range(4), 8), bring(range(4, 8), 7)], 2, 1, DurablePoint(5, 0))
+
+    assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 5)
+
+
+def test_a_leaver_gives_what_only_it_holds() -> None:
+    plan = plan_for([bring(range(4, 8), 8), bring(range(4), 8)], 1, 1)
+
+    assert {(move.unit, move.source, move.target) for move in plan.moves} == {(unit, 1, 0) for unit in range(4)}
+
+
+def test_sending_is_spread_over_the_holders() -> None:
+    moves = plan_moves([{0, 1}, {0, 1}, set(), set()], [set(), set(), {0, 1}, {0, 1}], [4, 4])
+
+    assert sorted(move.source for move in moves) == [0, 0, 1, 1]
+
+
+def test_a_unit_that_nobody_holds_is_refused() -> None:
+    with pytest.raises(LookupError, match="unit 1"):
+        plan_moves([{0}], [{0, 1}], [4, 4])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sets(st.integers(0, NUM_UNITS - 1)), min_size=4, max_size=4),
+    st.sampled_from([(4, 1), (2, 2), (1, 4)]),
+)
+def test_no_other_roles_would_move_fewer_bytes(held: list[set[int]], layout: tuple[int, int]) -> None:
+    stages, pipelines = layout
+    spans = cut(stages)
+
+    def missing(roles: list[tuple[int, int]]) -> int:
+        wanted = [set(spans[stage]) for _, stage in roles]
+        lacked = [unit for units, needs in zip(held, wanted, strict=True) for unit in needs - units]
+        return sum(UNIT_BYTES[unit] for unit in lacked)
+
+    roles = assign_roles(held, spans, pipelines, UNIT_BYTES)
+
+    everything = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(stages)]
+    assert sorted(roles) == everything
+    assert missing(roles) == min(missing(list(other)) for other in permutations(everything))
