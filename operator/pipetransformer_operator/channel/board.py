@@ -1,8 +1,8 @@
 """One job's board: what its workers said, and what they may be told.
 
-The board is between two worlds that never call each other: HTTP handlers write to it and wait on it, the job's loop reads
-it, and shows a generation on it once that is durable. It lives as long as the operator knows the job and remembers
-nothing beyond that: workers say everything again.
+The board is between two worlds that never call each other: HTTP handlers write to it and wait on it, the job's loop
+reads it, and shows a generation on it once that is durable. It lives as long as the operator knows the job and
+remembers nothing beyond that: workers say everything again.
 """
 
 import asyncio

@@ -46,11 +46,12 @@ def server_context(authority: Authority, hosts: Sequence[str]) -> ssl.SSLContext
 
     Raises:
         ValueError: the authority's PEM cannot be read.
+        TypeError: its key is of another kind.
     """
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     issuer_key = serialization.load_pem_private_key(authority.key, password=None)
     if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
-        raise ValueError("the channel's authority must have an elliptic-curve key")
+        raise TypeError("the channel's authority must have an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     certificate = (

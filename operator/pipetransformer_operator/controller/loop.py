@@ -1,8 +1,8 @@
 """The loop of one job: observe, plan, apply; woken by events and by time, and by nothing else.
 
-It lives from the first sight of the job to its disappearance. Each turn recomputes everything from what exists, so a wake-up
-too many costs a turn and one too few costs a resync. The order of writes is what makes a crash harmless: status first,
-then the channel shows what is durable, then creations, deletions and events.
+It lives from the first sight of the job to its disappearance. Each turn recomputes everything from what exists, so a
+wake-up too many costs a turn and one too few costs a resync. The order of writes is what makes a crash harmless: status
+first, then the channel shows what is durable, then creations, deletions and events.
 """
 
 import asyncio
@@ -41,10 +41,17 @@ class JobLoop:
         pool: where workers run.
         clock: the present time, aware of its zone.
         pace: how quickly to turn.
+        decided: called with the job as read and its plan, once the plan's status is durable.
     """
 
     def __init__(
-        self, key: JobKey, store: JobStore, pool: WorkerPool, clock: Callable[[], datetime], pace: Pace
+        self,
+        key: JobKey,
+        store: JobStore,
+        pool: WorkerPool,
+        clock: Callable[[], datetime],
+        pace: Pace,
+        decided: Callable[[PipeTrainingJob, Plan], None],
     ) -> None:
         self.key = key
         self.board = Board(self.wake, clock)
@@ -52,6 +59,7 @@ class JobLoop:
         self._pool = pool
         self._clock = clock
         self._pace = pace
+        self._decided = decided
         self._since = clock()
         self._woken = asyncio.Event()
         self._woken.set()
@@ -101,6 +109,7 @@ class JobLoop:
         decided = plan(job.spec, self._observe(job), self._clock())
         if decided.status != job.status:
             await self._store.write_status(job, decided.status)
+        self._decided(job, decided)
         await self.board.show(
             decided.status.plan,
             job_uid=job.metadata.uid,

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from ..api import PipeTrainingJob
 from ..channel.board import Board
+from ..plan import Plan
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, WorkerPool
 
@@ -23,15 +24,23 @@ class Controller:
         pool: where workers run.
         clock: the present time, aware of its zone.
         pace: how quickly loops turn.
+        decided: called with a job as read and its plan, once the plan's status is durable.
     """
 
     def __init__(
-        self, store: JobStore, pool: WorkerPool, *, clock: Callable[[], datetime] = utc_now, pace: Pace | None = None
+        self,
+        store: JobStore,
+        pool: WorkerPool,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        pace: Pace | None = None,
+        decided: Callable[[PipeTrainingJob, Plan], None] = lambda job, plan: None,
     ) -> None:
         self._store = store
         self._pool = pool
         self._clock = clock
         self._pace = pace or Pace()
+        self._decided = decided
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._stopping = False
@@ -47,7 +56,7 @@ class Controller:
         if loop is not None:
             loop.wake()
         elif not self._stopping and self._store.read(key) is not None:
-            loop = self._loops[key] = JobLoop(key, self._store, self._pool, self._clock, self._pace)
+            loop = self._loops[key] = JobLoop(key, self._store, self._pool, self._clock, self._pace, self._decided)
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
 

@@ -1,7 +1,7 @@
 """What the controller needs of the world: where jobs are kept and where workers run.
 
-A cluster keeps jobs in the API server and runs workers as pods; a local run keeps its one job in memory and runs workers as
-processes. The loop cannot tell them apart.
+A cluster keeps jobs in the API server and runs workers as pods; a local run keeps its one job in memory and runs
+workers as processes. The loop cannot tell them apart.
 """
 
 from typing import NamedTuple, Protocol

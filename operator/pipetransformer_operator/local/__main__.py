@@ -38,6 +38,7 @@ def _run(file: Path, run_dir: Path, *, plain: bool) -> int:
         job = read_job(file, run_dir)
         if (run_dir / "steps.jsonl").exists():
             raise FileExistsError(f"--run-dir: {run_dir} holds the record of another run")
+        run_dir.mkdir(parents=True, exist_ok=True)
     except (InvalidManifest, OSError) as error:
         errors.print(f"error: {error}", markup=False)
         return EXIT_REFUSED

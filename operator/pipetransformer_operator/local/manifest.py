@@ -22,8 +22,8 @@ class InvalidManifest(Exception):
 def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
     """The job of a YAML file, made fit for this machine.
 
-    Mounted paths of a cluster do not exist here: output goes to `run_dir`, checkpoints to `run_dir/checkpoints`; URLs are
-    kept. Processes need no accelerator.
+    Mounted paths of a cluster do not exist here: output goes to `run_dir`, checkpoints to `run_dir/checkpoints`; URLs
+    are kept. Processes need no accelerator.
 
     Raises:
         InvalidManifest: the file is no valid job.

@@ -1,6 +1,7 @@
 """Workers as processes of this machine (`WorkerPool`).
 
-A process that has ended stays in the list, with its exit code and termination message, until it is deleted: as a pod would.
+A process that has ended stays in the list, with its exit code and termination message, until it is deleted: as a pod
+would.
 """
 
 import asyncio

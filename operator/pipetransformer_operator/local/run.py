@@ -48,7 +48,6 @@ async def run_job(
         for call in woken:
             call()
 
-    run_dir.mkdir(parents=True, exist_ok=True)
     store = MemoryStore(job, note, told)
     with tempfile.TemporaryDirectory(prefix="pipetransformer-") as scratch:
         sock = socket.create_server((ADDRESS, 0))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -25,9 +26,9 @@ def print_summary(console: Console, run_dir: Path) -> None:
     if not file.exists():
         return
     summary: dict[str, Any] = json.loads(file.read_text())
-    table = Table()
+    table = Table(box=box.SIMPLE)
     for _, title in COLUMNS:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for generation in summary["generations"]:
         table.add_row(*(_cell(generation.get(key)) for key, _ in COLUMNS))
     console.print(table)

@@ -83,7 +83,7 @@ class LiveView:
 def draw_layout(job: PipeTrainingJob) -> RenderableType:
     """A table of pipelines (rows) by stages (columns); a cell shows its share of the blocks, frozen ones shaded.
 
-    The trainer cuts by measured cost and keeps the frozen prefix on the first stage; here active blocks are drawn evenly.
+    The trainer cuts by cost and keeps the frozen prefix on the first stage; here active blocks are drawn evenly.
     """
     plan, report = job.status.plan, job.status.last_report
     if plan is None:

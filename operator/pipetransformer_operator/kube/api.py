@@ -1,0 +1,97 @@
+"""The one seam to the API server: a request, its answer as plain JSON, and errors sorted by what to do about them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio import client, config
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from ..controller.ports import Conflict, Unavailable
+
+Object = dict[str, Any]
+TIMEOUT_SECONDS = 15
+MERGE_PATCH = "application/merge-patch+json"
+_ANSWERS = {200: "object", 201: "object", 202: "object"}
+
+
+class NotFound(Exception):
+    """No such object."""
+
+
+class Refused(Unavailable):
+    """The API server refuses the request as it is: quota, admission, rights or an invalid object."""
+
+
+class Api:
+    """A client of one API server. Use `connect` to make one, and `close` it."""
+
+    def __init__(self, api_client: client.ApiClient) -> None:
+        self._client = api_client
+
+    @classmethod
+    async def connect(cls) -> "Api":
+        """Connects as the pod's ServiceAccount, or outside a cluster as the kubeconfig says."""
+        settings = client.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        except config.ConfigException:
+            await config.load_kube_config(client_configuration=settings)
+        return cls(client.ApiClient(configuration=settings))
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    async def get(self, path: str) -> Object:
+        """Reads an object. Raises as `request`."""
+        return await self.request("GET", path)
+
+    async def request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, content_type: str = "application/json"
+    ) -> Object:
+        """Sends one request and returns the answered object.
+
+        Raises:
+            NotFound: 404.
+            Conflict: 409.
+            Refused: any other 4xx.
+            Unavailable: no answer, 429 or 5xx.
+        """
+        try:
+            answer = await self._client.call_api(
+                path,
+                method,
+                query_params=[],
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                response_types_map=_ANSWERS,
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _request_timeout=TIMEOUT_SECONDS,
+            )
+        except ApiException as error:
+            raise _sorted(error, f"{method} {path}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{method} {path}: {error!r}") from error
+        result: Object = answer
+        return result
+
+
+def _sorted(error: ApiException, request: str) -> Exception:
+    message = f"{request}: {error.status} {_message(error)}"
+    if error.status == 404:
+        return NotFound(message)
+    if error.status == 409:
+        return Conflict(message)
+    if error.status is not None and 400 <= error.status < 500 and error.status != 429:
+        return Refused(message)
+    return Unavailable(message)
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)

@@ -1,0 +1,183 @@
+"""A worker as a pod: how it is rendered from the job's template, and what its status says.
+
+Pods are created once and never updated, so a pod rendered by an older operator stays as it is until it ends.
+"""
+
+import copy
+from typing import Any
+
+from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
+
+from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
+from ..plan import Worker, WorkerPhase, worker_name
+from ..plan.accounting import JOB_LABEL
+
+Object = dict[str, Any]
+WORKER_LABEL = f"{GROUP}/worker-id"
+CA_CONFIG_MAP = "pipetransformer-channel-ca"
+CA_FILE = "ca.crt"
+CHANNEL_FOLDER = "/var/run/pipetransformer"
+SCRATCH_FOLDER = "/scratch"
+SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY_SIZE = "2Gi"
+TOKEN_SECONDS = 3600
+TERMINATION_LOG = "/dev/termination-log"
+
+
+def render(job: PipeTrainingJob, worker_id: int, status: JobStatus, *, channel_url: str) -> Object:
+    """The pod of a worker: the user's template and what the trainer needs besides."""
+    template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    metadata, spec = template.get("metadata", {}), copy.deepcopy(template["spec"])
+    name = worker_name(job.metadata.name, worker_id)
+    container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
+    _set_environment(container, _environment(job, name, status, channel_url))
+    container["terminationMessagePath"] = TERMINATION_LOG
+    _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)
+    _mount(spec, container, "pipetransformer-scratch", SCRATCH_FOLDER, {"emptyDir": {}})
+    memory = {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}}
+    _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("automountServiceAccountToken", False)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.metadata.namespace,
+            "annotations": dict(metadata.get("annotations", {})),
+            "labels": {
+                **metadata.get("labels", {}),
+                JOB_LABEL: job.metadata.name,
+                WORKER_LABEL: str(worker_id),
+                "app.kubernetes.io/managed-by": "pipetransformer-operator",
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": f"{GROUP}/{VERSION}",
+                    "kind": KIND,
+                    "name": job.metadata.name,
+                    "uid": job.metadata.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": spec,
+    }
+
+
+def controller_uid(pod: Object) -> str:
+    """UID of the object that controls the pod; empty without one."""
+    owners = pod["metadata"].get("ownerReferences", [])
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def worker_id(pod: Object) -> int | None:
+    """The worker's id by the pod's label, or None when the label is missing or no number."""
+    label = str(pod["metadata"].get("labels", {}).get(WORKER_LABEL, ""))
+    return int(label) if label.isdecimal() else None
+
+
+def observe(pod: Object, trainer: str) -> Worker | None:
+    """What the plan needs to know of a pod; None when it is no worker's pod.
+
+    Args:
+        pod: as the API server gives it.
+        trainer: name of the trainer container, whose exit alone decides.
+    """
+    number = worker_id(pod)
+    if number is None:
+        return None
+    metadata, status = pod["metadata"], pod.get("status", {})
+    phase = WorkerPhase(status.get("phase", "Pending")) if status.get("phase") != "Unknown" else WorkerPhase.FAILED
+    ended = _ended(status, trainer)
+    if ended is not None:
+        phase = WorkerPhase.SUCCEEDED if ended["exitCode"] == 0 else WorkerPhase.FAILED
+    return Worker(
+        id=number,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        phase=phase,
+        terminating="deletionTimestamp" in metadata,
+        node=pod["spec"].get("nodeName") or "",
+        address=status.get("podIP") or "",
+        exit_code=None if ended is None else int(ended["exitCode"]),
+        message=_message(status, ended),
+        scheduled=bool(pod["spec"].get("nodeName")),
+    )
+
+
+def _ended(status: Object, trainer: str) -> Object | None:
+    for container in status.get("containerStatuses", []):
+        if container["name"] == trainer and "terminated" in container.get("state", {}):
+            terminated: Object = container["state"]["terminated"]
+            return terminated
+    return None
+
+
+def _message(status: Object, ended: Object | None) -> str:
+    if ended is not None:
+        return str(ended.get("message") or ended.get("reason") or "")
+    return ": ".join(text for text in (status.get("reason"), status.get("message")) if text)
+
+
+def _trainer(containers: list[Object], name: str) -> Object:
+    return next(container for container in containers if container["name"] == name)
+
+
+def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url: str) -> list[Object]:
+    spec = trainer_spec(job.spec, status.num_shards or 1)
+    fields = {
+        Env.WORKER_UID: "metadata.uid",
+        Env.WORKER_ADDRESS: "status.podIP",
+        Env.NODE_NAME: "spec.nodeName",
+    }
+    values = {
+        Env.JOB_NAMESPACE: job.metadata.namespace,
+        Env.JOB_NAME: job.metadata.name,
+        Env.JOB_UID: job.metadata.uid,
+        Env.JOB_SPEC: spec.model_dump_json(by_alias=True, exclude_none=True),
+        Env.WORKER_NAME: name,
+        Env.CHANNEL_URL: channel_url,
+        Env.CHANNEL_CA_FILE: f"{CHANNEL_FOLDER}/{CA_FILE}",
+        Env.CHANNEL_TOKEN_FILE: f"{CHANNEL_FOLDER}/token",
+        Env.RUN_DIR: _run_dir(job),
+        Env.TERMINATION_LOG: TERMINATION_LOG,
+        "TMPDIR": SCRATCH_FOLDER,
+        "HF_HOME": f"{SCRATCH_FOLDER}/huggingface",
+    }
+    by_field = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
+    return [*by_field, *({"name": key, "value": value} for key, value in values.items())]
+
+
+def _run_dir(job: PipeTrainingJob) -> str:
+    """The run's record lies beside the output if that is a path, else it goes with the pod."""
+    location = job.spec.output.location if job.spec.output else ""
+    folder = location.rstrip("/") if location.startswith("/") else f"{SCRATCH_FOLDER}/run"
+    return f"{folder}/{job.metadata.name}"
+
+
+def _set_environment(container: Object, environment: list[Object]) -> None:
+    """Ours first, so that the user's may refer to it; ours wins over the user's of the same name, but for the scratch
+    folders."""
+    given = {entry["name"] for entry in container.get("env", [])}
+    ours = [
+        entry for entry in environment if entry["name"] not in given or entry["name"].startswith("PIPETRANSFORMER_")
+    ]
+    names = {entry["name"] for entry in ours}
+    container["env"] = [*ours, *(entry for entry in container.get("env", []) if entry["name"] not in names)]
+
+
+def _mount(spec: Object, container: Object, name: str, path: str, source: Object, *, read_only: bool = False) -> None:
+    """Mounts a volume of ours unless the template mounts something there itself."""
+    mounts = container.setdefault("volumeMounts", [])
+    if any(mount["mountPath"].rstrip("/") == path for mount in mounts):
+        return
+    mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})})
+    spec.setdefault("volumes", []).append({"name": name, **source})
+
+
+def _channel_volume() -> Object:
+    token = {"audience": TOKEN_AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
+    authority = {"name": CA_CONFIG_MAP, "items": [{"key": CA_FILE, "path": CA_FILE}]}
+    return {"projected": {"sources": [{"serviceAccountToken": token}, {"configMap": authority}]}}

@@ -1,0 +1,102 @@
+"""Workers as pods (`WorkerPool`).
+
+Reads come from the watch; what was just created or deleted here is newer than the watch, so it is remembered until the
+watch has caught up.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from ..api import JobStatus, PipeTrainingJob
+from ..controller.ports import Conflict, JobKey, NameConflict
+from ..plan import Worker
+from .api import Api, NotFound, Object
+from .pods import controller_uid, observe, render, worker_id
+
+
+class KubePool:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+        watched: pods with the job's label, as the watch last showed them.
+        channel_url: base URL of the channel, as pods reach it.
+        prepare: makes a namespace fit for workers; called before each creation.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        watched: Callable[[JobKey], Iterable[Object]],
+        channel_url: str,
+        prepare: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._api = api
+        self._watched = watched
+        self._channel_url = channel_url
+        self._prepare = prepare
+        self._written: dict[JobKey, dict[str, Object]] = {}
+        self._gone: dict[JobKey, set[str]] = {}
+
+    def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
+        """See `WorkerPool`."""
+        key = _key(job)
+        pods = {pod["metadata"]["uid"]: pod for pod in self._watched(key)}
+        written = self._written.get(key, {})
+        for uid, pod in list(written.items()):
+            if uid in pods and _version(pods[uid]) >= _version(pod):
+                del written[uid]
+        mine = [pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid]
+        trainer = job.spec.pod_template.trainer().name
+        workers = [worker for pod in mine if (worker := observe(pod, trainer)) is not None]
+        return tuple(sorted(workers, key=lambda worker: worker.id))
+
+    def gone(self, key: JobKey, uid: str) -> None:
+        """The watch showed that the pod was deleted."""
+        self._written.get(key, {}).pop(uid, None)
+        self._gone.setdefault(key, set()).add(uid)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._written.pop(key, None)
+        self._gone.pop(key, None)
+
+    async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
+        """See `WorkerPool`."""
+        await self._prepare(job.metadata.namespace)
+        pod = render(job, number, status, channel_url=self._channel_url)
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
+        name = pod["metadata"]["name"]
+        try:
+            created = await self._api.request("POST", path, pod)
+        except Conflict as conflict:
+            try:
+                created = await self._api.get(f"{path}/{name}")
+            except NotFound:
+                raise conflict from None
+            if controller_uid(created) != job.metadata.uid or worker_id(created) != number:
+                raise NameConflict(name) from conflict
+        self._note(job, created)
+
+    async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
+        """See `WorkerPool`."""
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{name}"
+        try:
+            deleted = await self._api.request("DELETE", path, {"preconditions": {"uid": uid}})
+        except (NotFound, Conflict):
+            self.gone(_key(job), uid)
+            return
+        if deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]:
+            self._note(job, deleted)
+
+    def _note(self, job: PipeTrainingJob, pod: Object) -> None:
+        key, uid = _key(job), pod["metadata"]["uid"]
+        if uid not in self._gone.get(key, ()):  # the watch may be quicker than the answer
+            self._written.setdefault(key, {})[uid] = pod
+
+
+def _key(job: PipeTrainingJob) -> JobKey:
+    return JobKey(job.metadata.namespace, job.metadata.name)
+
+
+def _version(pod: Object) -> int:
+    return int(pod["metadata"]["resourceVersion"])

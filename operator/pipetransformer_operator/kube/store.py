@@ -1,0 +1,132 @@
+"""Jobs in the API server (`JobStore`).
+
+Reads come from the watch; a status that was just written is newer than the watch, so it is kept until the watch
+has caught up.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
+from ..controller.ports import Conflict, JobKey, Unavailable
+from ..plan import PlanEvent
+from .api import Api, NotFound, Object
+
+logger = logging.getLogger(__name__)
+COMPONENT = "pipetransformer-operator"
+
+
+class KubeStore:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+        watched: the job as the watch last showed it, or None.
+    """
+
+    def __init__(self, api: Api, watched: Callable[[JobKey], Object | None]) -> None:
+        self._api = api
+        self._watched = watched
+        self._newest: dict[JobKey, PipeTrainingJob] = {}
+
+    def read(self, key: JobKey) -> PipeTrainingJob | None:
+        """See `JobStore`. A job that does not fit the types (its CRD is newer) is logged and not touched."""
+        body = self._watched(key)
+        if body is None:
+            self._newest.pop(key, None)
+            return None
+        known = self._newest.get(key)
+        if known is not None and _same(known, body):
+            return known
+        try:
+            self._newest[key] = job = _parse(body)
+        except ValidationError as error:
+            logger.error("%s is not touched, for it does not fit the types: %s", key, error)
+            return None
+        return job
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `JobStore`."""
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {
+                "name": job.metadata.name,
+                "namespace": job.metadata.namespace,
+                "uid": job.metadata.uid,
+                "resourceVersion": job.metadata.resource_version,
+            },
+            "status": status.to_wire(),
+        }
+        try:
+            written = await self._api.request("PUT", f"{_path(job)}/status", body)
+        except NotFound as error:
+            raise Conflict(str(error)) from error
+        self._newest[JobKey(job.metadata.namespace, job.metadata.name)] = _parse(written)
+
+    async def delete(self, job: PipeTrainingJob) -> None:
+        """See `JobStore`."""
+        body = {"preconditions": {"uid": job.metadata.uid}, "propagationPolicy": "Background"}
+        try:
+            await self._api.request("DELETE", _path(job), body)
+        except NotFound:
+            return
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        """See `JobStore`."""
+        try:
+            path = f"/api/v1/namespaces/{job.metadata.namespace}/events"
+            await self._api.request("POST", path, _event(job, event))
+        except (Unavailable, Conflict, NotFound) as error:
+            logger.warning("event lost: %s: %s (%s)", event.reason.value, event.message, error)
+
+
+def jobs_path(namespace: str) -> str:
+    """Path of the jobs of a namespace."""
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
+
+
+def _same(known: PipeTrainingJob, body: Object) -> bool:
+    """Whether the watch shows nothing newer than what is known of the same object: versions grow (KEP-5504)."""
+    metadata = body["metadata"]
+    same = known.metadata.uid == metadata["uid"]
+    return same and int(known.metadata.resource_version) >= int(metadata["resourceVersion"])
+
+
+def _parse(body: Object) -> PipeTrainingJob:
+    return PipeTrainingJob.from_manifest(body)
+
+
+def _path(job: PipeTrainingJob) -> str:
+    return f"{jobs_path(job.metadata.namespace)}/{job.metadata.name}"
+
+
+def _event(job: PipeTrainingJob, event: PlanEvent) -> dict[str, Any]:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.metadata.name}.{secrets.token_hex(8)}", "namespace": job.metadata.namespace},
+        "involvedObject": {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": job.metadata.name,
+            "namespace": job.metadata.namespace,
+            "uid": job.metadata.uid,
+            "resourceVersion": job.metadata.resource_version,
+        },
+        "reason": event.reason.value,
+        "message": event.message[:1024],
+        "type": event.type.value,
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": COMPONENT,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

@@ -1,0 +1,78 @@
+"""Who holds a token? The API server knows (an `Authenticator` by TokenReview); its answers are kept for the token's life."""
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from hashlib import sha256
+
+from pipetransformer_contract.wire import TOKEN_AUDIENCE
+
+from ..channel.authenticator import CannotTell, Identity, Unauthenticated
+from ..controller.ports import Conflict, Unavailable
+from .api import Api, NotFound
+
+_PREFIX = "system:serviceaccount:"
+_EXTRA = "authentication.kubernetes.io/"
+MAX_CACHED = 32768
+
+
+class TokenReviewer:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, api: Api, clock: Callable[[], float] = time.time) -> None:
+        self._api = api
+        self._clock = clock
+        self._known: dict[bytes, tuple[Identity, float]] = {}
+
+    async def identify(self, token: str) -> Identity:
+        """See `Authenticator`. A cached token is served even while the API server is away."""
+        digest = sha256(token.encode()).digest()
+        known = self._known.get(digest)
+        if known is not None and self._clock() < known[1]:
+            return known[0]
+        identity = await self._review(token)
+        if len(self._known) >= MAX_CACHED:
+            self._known = {key: value for key, value in self._known.items() if self._clock() < value[1]}
+        self._known[digest] = (identity, _expiry(token))
+        return identity
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone: its tokens are no longer good."""
+        self._known = {key: value for key, value in self._known.items() if value[0].uid != uid}
+
+    async def _review(self, token: str) -> Identity:
+        review = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [TOKEN_AUDIENCE]},
+        }
+        try:
+            answer = await self._api.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)
+        except (Unavailable, Conflict, NotFound) as error:
+            raise CannotTell(f"the token cannot be checked now: {error}") from error
+        status = answer["status"]
+        if not status.get("authenticated") or TOKEN_AUDIENCE not in status.get("audiences", []):
+            raise Unauthenticated(status.get("error") or f"the token is not for audience {TOKEN_AUDIENCE}")
+        user = status.get("user", {})
+        extra = user.get("extra", {})
+        names, uids = extra.get(f"{_EXTRA}pod-name", []), extra.get(f"{_EXTRA}pod-uid", [])
+        if not user.get("username", "").startswith(_PREFIX) or len(names) != 1 or len(uids) != 1:
+            raise Unauthenticated("the token is not bound to a pod")
+        namespace = user["username"].removeprefix(_PREFIX).split(":")[0]
+        return Identity(namespace, names[0], uids[0])
+
+
+def _expiry(token: str) -> float:
+    """When the reviewed token expires, in seconds since the epoch; 0 when it does not say, so it is asked about again."""
+    try:
+        payload = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return float(claims["exp"])
+    except (IndexError, ValueError, KeyError, TypeError):
+        return 0.0

@@ -1,0 +1,75 @@
+"""What Prometheus sees of the operator. Per-job series come from a live collector, so they vanish with their job."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pipetransformer_contract.messages import ResizeReason
+
+from ..api import PipeTrainingJob
+from ..plan import Plan
+
+PREFIX = "pipetransformer"
+JOB_LABELS = ("namespace", "job")
+
+
+class JobCollector(Collector):
+    """Reads all jobs at each scrape."""
+
+    def __init__(self, jobs: Callable[[], Iterable[PipeTrainingJob]]) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        """The series of each job."""
+        held = _gauge("gpus_held", "Workers of the job whose pod is not gone; one accelerator each.")
+        released = _gauge("gpus_released", "Workers that the job has given back since its start; never falls.")
+        generation = _gauge("layout_generation", "Number of the newest published layout.")
+        stages = _gauge("stages", "Stages a pipeline in the newest published layout (K).")
+        pipelines = _gauge("pipelines", "Pipelines in the newest published layout (R).")
+        frozen = _gauge("frozen_layers", "Blocks that no longer train.")
+        for job in self._jobs():
+            labels = (job.metadata.namespace, job.metadata.name)
+            status = job.status
+            held.add_metric(labels, status.gpus.held)
+            released.add_metric(labels, status.gpus.released)
+            generation.add_metric(labels, status.layout_generation)
+            if status.plan is not None:
+                stages.add_metric(labels, status.plan.stages)
+                pipelines.add_metric(labels, status.plan.pipelines)
+            if status.last_report is not None:
+                frozen.add_metric(labels, status.last_report.boundary)
+        yield from (held, released, generation, stages, pipelines, frozen)
+
+
+class Metrics:
+    """All metrics of one operator, in a registry of their own."""
+
+    def __init__(self, jobs: Callable[[], Iterable[PipeTrainingJob]]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(JobCollector(jobs))
+        reasons = ", ".join(reason.value for reason in ResizeReason)
+        self._resizes = Counter(
+            f"{PREFIX}_resizes", f"Published layouts by reason: {reasons}.", ("reason",), registry=self.registry
+        )
+        self._requests = Counter(
+            f"{PREFIX}_channel_requests",
+            "Requests of workers by path of the channel and HTTP status code.",
+            ("path", "code"),
+            registry=self.registry,
+        )
+
+    def decided(self, job: PipeTrainingJob, plan: Plan) -> None:
+        """Counts what a plan, made from `job`, has published."""
+        published = plan.status.plan
+        if published is not None and plan.status.layout_generation != job.status.layout_generation:
+            self._resizes.labels(published.reason.value).inc()
+
+    def requested(self, path: str, code: int) -> None:
+        """Counts a request to the channel."""
+        self._requests.labels(path, str(code)).inc()
+
+
+def _gauge(name: str, help_text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}_job_{name}", help_text, labels=JOB_LABELS)

@@ -1,0 +1,60 @@
+"""What the operator is told by its environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See `from_environment` for the variables."""
+
+    namespace: str
+    channel_url: str
+    channel_port: int = 8443
+    metrics_port: int = 8080
+    health_port: int = 8081
+    host: str = "0.0.0.0"
+    namespaces: tuple[str, ...] = ()
+    log_level: str = "INFO"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
+        """Reads the environment.
+
+        `POD_NAMESPACE`: the operator's own namespace; `PIPETRANSFORMER_CHANNEL_URL`: the channel as pods reach it;
+        `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`; `PIPETRANSFORMER_HOST`: address to listen on;
+        `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`.
+
+        Raises:
+            ValueError: a variable is missing or not sound; the message names it.
+        """
+        url = environment.get("PIPETRANSFORMER_CHANNEL_URL", "")
+        if urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
+            raise ValueError(f"PIPETRANSFORMER_CHANNEL_URL: {url!r} is no https URL")
+        if not environment.get("POD_NAMESPACE"):
+            raise ValueError("POD_NAMESPACE: the operator's own namespace is needed")
+        return cls(
+            namespace=environment["POD_NAMESPACE"],
+            channel_url=url,
+            channel_port=_port(environment, "CHANNEL", cls.channel_port),
+            metrics_port=_port(environment, "METRICS", cls.metrics_port),
+            health_port=_port(environment, "HEALTH", cls.health_port),
+            host=environment.get("PIPETRANSFORMER_HOST", cls.host),
+            namespaces=tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(","))),
+            log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
+        )
+
+    @property
+    def channel_hosts(self) -> tuple[str, ...]:
+        """Names that the channel's certificate is for."""
+        return (urlsplit(self.channel_url).hostname or "",)
+
+
+def _port(environment: Mapping[str, str], name: str, default: int) -> int:
+    variable = f"PIPETRANSFORMER_{name}_PORT"
+    text = environment.get(variable, str(default))
+    if not text.isdecimal() or not 0 <= int(text) < 65536:
+        raise ValueError(f"{variable}: {text!r} is no port")
+    return int(text)
