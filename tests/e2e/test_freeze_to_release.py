@@ -124,7 +124,7 @@ def test_another_pod_reads_the_model_back_and_scores_as_the_run_says(
     _start(kube, cluster, shared, on_pack="Widen")
     _wait(kube, "Complete")
 
-    command = ["python", "-m", "pipetransformer.predict", f"{STORAGE}/output/{JOB}/model"]
+    command = ["python", "-m", "pipetransformer.predict", f"{STORAGE}/output/model"]
     kube.apply(pod("reader", image=cluster.images["trainer"], command=command, shared=str(shared)))
     kube.wait(
         "pod", "reader", lambda p: p["status"].get("phase") == "Succeeded", "Succeeded", seconds=90,

@@ -11,6 +11,8 @@ from tools.devcluster import cluster, controlplane, gobuild, images
 from tools.devcluster.layout import Layout
 from tools.devcluster.process import CommandError
 
+_PASSED_ON = ("kubectl", "helm")
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.devcluster", description="Kubernetes on this machine")
@@ -35,24 +37,32 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TARGET",
         help=f"of {', '.join(images.TARGETS)}; all by default",
     )
-    for program in ("kubectl", "helm"):
-        passed = commands.add_parser(program, help=f"run {program} against the cluster", add_help=False)
-        passed.add_argument("arguments", nargs=argparse.REMAINDER)
+    for program in _PASSED_ON:
+        commands.add_parser(program, help=f"run {program} against the cluster, with all that follows")
     return parser
 
 
 def main() -> int:
     """Run one command; a failure is one message on stderr and exit code 1."""
-    options = _parser().parse_args()
+    ours, theirs = _split(sys.argv[1:])
+    options = _parser().parse_args(ours)
     layout = Layout(name=options.name, port=options.port)
     try:
-        return _dispatch(options, layout)
+        return _dispatch(options, layout, theirs)
     except (CommandError, TimeoutError) as error:
         print(f"devcluster: {error}", file=sys.stderr)
         return 1
 
 
-def _dispatch(options: argparse.Namespace, layout: Layout) -> int:
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Our part of the command line, and what belongs to kubectl or helm."""
+    for index, word in enumerate(arguments):
+        if word in _PASSED_ON:
+            return arguments[: index + 1], arguments[index + 1 :]
+    return arguments, []
+
+
+def _dispatch(options: argparse.Namespace, layout: Layout, theirs: list[str]) -> int:
     match options.command:
         case "up" if options.control_plane_only:
             cluster.up_control_plane(layout, controllers=not options.no_controllers)
@@ -70,10 +80,10 @@ def _dispatch(options: argparse.Namespace, layout: Layout) -> int:
             print(json.dumps(images.publish(layout, tuple(options.targets)), indent=1))
         case "kubectl":
             command = controlplane.kubectl_command(layout)
-            os.execv(command[0], [*command, *options.arguments])
+            os.execv(command[0], [*command, *theirs])
         case "helm":
             helm = str(gobuild.helm())
-            os.execve(helm, [helm, *options.arguments], os.environ | {"KUBECONFIG": str(layout.kubeconfig)})
+            os.execve(helm, [helm, *theirs], os.environ | {"KUBECONFIG": str(layout.kubeconfig)})
     return 0
 
 
