@@ -1,6 +1,7 @@
 """The one seam to the API server: a request, its answer as plain JSON, and errors sorted by what to do about them."""
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,8 @@ class Api:
         try:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         except config.ConfigException:
-            await config.load_kube_config(client_configuration=settings)
+            # the client reads KUBECONFIG only once, when it is imported
+            await config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=settings)
         return cls(client.ApiClient(configuration=settings))
 
     async def close(self) -> None:

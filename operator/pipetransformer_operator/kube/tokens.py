@@ -1,4 +1,4 @@
-"""Who holds a token? The API server knows (an `Authenticator` by TokenReview); its answers are kept for the token's life."""
+"""Who holds a token? The API server knows (an `Authenticator` by TokenReview); its answers live as long as the token."""
 
 import base64
 import json
@@ -69,7 +69,7 @@ class TokenReviewer:
 
 
 def _expiry(token: str) -> float:
-    """When the reviewed token expires, in seconds since the epoch; 0 when it does not say, so it is asked about again."""
+    """When the reviewed token expires, in seconds since the epoch; 0 when it does not say, so it is not kept."""
     try:
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

@@ -1,0 +1,305 @@
+"""A real API server, the real operator as a process, and scripted trainers where a cluster would have nodes.
+
+The control plane comes from `tools.devcluster`, beside any other that runs. Without a kubelet, `FakeKubelet` does for
+workers' pods what one does: mounts, environment, tokens, a process, and its exit code in the pod's status.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipetransformer_contract.wire import Env
+from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_operator.controller.ports import Conflict
+from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
+from tests.builders import JobBuilder
+from tools.devcluster import cluster
+from tools.devcluster.layout import REPOSITORY, Layout
+
+SCRIPTED = REPOSITORY / "tests" / "scripted_trainer.py"
+CRD = REPOSITORY / "crds" / "training.pipetransformer.io_pipetrainingjobs.yaml"
+SYSTEM = "pipetransformer-system"
+POLL_SECONDS = 0.05
+
+
+async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: float = 20) -> Any:
+    """Asks again and again until the condition gives something true, and returns that."""
+    try:
+        async with asyncio.timeout(timeout):
+            while not (result := await condition()):  # noqa: ASYNC110 - it waits for another process
+                await asyncio.sleep(POLL_SECONDS)
+            return result
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {timeout} s") from None
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> Iterator[Path]:
+    """The kubeconfig of an API server with our CRD."""
+    layout = Layout(name="integration", port=17443)
+    was_up = cluster.is_up(layout)
+    cluster.up_control_plane(layout, controllers=False)
+    yield layout.kubeconfig
+    if not was_up:
+        cluster.down(layout)
+
+
+@pytest.fixture
+async def api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
+    """A client with all rights."""
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    client = await Api.connect()
+    with contextlib.suppress(Conflict):
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        await client.request("POST", path, yaml.safe_load(CRD.read_text()))
+    with contextlib.suppress(Conflict):
+        await client.request("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
+
+    async def served() -> bool:
+        with contextlib.suppress(NotFound):
+            await client.get(f"/apis/{GROUP}/{VERSION}/{PLURAL}")
+            return True
+        return False
+
+    await until("the CRD is served", served)
+    yield client
+    await client.close()
+
+
+class Namespace:
+    """A namespace of the test's own: jobs and pods in it."""
+
+    def __init__(self, api: Api, name: str, folder: Path) -> None:
+        self.api = api
+        self.name = name
+        self.folder = folder
+        self.jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{name}/{PLURAL}"
+        self.core = f"/api/v1/namespaces/{name}"
+
+    async def apply(self, job: JobBuilder) -> None:
+        """Creates the job; its record goes to the namespace's folder."""
+        manifest = job.set("output", {"location": str(self.folder)}).manifest()
+        manifest["metadata"]["namespace"] = self.name
+        await self.api.request("POST", self.jobs, manifest)
+
+    async def patch(self, job: str, spec: Object) -> None:
+        """Edits the job's spec."""
+        await self.api.request("PATCH", f"{self.jobs}/{job}", {"spec": spec}, content_type=MERGE_PATCH)
+
+    async def status(self, job: str = "digits") -> Object:
+        """The job's status."""
+        status: Object = (await self.api.get(f"{self.jobs}/{job}")).get("status", {})
+        return status
+
+    async def pods(self) -> dict[str, Object]:
+        """Pods by name."""
+        return {pod["metadata"]["name"]: pod for pod in (await self.api.get(f"{self.core}/pods"))["items"]}
+
+    async def reasons(self) -> list[str]:
+        """Reasons of the events."""
+        return [event["reason"] for event in (await self.api.get(f"{self.core}/events"))["items"]]
+
+    def advance(self, step: int, job: str = "digits") -> None:
+        """Lets the job train up to `step`."""
+        folder = self.folder / job
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "advance-to").write_text(str(step))
+
+    async def layout(self, generation: int, job: str = "digits") -> tuple[int, int]:
+        """Waits until the generation is confirmed; its (stages, pipelines)."""
+
+        async def confirmed() -> Object | None:
+            plan: Object | None = (await self.status(job)).get("plan")
+            return plan if plan and plan.get("confirmedGeneration", 0) >= generation else None
+
+        plan = await until(f"generation {generation} is confirmed", confirmed)
+        return plan["stages"], plan["pipelines"]
+
+    async def state(self, state: str, job: str = "digits") -> Object:
+        """Waits for the job's state; its status."""
+
+        async def reached() -> Object | None:
+            status = await self.status(job)
+            return status if status.get("state") == state else None
+
+        result: Object = await until(f"state {state}", reached)
+        return result
+
+
+@pytest.fixture
+async def namespace(api: Api, tmp_path: Path) -> Namespace:
+    name = f"test-{secrets.token_hex(4)}"
+    await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    await api.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+    return Namespace(api, name, tmp_path / "output")
+
+
+class Operator:
+    """The operator as a process that can be killed and started again."""
+
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
+        self.metrics_port = free_port()
+        self._log = log
+        port = free_port()
+        self._environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "POD_NAMESPACE": SYSTEM,
+            "PIPETRANSFORMER_HOST": "127.0.0.1",
+            "PIPETRANSFORMER_CHANNEL_URL": f"https://127.0.0.1:{port}",
+            "PIPETRANSFORMER_CHANNEL_PORT": str(port),
+            "PIPETRANSFORMER_METRICS_PORT": str(self.metrics_port),
+            "PIPETRANSFORMER_HEALTH_PORT": str(free_port()),
+        }
+        self.channel_port = port
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Starts it and returns when the channel listens."""
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "pipetransformer_operator", env=self._environment, stdout=log, stderr=log
+            )
+
+        async def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.channel_port)) == 0
+
+        await until("the channel listens", listens)
+
+    async def kill(self) -> None:
+        """Ends it without notice."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+@pytest.fixture
+async def operator(api: Api, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Operator]:
+    running = Operator(kubeconfig, tmp_path / "operator.log")
+    await running.start()
+    yield running
+    await running.kill()
+    print((tmp_path / "operator.log").read_text())
+
+
+class FakeKubelet:
+    """Runs a scripted trainer for each pod of a namespace and keeps the pods' status."""
+
+    def __init__(self, namespace: Namespace, folder: Path) -> None:
+        self._namespace = namespace
+        self._folder = folder
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Starts what was created and ends what was deleted, until cancelled."""
+        while True:
+            pods = {pod["metadata"]["uid"]: pod for pod in (await self._namespace.pods()).values()}
+            for uid, pod in pods.items():
+                if uid not in self.processes and "phase" in pod.get("status", {}):
+                    await self._start(pod)
+            for uid in self.processes.keys() - pods.keys():
+                with contextlib.suppress(ProcessLookupError):
+                    self.processes[uid].kill()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """Kills all processes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def token(self, pod: Object) -> str:
+        """A token as the pod's projected volume would hold it."""
+        volumes = pod["spec"]["volumes"]
+        source = next(v for v in volumes if "projected" in v)["projected"]["sources"][0]["serviceAccountToken"]
+        metadata = pod["metadata"]
+        request = {
+            "spec": {
+                "audiences": [source["audience"]],
+                "expirationSeconds": source["expirationSeconds"],
+                "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]},
+            }
+        }
+        answer = await self._namespace.api.request(
+            "POST", f"{self._namespace.core}/serviceaccounts/default/token", request
+        )
+        token: str = answer["status"]["token"]
+        return token
+
+    async def _start(self, pod: Object) -> None:
+        api, core = self._namespace.api, self._namespace.core
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        (folder / "token").write_text(await self.token(pod))
+        authority = (await api.get(f"{core}/configmaps/{CA_CONFIG_MAP}"))["data"][CA_FILE]
+        (folder / CA_FILE).write_text(authority)
+        fields = {"metadata.uid": uid, "status.podIP": "127.0.0.1", "spec.nodeName": "fake"}
+        environment = {
+            entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+            for entry in pod["spec"]["containers"][0]["env"]
+        } | {
+            Env.CHANNEL_TOKEN_FILE: str(folder / "token"),
+            Env.CHANNEL_CA_FILE: str(folder / CA_FILE),
+            Env.TERMINATION_LOG: str(folder / "termination-log"),
+        }
+        with (folder / "log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(SCRIPTED), env=os.environ | environment, stdout=log, stderr=log
+            )
+        self.processes[uid] = process
+        await self._set_status(name, {"phase": "Running", "podIP": "127.0.0.1"})
+        self._tasks.append(asyncio.create_task(self._watch(name, process)))
+
+    async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        code = 128 - code if code < 0 else code
+        ended = {
+            "name": "trainer",
+            "state": {"terminated": {"exitCode": code}},
+            "image": "",
+            "imageID": "",
+            "ready": False,
+        }
+        ended["restartCount"] = 0
+        await self._set_status(name, {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [ended]})
+
+    async def _set_status(self, name: str, status: Object) -> None:
+        path = f"{self._namespace.core}/pods/{name}/status"
+        with contextlib.suppress(NotFound):  # it was deleted meanwhile
+            await self._namespace.api.request("PATCH", path, {"status": status}, content_type=MERGE_PATCH)
+
+
+@pytest.fixture
+async def kubelet(namespace: Namespace, tmp_path: Path) -> AsyncIterator[FakeKubelet]:
+    fake = FakeKubelet(namespace, tmp_path / "pods")
+    running = asyncio.create_task(fake.run())
+    yield fake
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    await fake.stop()
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,148 @@
+"""The operator against a real API server, with scripted trainers that authenticate by real tokens."""
+
+import signal
+import ssl
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.builders import JobBuilder, make_job
+
+from .conftest import FakeKubelet, Namespace, Operator, until
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def packing_job(name: str = "digits") -> JobBuilder:
+    """Four stages that the freezes at steps 10 and 20 let shrink to two and to one; 30 steps."""
+    points = [{"step": 10, "boundary": 8}, {"step": 20, "boundary": 11}]
+    return (
+        make_job(name)
+        .stages(4)
+        .workers(4)
+        .drop("training.epochs")
+        .set("training.steps", 30)
+        .set("freeze", {"policy": "Explicit", "boundaries": points})
+    )
+
+
+async def test_a_job_widens_as_it_freezes_on_the_same_pods_and_completes(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    before = {pod["metadata"]["uid"] for pod in (await namespace.pods()).values()}
+    namespace.advance(15)
+    assert await namespace.layout(2) == (2, 2)
+    namespace.advance(25)
+    assert await namespace.layout(3) == (1, 4)
+    assert {pod["metadata"]["uid"] for pod in (await namespace.pods()).values()} == before
+    namespace.advance(30)
+    status = await namespace.state("Complete")
+    assert status.get("failures", 0) == 0
+    assert {"GenerationPublished", "LayersFrozen", "TrainingSucceeded"} <= set(await namespace.reasons())
+
+
+async def test_a_releasing_job_gives_its_pods_back_while_it_trains(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().release())
+    assert await namespace.layout(1) == (4, 1)
+    namespace.advance(15)
+    assert await namespace.layout(2) == (2, 1)
+
+    async def released() -> bool:
+        return bool((await namespace.status())["gpus"] == {"held": 2, "released": 2})
+
+    await until("two workers are gone", released)
+    assert len(await namespace.pods()) == 2
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{operator.metrics_port}/metrics") as response:
+            text = await response.text()
+    assert f'pipetransformer_job_gpus_released{{job="digits",namespace="{namespace.name}"}} 2.0' in text
+    assert 'pipetransformer_resizes_total{reason="Release"} 1.0' in text
+    namespace.advance(30)
+    assert (await namespace.state("Complete"))["gpus"]["released"] == 3
+
+
+async def test_a_job_claims_workers_when_its_ceiling_rises(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().stages(1).workers(1, most=1).set("elasticPolicy.maxPipelines", 2))
+    assert await namespace.layout(1) == (1, 1)
+    await namespace.patch("digits", {"elasticPolicy": {"maxWorkers": 2}})
+    assert await namespace.layout(2) == (1, 2)
+    namespace.advance(30)
+    await namespace.state("Complete")
+
+
+async def test_a_killed_worker_is_replaced_by_a_new_pod(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().stages(2).workers(4, least=2))
+    assert await namespace.layout(1) == (2, 2)
+    victim = (await namespace.pods())["digits-w3"]["metadata"]["uid"]
+    kubelet.processes[victim].send_signal(signal.SIGKILL)
+
+    async def regrown() -> bool:
+        plan = (await namespace.status())["plan"]
+        names = {member["name"] for member in plan["members"]}
+        return plan["confirmedGeneration"] == plan["layoutGeneration"] and len(names) == 4 and "digits-w4" in names
+
+    await until("a new worker took the place", regrown)
+    assert (await namespace.status())["failures"] == 1
+    namespace.advance(30)
+    await namespace.state("Complete")
+
+
+async def test_an_operator_that_is_killed_goes_on_where_it_was(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    before = {pod["metadata"]["uid"] for pod in (await namespace.pods()).values()}
+    await operator.kill()
+    namespace.advance(15)  # a freeze that nobody hears of yet
+    await operator.start()
+    assert await namespace.layout(2) == (2, 2)
+    namespace.advance(30)
+    status = await namespace.state("Complete")
+    assert {pod["metadata"]["uid"] for pod in (await namespace.pods()).values()} == before
+    assert status.get("failures", 0) == 0
+
+
+async def test_a_token_of_another_jobs_pod_is_refused(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    for name in ("first", "second"):
+        await namespace.apply(packing_job(name).stages(1).workers(1))
+        await namespace.layout(1, name)
+    pod = (await namespace.pods())["first-w0"]
+    authority = await namespace.api.get(f"{namespace.core}/configmaps/pipetransformer-channel-ca")
+    trusted = ssl.create_default_context(cadata=authority["data"]["ca.crt"])
+    token = await kubelet.token(pod)
+
+    async def ask(job: str, bearer: str) -> int:
+        headers = {"Authorization": f"Bearer {bearer}", "X-Pipetransformer-Job": f"{namespace.name}/{job}"}
+        url = f"https://127.0.0.1:{operator.channel_port}/v1/generation?after=0&timeoutSeconds=0"
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers, ssl=trusted) as response:
+            return response.status
+
+    assert await ask("first", token) == 200
+    assert await ask("second", token) == 403
+    assert await ask("first", "nonsense") == 401
+
+
+async def test_a_foreign_pod_with_a_workers_name_shows_in_the_jobs_conditions(
+    namespace: Namespace, operator: Operator
+) -> None:
+    container: dict[str, Any] = {"name": "main", "image": "x"}
+    pod = {"metadata": {"name": "digits-w0"}, "spec": {"containers": [container]}}
+    await namespace.api.request("POST", f"{namespace.core}/pods", pod)
+    await namespace.apply(packing_job())
+
+    async def conflict() -> bool:
+        return "NameConflict" in {condition["reason"] for condition in (await namespace.status()).get("conditions", [])}
+
+    await until("the conflict shows", conflict)

@@ -1,0 +1,93 @@
+"""The whole local run with scripted workers: controller, channel and processes are real, training is not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_operator.local.__main__ import main
+from pipetransformer_operator.local.manifest import InvalidManifest, read_job
+from pipetransformer_operator.local.run import run_job
+from pipetransformer_operator.plan import PlanEvent
+from tests.builders import JobBuilder, make_job
+
+pytestmark = pytest.mark.timeout(30)
+SCRIPTED = (sys.executable, str(Path(__file__).parents[2] / "scripted_trainer.py"))
+
+
+def packing_job() -> JobBuilder:
+    """Four stages that the freezes at steps 2 and 4 let shrink to two and to one."""
+    points = [{"step": 2, "boundary": 8}, {"step": 4, "boundary": 11}]
+    return (
+        make_job()
+        .stages(4)
+        .workers(4)
+        .drop("training.epochs")
+        .set("training.steps", 6)
+        .set("freeze", {"policy": "Explicit", "boundaries": points})
+    )
+
+
+def write(job: JobBuilder, folder: Path) -> Path:
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job.manifest()))
+    return file
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "advance-to").write_text("6")
+    return folder
+
+
+async def test_freezes_widen_the_job_through_three_layouts_and_it_completes(tmp_path: Path, run_dir: Path) -> None:
+    events: list[PlanEvent] = []
+    job = read_job(write(packing_job(), tmp_path), run_dir)
+    status = await run_job(job, run_dir, told=events.append, command=SCRIPTED)
+    assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
+    assert status.plan is not None
+    assert (status.plan.stages, status.plan.pipelines, status.plan.layout_generation) == (1, 4, 3)
+    assert status.failures == 0 and status.next_worker_id == 4
+
+
+async def test_a_releasing_job_gives_its_workers_back_while_it_trains(tmp_path: Path, run_dir: Path) -> None:
+    job = read_job(write(packing_job().release(), tmp_path), run_dir)
+    status = await run_job(job, run_dir, command=SCRIPTED)
+    assert status.is_true(ConditionType.COMPLETE)
+    assert status.plan is not None and status.plan.stages * status.plan.pipelines == 1
+    assert status.gpus.released == 3
+
+
+async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_words(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRIPTED_REFUSAL", "spec.data.path: no such folder")
+    job = read_job(write(packing_job(), tmp_path), run_dir)
+    status = await run_job(job, run_dir, command=SCRIPTED)
+    failed = status.condition(ConditionType.FAILED)
+    assert failed is not None and "spec.data.path: no such folder" in failed.message
+
+
+def test_a_wrong_file_is_refused_with_the_fields_path_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(make_job().stages(4).workers(3), tmp_path)
+    assert main(["run", str(file), "--run-dir", str(tmp_path / "run")]) == 2
+    assert "spec.elasticPolicy.workers" in capsys.readouterr().err
+
+
+def test_a_cluster_path_becomes_a_folder_of_the_run(tmp_path: Path) -> None:
+    job = read_job(write(make_job().checkpoint("/mnt/checkpoints"), tmp_path), tmp_path / "run")
+    assert job.spec.checkpoint is not None
+    assert job.spec.checkpoint.location == str(tmp_path / "run" / "checkpoints")
+
+
+def test_what_is_no_yaml_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("a: [")
+    with pytest.raises(InvalidManifest, match="is no YAML"):
+        read_job(file, tmp_path)
