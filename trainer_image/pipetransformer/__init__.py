@@ -1,1 +1,1 @@
-"""Elastic pipeline training: layers freeze, pipelines shrink, and what they free trains on or goes back to the cluster."""
+"""Elastic pipeline training: layers freeze, pipelines shrink, and freed workers train on or go back to the cluster."""
