@@ -5,8 +5,9 @@ import torch.distributed as dist
 
 from pipetransformer_contract.messages import DurableCheckpoint
 
-from .checkpoint import CheckpointInfo, commit, latest, load_unit, save_unit
+from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
 from .elastic.plan import DurablePoint
+from .errors import StorageError
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
@@ -33,23 +34,18 @@ class Checkpointer:
         """Write the committed state. All members call this between rounds; returns once the checkpoint is durable.
 
         Raises:
-            StaleCheckpointError: a newer generation has written one (on the leader).
+            StorageError: this worker cannot write its part.
         """
         if self._spec is None:
             return None
-        control = state.control
-        if layout.pipeline == 0:
-            for index in layout.span:
-                save_unit(
-                    self._spec.location,
-                    step=control.step,
-                    layout_generation=layout.number,
-                    unit=unit_name(index, self._job.num_layers),
-                    tensors=state.unit_tensors(index, with_moments=True),
-                )
+        try:
+            self._save_units(state, layout)
+        except OSError as error:
+            raise StorageError(f"spec.checkpoint.location: {self._spec.location}: {error}") from error
         dist.all_reduce(torch.ones(1), group=world)
         if not layout.is_leader:
             return None
+        control = state.control
         info = CheckpointInfo(
             step=control.step,
             boundary=control.boundary,
@@ -57,8 +53,24 @@ class Checkpointer:
             num_layers=self._job.num_layers,
             state=control.to_dict(),
         )
-        commit(self._spec.location, info, keep=self._spec.keep)
+        try:
+            commit(self._spec.location, info, keep=self._spec.keep)
+        except (OSError, StaleCheckpointError) as error:
+            raise StorageError(f"spec.checkpoint.location: {self._spec.location}: {error}") from error
         return describe(info)
+
+    def _save_units(self, state: WorkerState, layout: StageLayout) -> None:
+        """On the first pipeline: write the units of this stage."""
+        assert self._spec is not None
+        if layout.pipeline == 0:
+            for index in layout.span:
+                save_unit(
+                    self._spec.location,
+                    step=state.control.step,
+                    layout_generation=layout.number,
+                    unit=unit_name(index, self._job.num_layers),
+                    tensors=state.unit_tensors(index, with_moments=True),
+                )
 
     def durable(self) -> DurablePoint | None:
         """Where the newest checkpoint stands."""

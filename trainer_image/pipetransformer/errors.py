@@ -13,3 +13,7 @@ class SpecError(ValueError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.reason = reason
+
+
+class StorageError(Exception):
+    """A checkpoint or the model cannot be written where the spec says."""

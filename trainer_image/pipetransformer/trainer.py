@@ -27,6 +27,7 @@ from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.transfer import move_units
 from .elastic.watcher import GenerationWatcher
+from .errors import StorageError
 from .freeze import FreezeObservation, make_policy
 from .freezing import apply_boundary
 from .gradients import reduce_unit_gradients
@@ -128,6 +129,7 @@ class Trainer:
 
         Raises:
             ModelError: the model failed.
+            StorageError: a checkpoint or the model cannot be written.
         """
         try:
             ending = self._regroup()
@@ -207,6 +209,8 @@ class Trainer:
                     total_seconds=member.regroup_seconds,
                     bytes_moved=member.bytes_moved,
                 )
+        if not member.stepped:
+            gc.collect()  # the old generation's groups hang in cycles; not in the pause, but before there are many
         member.stepped = True
         return vote
 
@@ -423,7 +427,10 @@ class Trainer:
             tensors.update(self._state.unit_tensors(index, with_moments=False))
         output = self._job.spec.output
         location = str(self._run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"
-        write_model(location, tensors, spec=self._job.spec, info=self._job.dataset.info)
+        try:
+            write_model(location, tensors, spec=self._job.spec, info=self._job.dataset.info)
+        except OSError as error:
+            raise StorageError(f"spec.output.location: {location}: {error}") from error
 
 
 def _is_own_fault(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSend
 from .elastic.groups import Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import SpecError
+from .errors import SpecError, StorageError
 from .job import Job
 from .schedules import ModelError
 from .trainer import Ending, Hooks, Trainer
@@ -128,6 +128,9 @@ def run_worker(identity: WorkerIdentity) -> int:
         message = f"spec.model: {error}"
         trainer.fail("ModelFailed", message)
         return _refuse(identity, "ModelFailed", message)
+    except StorageError as error:
+        trainer.fail("StorageFailed", str(error))
+        return _refuse(identity, "StorageFailed", str(error))
     finally:
         heartbeats.stop()
         reports.stop()
@@ -136,7 +139,7 @@ def run_worker(identity: WorkerIdentity) -> int:
     if ending is Ending.STOPPED:
         _terminate(identity, "Failed", "Stopped", "told to stop")
         return EXIT_STOPPED
-    _terminate(identity, "Left" if ending is Ending.LEFT else "Succeeded", ending.value, "")
+    _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
     return 0
 
 

@@ -1,0 +1,121 @@
+"""Worker processes as they are started in a pod, against a channel that chooses layouts from their offers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer.checkpoint import load_model
+from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.wire import Env
+from tests.ledger_checker import check
+from tests.stub_channel import StubChannel
+
+pytestmark = pytest.mark.timeout(240)
+
+SPEC: dict[str, Any] = {
+    "model": {"name": "vit", "numLayers": 4, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4},
+    "data": {"name": "digits"},
+    "training": {"epochs": 4, "globalBatchSize": 100},
+    "freeze": {"policy": "PaperSchedule", "alpha": 0.5},
+    "pipeline": {"stages": 2, "microBatchSize": 25},
+    "numShards": 2,
+    "workers": 2,
+}
+
+
+class Workers:
+    """Two processes `python -m pipetransformer` and the channel they talk to."""
+
+    def __init__(self, tmp_path: Path, on_pack: OnPack) -> None:
+        self.folder = tmp_path
+        self.channel = StubChannel(2, Layout(2, 1), on_pack)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, spec: dict[str, Any]) -> None:
+        job = TrainerSpec.model_validate(spec).model_dump_json(by_alias=True)
+        for number in range(2):
+            environment = {
+                Env.JOB_NAMESPACE: "ns",
+                Env.JOB_NAME: "job",
+                Env.JOB_UID: "job-uid",
+                Env.JOB_SPEC: job,
+                Env.WORKER_NAME: f"job-w{number}",
+                Env.WORKER_UID: f"uid-{number}",
+                Env.WORKER_ADDRESS: "127.0.0.1",
+                Env.CHANNEL_URL: self.channel.url,
+                Env.RUN_DIR: str(self.folder / "run"),
+                Env.TERMINATION_LOG: str(self.folder / f"termination-{number}"),
+            }
+            command = [sys.executable, "-m", "pipetransformer"]
+            self._processes.append(subprocess.Popen(command, env=os.environ | environment))
+
+    def wait(self) -> list[int]:
+        return [process.wait(200) for process in self._processes]
+
+    def signal(self, number: int) -> None:
+        self._processes[number].send_signal(signal.SIGTERM)
+
+    def termination(self, number: int) -> dict[str, str]:
+        content: dict[str, str] = json.loads((self.folder / f"termination-{number}").read_text())
+        return content
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self.channel.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]:
+    started = Workers(tmp_path, getattr(request, "param", OnPack.WIDEN))
+    yield started
+    started.close()
+
+
+def test_a_job_packs_widens_and_leaves_a_model_even_while_the_operator_is_away(workers: Workers) -> None:
+    workers.start(SPEC)
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.layout_generation == 2 for report in channel.reports), 120)
+    channel.down.set()
+    summary = workers.folder / "run" / "summary.json"
+    assert not channel.wait_for(summary.exists, 5) or summary.exists()
+    channel.down.clear()
+
+    assert workers.wait() == [0, 0]
+    assert channel.outcome == "Succeeded"
+    assert channel.reports[-1].step == 60
+    assert workers.termination(0)["outcome"] == "Succeeded"
+    layouts = [(entry["stages"], entry["pipelines"]) for entry in json.loads(summary.read_text())["generations"]]
+    assert layouts == [(2, 1), (1, 2)]
+    assert check(workers.folder / "run", 1433, 4).clean
+    assert load_model(str(workers.folder / "run" / "model")).num_layers == 4
+
+
+@pytest.mark.parametrize("workers", [OnPack.RELEASE], indirect=True)
+def test_a_released_worker_exits_0_and_a_checkpoint_at_the_new_boundary_is_reported(workers: Workers) -> None:
+    location = str(workers.folder / "checkpoint")
+    workers.start(SPEC | {"checkpoint": {"location": location}})
+
+    assert workers.wait() == [0, 0]
+    assert workers.termination(1) == {"outcome": "Left", "reason": "Left", "message": ""}
+    packed = [report for report in workers.channel.reports if report.layout_generation == 2]
+    assert packed
+    assert any(report.checkpoint is not None and report.checkpoint.boundary == report.boundary > 0 for report in packed)
+
+
+def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(workers: Workers) -> None:
+    workers.start(SPEC | {"data": {"name": "no.such.module:data"}})
+
+    assert workers.wait() == [2, 2]
+    assert workers.termination(0)["reason"] == "InvalidSpec"
+    assert "spec.data.name" in workers.termination(0)["message"]
+    assert not workers.channel.generations
