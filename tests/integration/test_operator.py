@@ -57,9 +57,9 @@ async def test_a_releasing_job_gives_its_pods_back_while_it_trains(
 
     await until("two workers are gone", released)
     assert len(await namespace.pods()) == 2
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{operator.metrics_port}/metrics") as response:
-            text = await response.text()
+    url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        text = await response.text()
     assert f'pipetransformer_job_gpus_released{{job="digits",namespace="{namespace.name}"}} 2.0' in text
     assert 'pipetransformer_resizes_total{reason="Release"} 1.0' in text
     namespace.advance(30)

@@ -1,8 +1,8 @@
 """The channel's HTTP side: who asks, is the body sound, which board, which status code.
 
 Status codes: 200 and 204 done; 204 on `GET generation` nothing new; 400 no JSON, 413 too long, 422 JSON that does not
-fit (the text names the field); 401 the token is refused; 403 the token is another worker's or another job's; 409 the report
-speaks of a generation that was never published; 410 on `GET generation` the job has ended; 503 ask again later.
+fit (the text names the field); 401 the token is refused; 403 the token is another worker's or another job's; 409 the
+report speaks of a generation that was never published; 410 on `GET generation` the job has ended; 503 ask again later.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,4 +1,4 @@
-"""Who holds a token? The API server knows (an `Authenticator` by TokenReview); its answers live as long as the token."""
+"""Who holds a token? The API server knows (an `Authenticator` by TokenReview); its answers live as the token does."""
 
 import base64
 import json
