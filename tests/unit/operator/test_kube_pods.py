@@ -1,0 +1,118 @@
+"""A worker's pod: what is added to the user's template, what is left alone, and how its status is read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
+from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.kube.pods import controller_uid, observe, render
+from pipetransformer_operator.plan import WorkerPhase
+from tests.builders import JobBuilder, make_job
+
+CHANNEL = "https://operator.system.svc:8443"
+
+
+def pod_of(job: JobBuilder, number: int = 3) -> dict[str, Any]:
+    return render(job.job(), number, JobStatus(num_shards=4), channel_url=CHANNEL)
+
+
+def with_containers(*containers: dict[str, Any], **spec: Any) -> JobBuilder:
+    return make_job().set("podTemplate", {"spec": {"containers": list(containers), **spec}})
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def test_a_worker_gets_its_job_its_name_and_the_way_to_the_channel() -> None:
+    pod = pod_of(make_job())
+    given = environment(pod["spec"]["containers"][0])
+    assert pod["metadata"]["name"] == given[Env.WORKER_NAME] == "digits-w3"
+    assert given[Env.CHANNEL_URL] == CHANNEL
+    assert given[Env.WORKER_UID] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+    assert TrainerSpec.model_validate(json.loads(given[Env.JOB_SPEC])).num_shards == 4
+
+
+def test_the_trainer_is_the_container_of_that_name_and_sidecars_are_left_alone() -> None:
+    sidecar = {"name": "logs", "image": "logs"}
+    pod = pod_of(with_containers(sidecar, {"name": "trainer", "image": "trainer"}))
+    assert pod["spec"]["containers"][0] == sidecar
+    assert "env" in pod["spec"]["containers"][1]
+
+
+def test_what_the_user_wrote_in_the_template_is_kept() -> None:
+    container = {"name": "trainer", "image": "x", "env": [{"name": "TMPDIR", "value": "/big"}], "workingDir": "/src"}
+    pod = pod_of(with_containers(container, nodeSelector={"zone": "a"}, automountServiceAccountToken=True))
+    trainer = pod["spec"]["containers"][0]
+    assert environment(trainer)["TMPDIR"] == "/big"
+    assert trainer["workingDir"] == "/src"
+    assert pod["spec"]["nodeSelector"] == {"zone": "a"}
+    assert pod["spec"]["automountServiceAccountToken"] is True
+
+
+def test_the_user_cannot_pretend_to_be_another_worker() -> None:
+    container = {"name": "trainer", "image": "x", "env": [{"name": Env.WORKER_NAME, "value": "other"}]}
+    pod = pod_of(with_containers(container))
+    assert environment(pod["spec"]["containers"][0])[Env.WORKER_NAME] == "digits-w3"
+
+
+def test_a_worker_has_no_kubernetes_token_but_one_for_the_channel() -> None:
+    spec = pod_of(make_job())["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    sources = next(volume for volume in spec["volumes"] if "projected" in volume)["projected"]["sources"]
+    assert sources[0]["serviceAccountToken"]["audience"] == TOKEN_AUDIENCE
+
+
+def test_shared_memory_has_a_size_unless_the_template_mounts_its_own() -> None:
+    volumes = {volume["name"]: volume for volume in pod_of(make_job())["spec"]["volumes"]}
+    assert volumes["pipetransformer-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    own = {"name": "trainer", "image": "x", "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm"}]}
+    names = [volume["name"] for volume in pod_of(with_containers(own, volumes=[{"name": "mine"}]))["spec"]["volumes"]]
+    assert "pipetransformer-shm" not in names
+
+
+@pytest.mark.parametrize(
+    ("location", "run_dir"),
+    [("/mnt/out", "/mnt/out/digits"), ("s3://bucket/out", "/scratch/run/digits")],
+)
+def test_the_record_lies_beside_the_output_if_that_is_a_folder(location: str, run_dir: str) -> None:
+    pod = pod_of(make_job().set("output", {"location": location}))
+    assert environment(pod["spec"]["containers"][0])[Env.RUN_DIR] == run_dir
+
+
+def seen(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    pod = pod_of(make_job())
+    pod["metadata"] |= {"uid": "u", **metadata}
+    return {**pod, "status": status}
+
+
+def test_the_trainers_exit_decides_while_a_sidecar_still_runs() -> None:
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 2, "message": "spec.data.path: no such folder"}}}
+    status = {"phase": "Running", "containerStatuses": [{"name": "logs", "state": {"running": {}}}, ended]}
+    worker = observe(seen(status), "trainer")
+    assert worker is not None
+    assert (worker.phase, worker.exit_code) == (WorkerPhase.FAILED, 2)
+    assert worker.message == "spec.data.path: no such folder"
+
+
+def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:
+    worker = observe(seen({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}), "trainer")
+    assert worker is not None
+    assert (worker.phase, worker.exit_code, worker.message) == (WorkerPhase.FAILED, None, "Evicted: low on memory")
+
+
+def test_a_pod_that_is_being_deleted_cannot_train() -> None:
+    worker = observe(seen({"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z"), "trainer")
+    assert worker is not None and worker.terminating and not worker.alive
+
+
+def test_a_pod_without_a_worker_label_is_no_worker() -> None:
+    assert observe(seen({"phase": "Running"}, labels={}), "trainer") is None
+
+
+def test_the_job_controls_its_pods() -> None:
+    job = make_job().job()
+    assert controller_uid(pod_of(make_job())) == job.metadata.uid
