@@ -5,8 +5,9 @@ Exit codes: 0 the job completed, 1 it failed, 2 the file was refused, 130 interr
 
 import argparse
 import asyncio
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -44,11 +45,18 @@ def _run(file: Path, run_dir: Path, *, plain: bool) -> int:
         return EXIT_REFUSED
     try:
         with PlainView(console) if plain or not console.is_terminal else LiveView(console) as view:
-            status = asyncio.run(run_job(job, run_dir, changed=view.changed, told=view.told))
-    except KeyboardInterrupt:
+            status = asyncio.run(_until_told(run_job(job, run_dir, changed=view.changed, told=view.told)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         errors.print("interrupted; the workers were stopped")
         return EXIT_INTERRUPTED
     return _conclude(status, run_dir, console, errors)
+
+
+async def _until_told(run: Coroutine[None, None, JobStatus]) -> JobStatus:
+    """Ends the run, workers first, at SIGTERM as at Ctrl-C."""
+    task = asyncio.create_task(run)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 def _conclude(status: JobStatus, run_dir: Path, console: Console, errors: Console) -> int:
