@@ -34,6 +34,19 @@ class Scripted:
     leavers: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong in one worker.
+
+    Attributes:
+        killed_after: the process dies once it has committed that many steps.
+        loses_vote_of: its connection seems to break after the vote of that step (from 0), before its commit.
+    """
+
+    killed_after: int | None = None
+    loses_vote_of: int | None = None
+
+
 class ScriptedSource:
     """Generations from a list; a worker sees those that name it, the leader only after their step."""
 
@@ -113,7 +126,7 @@ class Ran:
 
 
 def _worker(
-    number: int, spec_json: str, run_dir: str, at_steps: Mapping[int, int], pipe: Connection, kill_at: int | None
+    number: int, spec_json: str, run_dir: str, at_steps: Mapping[int, int], pipe: Connection, faults: Faults
 ) -> None:
     import logging
 
@@ -139,12 +152,16 @@ def _worker(
 
         def stepped(step: int) -> None:
             source.stepped(step)
-            if step == kill_at:
+            if step == faults.killed_after:
                 os.kill(os.getpid(), signal.SIGKILL)
+
+        def voted(step: int) -> None:
+            if step == faults.loses_vote_of and trainer.generation == 1:
+                raise RuntimeError("injected: connection closed by peer")
 
         trainer = Trainer(
             job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", _TIMEOUT), reports, Path(run_dir),
-            Hooks(stepped=stepped),
+            Hooks(voted=voted, stepped=stepped),
         )  # fmt: skip
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent]))
@@ -159,11 +176,11 @@ def run_job(
     script: Sequence[Scripted],
     run_dir: Path,
     *,
-    kills: Mapping[int, int] | None = None,
+    faults: Mapping[int, Faults] | None = None,
     first_generation: int = 1,
 ) -> Ran:
-    """Train `spec` through the generations of `script`; worker w of `kills` is killed after `kills[w]` steps."""
-    kills = kills or {}
+    """Train `spec` through the generations of `script`, with `faults` by worker."""
+    faults = faults or {}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot"])
     numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
@@ -174,7 +191,14 @@ def run_job(
         pipes[number], theirs = context.Pipe()
         processes[number] = context.Process(
             target=_worker,
-            args=(number, spec.model_dump_json(by_alias=True), str(run_dir), at_steps, theirs, kills.get(number)),
+            args=(
+                number,
+                spec.model_dump_json(by_alias=True),
+                str(run_dir),
+                at_steps,
+                theirs,
+                faults.get(number, Faults()),
+            ),
         )
         processes[number].start()
         theirs.close()
@@ -200,7 +224,7 @@ def run_job(
         endings: dict[int, str] = {}
         reports: list[Report] = []
         for number in numbers:
-            if number in kills:
+            if number in faults and faults[number].killed_after is not None:
                 processes[number].join(60)
                 continue
             ending, sent = _receive(pipes[number])

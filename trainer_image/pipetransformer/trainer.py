@@ -54,9 +54,15 @@ class Ending(Enum):
 
 @dataclass
 class Hooks:
-    """Seams for the process and for tests. `stepped` is called after each committed step with the number of committed
-    steps."""
+    """Seams for the process and for tests.
 
+    Attributes:
+        voted: called with the step (from 0) after its vote and before its commit.
+        stepped: called after each round with the number of committed steps.
+        stop_requested: whether this worker shall leave at the end of the round.
+    """
+
+    voted: Callable[[int], None] = lambda step: None
     stepped: Callable[[int], None] = lambda step: None
     stop_requested: Callable[[], bool] = lambda: False
 
@@ -196,6 +202,7 @@ class Trainer:
             float(self._pass_on_next(member)), float(self._hooks.stop_requested()), sums.loss, sums.weight, norms
         )
         vote = ballot.reduce(member.world)
+        self._hooks.voted(control.step)
         boundary = control.boundary
         rate = self._commit(vote)
         if member.leader is not None:

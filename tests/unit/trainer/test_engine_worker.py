@@ -60,6 +60,9 @@ class Workers:
     def wait(self) -> list[int]:
         return [process.wait(200) for process in self._processes]
 
+    def wait_for(self, number: int) -> int:
+        return self._processes[number].wait(60)
+
     def signal(self, number: int) -> None:
         self._processes[number].send_signal(signal.SIGTERM)
 
@@ -119,3 +122,15 @@ def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(workers
     assert workers.termination(0)["reason"] == "InvalidSpec"
     assert "spec.data.name" in workers.termination(0)["message"]
     assert not workers.channel.generations
+
+
+def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_round(workers: Workers) -> None:
+    long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(1)
+
+    assert workers.wait_for(1) == 143
+    assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
