@@ -30,6 +30,7 @@ setup: $(STAMP) ## Make the virtual environment that all other commands use.
 
 .PHONY: demo
 demo: $(STAMP) ## Train examples/vit-digits.yaml with workers as local processes; record in runs/vit-digits/.
+	rm -rf runs/vit-digits
 	$(BIN)/python -m pipetransformer_operator.local run examples/vit-digits.yaml --run-dir runs/vit-digits
 
 .PHONY: test
