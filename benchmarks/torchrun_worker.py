@@ -7,6 +7,7 @@ pipeline 0 writes its units, and a marker follows. Each rank appends the end of 
 import argparse
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -39,11 +40,12 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     stages = arguments.stages
     pipelines = world // stages
-    if rank >= pipelines * stages:
-        raise SystemExit(f"a world of {world} is no multiple of {stages} stages")
     pipeline, stage = divmod(rank, stages)
     pipeline_groups = [dist.new_group([p * stages + s for s in range(stages)]) for p in range(pipelines)]
     stage_groups = [dist.new_group([p * stages + s for p in range(pipelines)]) for s in range(stages)]
+    active = dist.new_group(list(range(pipelines * stages)))
+    if rank >= pipelines * stages:
+        signal.pause()  # left over by a world that is no multiple of the stages, until the agent makes another
 
     dtype = torch.float32
     dataset = load_dataset(spec.data, dtype=dtype)
@@ -79,7 +81,7 @@ def main() -> None:
             for (_, parameter), part in zip(parameters, parts, strict=True):
                 assert parameter.grad is not None
                 parameter.grad.copy_(part.view_as(parameter))
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1), group=active)
             optimizer.step()
             step += 1
             entry = {"time": time.time(), "rank": rank, "world": world, "step": step, "attempt": attempt}
@@ -88,7 +90,7 @@ def main() -> None:
             if step % arguments.checkpoint_every == 0:
                 if pipeline == 0:
                     _save(arguments.checkpoint, state, step)
-                dist.barrier()
+                dist.barrier(group=active)
                 if rank == 0:
                     _mark(arguments.checkpoint, step)
 
