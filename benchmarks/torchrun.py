@@ -70,6 +70,12 @@ class TorchrunJob:
             with (self.folder / f"{number}.log").open("wb") as log:
                 agent = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
             self.agents.append(agent)
+            if number == 0:  # whoever binds the port first hosts, and the host must not be one that leaves
+                wait_until(self._listens, 60, lambda: f"the rendezvous of the first agent (logs in {self.folder})")
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def leave(self, count: int) -> None:
         """Stop the newest agents as Kubernetes stops a pod: SIGTERM."""
