@@ -186,7 +186,7 @@ class Checkpoint(SpecModel):
 
 
 class Output(SpecModel):
-    """Where the model and the run's record go."""
+    """Where results go: the model in `LOCATION/JOB/model`, and on a mounted path the run's record in `LOCATION/JOB`."""
 
     location: Annotated[str, Field(min_length=1, max_length=4096)]
     rules = (

@@ -77,7 +77,7 @@ def test_widening_turns_one_pipeline_into_four_without_restarting_a_pod_and_leav
 
 def _score_in_another_pod(kube: Kube, cluster: Cluster, shared: Path) -> float:
     """Accuracy that a pod finds which knows nothing of the job but the model's folder."""
-    command = ["python", "-m", "pipetransformer.predict", f"{STORAGE}/output/model"]
+    command = ["python", "-m", "pipetransformer.predict", f"{STORAGE}/output/{JOB}/model"]
     kube.apply(pod("reader", image=cluster.images["trainer"], command=command, shared=str(shared)))
     kube.wait(
         "pod",

@@ -6,6 +6,7 @@ Pods are created once and never updated, so a pod rendered by an older operator 
 import copy
 from typing import Any
 
+from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 
 from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
@@ -127,6 +128,8 @@ def _trainer(containers: list[Object], name: str) -> Object:
 
 def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url: str) -> list[Object]:
     spec = trainer_spec(job.spec, status.num_shards or 1)
+    if spec.output:
+        spec = spec.model_copy(update={"output": Output(location=_results(spec.output.location, job))})
     fields = {
         Env.WORKER_UID: "metadata.uid",
         Env.WORKER_ADDRESS: "status.podIP",
@@ -151,10 +154,14 @@ def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url
 
 
 def _run_dir(job: PipeTrainingJob) -> str:
-    """The run's record lies beside the output if that is a path, else it goes with the pod."""
+    """The run's record lies beside the model if the output is a path, else it goes with the pod."""
     location = job.spec.output.location if job.spec.output else ""
-    folder = location.rstrip("/") if location.startswith("/") else f"{SCRATCH_FOLDER}/run"
-    return f"{folder}/{job.metadata.name}"
+    return _results(location if location.startswith("/") else f"{SCRATCH_FOLDER}/run", job)
+
+
+def _results(location: str, job: PipeTrainingJob) -> str:
+    """A folder of the job's own, so that jobs may share an output location."""
+    return f"{location.rstrip('/')}/{job.metadata.name}"
 
 
 def _set_environment(container: Object, environment: list[Object]) -> None:

@@ -75,12 +75,19 @@ def test_shared_memory_has_a_size_unless_the_template_mounts_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "run_dir"),
-    [("/mnt/out", "/mnt/out/digits"), ("s3://bucket/out", "/scratch/run/digits")],
+    ("location", "results", "run_dir"),
+    [
+        ("/mnt/out", "/mnt/out/digits", "/mnt/out/digits"),
+        ("s3://bucket/out/", "s3://bucket/out/digits", "/scratch/run/digits"),
+    ],
 )
-def test_the_record_lies_beside_the_output_if_that_is_a_folder(location: str, run_dir: str) -> None:
+def test_a_job_has_a_folder_of_its_own_in_the_output_and_its_record_there_if_that_is_a_path(
+    location: str, results: str, run_dir: str
+) -> None:
     pod = pod_of(make_job().set("output", {"location": location}))
-    assert environment(pod["spec"]["containers"][0])[Env.RUN_DIR] == run_dir
+    given = environment(pod["spec"]["containers"][0])
+    assert json.loads(given[Env.JOB_SPEC])["output"]["location"] == results
+    assert given[Env.RUN_DIR] == run_dir
 
 
 def seen(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
