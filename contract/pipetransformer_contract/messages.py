@@ -114,7 +114,8 @@ class Outcome(StrEnum):
 class Report(Wire):
     """The leader's whole knowledge. `layout_generation` is committed by every member: this report confirms it.
 
-    `boundary` counts frozen blocks of `num_layers`; `bytes_budget` is what the first layout's largest stage needed.
+    `boundary` counts frozen blocks of `num_layers`; `stage_layers` says how many blocks each stage holds;
+    `bytes_budget` is what the first layout's largest stage needed.
     """
 
     job_uid: Name
@@ -123,6 +124,7 @@ class Report(Wire):
     epoch: Count = 0
     boundary: Count
     num_layers: Positive
+    stage_layers: list[Count] = Field(default_factory=list, max_length=4096)
     bytes_budget: Count
     offers: list[Offer] = Field(default_factory=list, max_length=MAX_OFFERS)
     checkpoint: DurableCheckpoint | None = None

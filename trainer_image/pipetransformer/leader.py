@@ -140,6 +140,9 @@ class Leader:
             epoch=self._job.order.epoch(control.step),
             boundary=control.boundary,
             num_layers=self._job.num_layers,
+            stage_layers=[
+                len(range(max(s.start, 1), min(s.stop, self._job.num_layers + 1))) for s in self._layout.spans
+            ],
             bytes_budget=self._job.bytes_budget,
             offers=self._offers,
             checkpoint=self._checkpoint,

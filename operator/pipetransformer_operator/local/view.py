@@ -81,33 +81,35 @@ class LiveView:
 
 
 def draw_layout(job: PipeTrainingJob) -> RenderableType:
-    """A table of pipelines (rows) by stages (columns); a cell shows its share of the blocks, frozen ones shaded.
+    """A table of pipelines (rows) by stages (columns); a cell shows the stage's blocks, frozen ones shaded.
 
-    The trainer cuts by cost and keeps the frozen prefix on the first stage; here active blocks are drawn evenly.
+    A layout that is published but not yet confirmed is drawn empty: only the trainer knows how it will be cut.
     """
     plan, report = job.status.plan, job.status.last_report
     if plan is None:
         return Text(f"{len(job.status.worker_ids)} workers are starting")
-    num_layers = report.num_layers if report else job.spec.model.num_layers
-    boundary = report.boundary if report else 0
     table = Table(show_edge=False, pad_edge=False)
     table.add_column(f"generation {plan.layout_generation}")
     for stage in range(plan.stages):
         table.add_column(f"stage {stage}")
     cells = [
         Text.assemble((FROZEN * frozen, "blue"), (ACTIVE * active, "green"))
-        for frozen, active in _cells(num_layers, boundary, plan.stages)
+        for frozen, active in _cells(report, plan.layout_generation)
     ]
     for pipeline in range(plan.pipelines):
         table.add_row(f"pipeline {pipeline}", *cells)
     return table
 
 
-def _cells(num_layers: int, boundary: int, stages: int) -> Iterator[tuple[int, int]]:
-    active = num_layers - boundary
-    for stage in range(stages):
-        share = (stage + 1) * active // stages - stage * active // stages
-        yield (boundary if stage == 0 else 0, share)
+def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
+    """Frozen and active blocks of each stage."""
+    if report is None or report.layout_generation != generation:
+        return
+    boundary = report.boundary
+    for num_layers in report.stage_layers:
+        frozen = min(boundary, num_layers)
+        boundary -= frozen
+        yield frozen, num_layers - frozen
 
 
 def progress(report: Report) -> str:

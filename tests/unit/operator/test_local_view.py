@@ -33,6 +33,7 @@ def job() -> PipeTrainingJob:
         epoch=1,
         boundary=8,
         num_layers=12,
+        stage_layers=[9, 3],
         bytes_budget=0,
         loss=0.25,
         time=datetime.now(UTC),
@@ -47,7 +48,7 @@ def test_a_terminal_shows_every_pipeline_with_its_frozen_blocks(job: PipeTrainin
         view.told(PlanEvent(EventType.NORMAL, Reason.GENERATION_PUBLISHED, "Generation 2"))
     text = console.export_text()
     assert "pipeline 1" in text and "stage 1" in text
-    assert "▒▒▒▒▒▒▒▒██" in text
+    assert "▒▒▒▒▒▒▒▒█ " in text and " ███" in text
     assert "frozen 8/12" in text and "Generation 2" in text
 
 
