@@ -105,9 +105,14 @@ class Namespace:
         """Pods by name."""
         return {pod["metadata"]["name"]: pod for pod in (await self.api.get(f"{self.core}/pods"))["items"]}
 
-    async def reasons(self) -> list[str]:
-        """Reasons of the events."""
-        return [event["reason"] for event in (await self.api.get(f"{self.core}/events"))["items"]]
+    async def told(self, *reasons: str) -> None:
+        """Waits until there is an event of each reason; events are written after the status that they explain."""
+
+        async def all_there() -> bool:
+            events = (await self.api.get(f"{self.core}/events"))["items"]
+            return set(reasons) <= {event["reason"] for event in events}
+
+        await until(f"events {', '.join(reasons)}", all_there)
 
     def advance(self, step: int, job: str = "digits") -> None:
         """Lets the job train up to `step`."""

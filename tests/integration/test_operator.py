@@ -41,7 +41,7 @@ async def test_a_job_widens_as_it_freezes_on_the_same_pods_and_completes(
     namespace.advance(30)
     status = await namespace.state("Complete")
     assert status.get("failures", 0) == 0
-    assert {"GenerationPublished", "LayersFrozen", "TrainingSucceeded"} <= set(await namespace.reasons())
+    await namespace.told("GenerationPublished", "LayersFrozen", "TrainingSucceeded")
 
 
 async def test_a_releasing_job_gives_its_pods_back_while_it_trains(
@@ -57,11 +57,18 @@ async def test_a_releasing_job_gives_its_pods_back_while_it_trains(
 
     await until("two workers are gone", released)
     assert len(await namespace.pods()) == 2
-    url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
-        text = await response.text()
-    assert f'pipetransformer_job_gpus_released{{job="digits",namespace="{namespace.name}"}} 2.0' in text
-    assert 'pipetransformer_resizes_total{reason="Release"} 1.0' in text
+    figures = (
+        f'pipetransformer_job_gpus_released{{job="digits",namespace="{namespace.name}"}} 2.0',
+        'pipetransformer_resizes_total{reason="Release"} 1.0',
+    )
+
+    async def counted() -> bool:
+        url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            text = await response.text()
+        return all(figure in text for figure in figures)
+
+    await until("the figures show the release", counted)
     namespace.advance(30)
     assert (await namespace.state("Complete"))["gpus"]["released"] == 3
 
