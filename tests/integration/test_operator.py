@@ -153,3 +153,25 @@ async def test_a_foreign_pod_with_a_workers_name_shows_in_the_jobs_conditions(
         return "NameConflict" in {condition["reason"] for condition in (await namespace.status()).get("conditions", [])}
 
     await until("the conflict shows", conflict)
+
+
+async def test_a_pod_template_that_the_cluster_refuses_is_said_and_can_be_mended(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    job = packing_job().stages(1).workers(1).checkpoint()
+    right = job.manifest()["spec"]["podTemplate"]
+    wrong = {**right, "spec": {**right["spec"], "restartPolicee": "Never"}}
+    await namespace.apply(job.set("podTemplate", wrong))
+
+    async def said() -> str:
+        conditions = (await namespace.status()).get("conditions", [])
+        return next((c["message"] for c in conditions if c["reason"] == "CreationRefused"), "")
+
+    message = await until("the refusal shows", said)
+    assert "spec.podTemplate" in message
+    assert 'unknown field "spec.restartPolicee"' in message
+    assert await namespace.pods() == {}
+    await namespace.told("CreationRefused")
+    await namespace.patch("digits", {"suspend": True})
+    await namespace.patch("digits", {"podTemplate": {"spec": {"restartPolicee": None}}, "suspend": False})
+    assert await namespace.layout(1) == (1, 1)

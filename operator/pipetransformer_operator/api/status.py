@@ -47,6 +47,7 @@ class Reason(StrEnum):
     # Running
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     TRAINING = "Training"
+    CREATION_REFUSED = "CreationRefused"  #: the cluster does not take the workers' pods
     RECOVERING = "Recovering"  #: members were lost and the rest is too few for any legal layout
     FINISHED = "Finished"
     # Resizing: preparing, then committing

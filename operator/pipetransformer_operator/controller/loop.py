@@ -16,7 +16,7 @@ from datetime import datetime
 from ..api import PipeTrainingJob
 from ..channel.board import Board
 from ..plan import Observed, Plan, plan, worker_name
-from .ports import Conflict, JobKey, JobStore, NameConflict, Unavailable, WorkerPool
+from .ports import Conflict, JobKey, JobStore, NameConflict, Refused, Unavailable, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class JobLoop:
         self._woken = asyncio.Event()
         self._woken.set()
         self._conflicts: set[str] = set()
+        self._refusal = ""
         self._writes = asyncio.Semaphore(pace.parallel_writes)
 
     def wake(self) -> None:
@@ -134,6 +135,7 @@ class JobLoop:
             heartbeats=self.board.heartbeats,
             lost_peers=self.board.lost_peers,
             conflicts=tuple(sorted(self._conflicts)),
+            refusal=self._refusal,
             nonce=secrets.token_hex(16),
             since=self._since,
         )
@@ -145,6 +147,8 @@ class JobLoop:
                     await self._pool.create(job, worker_id, decided.status)
                 except NameConflict as conflict:
                     conflicts.add(conflict.name)
+                except Refused as error:
+                    refusals.append(error)
 
         async def delete(name: str, uid: str) -> None:
             async with self._writes:
@@ -152,13 +156,17 @@ class JobLoop:
 
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
         conflicts = self._conflicts - attempted
+        refusals: list[Refused] = []
         await _together([create(worker_id) for worker_id in decided.create])
         await _together([delete(name, uid) for name, uid in decided.delete])
         for event in decided.events:
             await self._store.tell(job, event)
         if decided.expired:
             await self._store.delete(job)
-        if decided.create or conflicts != self._conflicts:
+        known, self._refusal = self._refusal, str(refusals[0]) if refusals else ""
+        if known and refusals:
+            raise refusals[0]
+        if decided.create or known or conflicts != self._conflicts:
             self._conflicts = conflicts
             self.wake()
 

@@ -26,6 +26,10 @@ class Unavailable(Exception):
     """The other side cannot be reached or is overloaded: try again later."""
 
 
+class Refused(Unavailable):
+    """The other side refuses the request as it is: an invalid object, quota, admission or rights."""
+
+
 class NameConflict(Exception):
     """Something that is not this job's worker has the worker's name."""
 
@@ -75,6 +79,7 @@ class WorkerPool(Protocol):
 
         Raises:
             NameConflict: its name is taken.
+            Refused: the cluster does not take such a worker, as it is or for now; the message says why.
             Unavailable: it cannot be created now; the message says why.
         """
         ...

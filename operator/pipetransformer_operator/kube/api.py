@@ -9,7 +9,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from ..controller.ports import Conflict, Unavailable
+from ..controller.ports import Conflict, Refused, Unavailable
 
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 15
@@ -19,10 +19,6 @@ _ANSWERS = {200: "object", 201: "object", 202: "object"}
 
 class NotFound(Exception):
     """No such object."""
-
-
-class Refused(Unavailable):
-    """The API server refuses the request as it is: quota, admission, rights or an invalid object."""
 
 
 class Api:
@@ -51,9 +47,15 @@ class Api:
         return await self.request("GET", path)
 
     async def request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, content_type: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        content_type: str = "application/json",
+        strict: bool = False,
     ) -> Object:
-        """Sends one request and returns the answered object.
+        """Sends one request and returns the answered object; `strict` refuses fields that the server does not know.
 
         Raises:
             NotFound: 404.
@@ -65,7 +67,7 @@ class Api:
             answer = await self._client.call_api(
                 path,
                 method,
-                query_params=[],
+                query_params=[("fieldValidation", "Strict")] if strict else [],
                 header_params={"Accept": "application/json", "Content-Type": content_type},
                 body=body,
                 response_types_map=_ANSWERS,

@@ -7,7 +7,7 @@ watch has caught up.
 from collections.abc import Awaitable, Callable, Iterable
 
 from ..api import JobStatus, PipeTrainingJob
-from ..controller.ports import Conflict, JobKey, NameConflict
+from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker
 from .api import Api, NotFound, Object
 from .pods import controller_uid, observe, render, worker_id
@@ -67,7 +67,9 @@ class KubePool:
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = pod["metadata"]["name"]
         try:
-            created = await self._api.request("POST", path, pod)
+            created = await self._api.request("POST", path, pod, strict=True)
+        except Refused as error:
+            raise Refused(f"spec.podTemplate: {error}") from error
         except Conflict as conflict:
             try:
                 created = await self._api.get(f"{path}/{name}")

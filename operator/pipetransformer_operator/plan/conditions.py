@@ -7,6 +7,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import Condition, ConditionStatus, ConditionType, PublishedPlan, Reason, Resize, State
 from .draft import Draft
+from .types import EventType
 
 _STATES = (
     (ConditionType.FAILED, State.FAILED),
@@ -59,16 +60,27 @@ def _running(draft: Draft) -> None:
     status = draft.status
     plan = status.plan
     if plan is None:
-        suspended = draft.spec.suspend
-        message = "" if suspended else f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready"
-        reason = Reason.SUSPENDED_BY_USER if suspended else Reason.WAITING_FOR_WORKERS
-        draft.set_condition(ConditionType.RUNNING, False, reason, message)
+        if draft.spec.suspend:
+            draft.set_condition(ConditionType.RUNNING, False, Reason.SUSPENDED_BY_USER)
+        elif not _refused(draft, ConditionType.RUNNING, False):
+            message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready"
+            draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     elif _recovering(draft):
         message = "too few workers are left for any layout; they hold their state until replacements are ready"
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message)
     else:
         message = f"generation {plan.layout_generation}: {_size(plan)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
+
+
+def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
+    """Whether the cluster refuses to create workers; the condition then says why, and an event once."""
+    refusal, before = draft.observed.refusal, draft.status.condition(kind)
+    if refusal:
+        if before is None or before.reason != Reason.CREATION_REFUSED:
+            draft.tell(Reason.CREATION_REFUSED, refusal, EventType.WARNING)
+        draft.set_condition(kind, status, Reason.CREATION_REFUSED, refusal)
+    return bool(refusal)
 
 
 def _recovering(draft: Draft) -> bool:
@@ -78,8 +90,9 @@ def _recovering(draft: Draft) -> bool:
 def _resizing(draft: Draft) -> None:
     plan, resize = draft.status.plan, draft.status.resize
     if resize is not None and plan is not None:
-        message = f"{_size(plan)} to {_size(resize)} ({resize.reason.value})"
-        draft.set_condition(ConditionType.RESIZING, True, Reason.PREPARING, message)
+        if not _refused(draft, ConditionType.RESIZING, True):
+            message = f"{_size(plan)} to {_size(resize)} ({resize.reason.value})"
+            draft.set_condition(ConditionType.RESIZING, True, Reason.PREPARING, message)
     elif plan is not None and plan.reason is not ResizeReason.START and not plan.confirmed:
         message = f"to {_size(plan)} ({plan.reason.value}), generation {plan.layout_generation}"
         draft.set_condition(ConditionType.RESIZING, True, Reason.COMMITTING, message)

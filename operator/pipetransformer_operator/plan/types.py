@@ -62,6 +62,7 @@ class Observed:
         heartbeats: by worker uid, when the worker was last heard.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
         conflicts: names of pods that should be workers of this job and belong to someone else.
+        refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         since: when this operator began to observe the job; silence before it says nothing.
     """
@@ -78,6 +79,7 @@ class Observed:
     heartbeats: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     lost_peers: frozenset[str] = frozenset()
     conflicts: tuple[str, ...] = ()
+    refusal: str = ""
     nonce: str = ""
     since: datetime | None = None
 

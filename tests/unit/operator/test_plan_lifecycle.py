@@ -41,6 +41,21 @@ def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
     assert world.state() == State.RUNNING
 
 
+def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes() -> None:
+    world = widening()
+    world.settle()
+    refused = replace(world.observed(), refusal="pods is forbidden: exceeded quota")
+    decided = plan(world.spec, refused, world.now)
+    assert [(event.reason, event.message) for event in decided.events] == [
+        ("CreationRefused", "pods is forbidden: exceeded quota")
+    ]
+    world.status = decided.status
+    assert reason(world, ConditionType.RUNNING) == "CreationRefused"
+    assert plan(world.spec, replace(refused, status=world.status), world.now).events == ()
+    world.settle()
+    assert reason(world, ConditionType.RUNNING) == "WaitingForWorkers"
+
+
 def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -> None:
     world = widening()
     world.start()
