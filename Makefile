@@ -90,9 +90,12 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-digits bench-regroup
+.PHONY: bench-digits bench-partition bench-regroup
 bench-digits: $(STAMP) ## Accuracy of the demo's run with and without freezing, 3 seeds.
 	$(BIN)/python -m benchmarks.digits
+
+bench-partition: $(STAMP) ## The exact partition into stages: its speed, and against the paper's greedy one.
+	$(BIN)/python -m benchmarks.partition
 
 bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart from a checkpoint.
 	$(BIN)/python -m benchmarks.regroup

@@ -1,5 +1,6 @@
 """Partition, memory rule and offers."""
 
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 import pytest
@@ -7,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.partition import (
+    MemoryBound,
+    MemoryBoundError,
     StepModel,
     UnitTimes,
-    balance,
     layer_costs,
     make_offers,
     offered_stages,
     paper_bytes,
+    partition,
     spans,
 )
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
@@ -23,27 +26,68 @@ BLOCK = 120_000
 UNIT_BYTES = [5_000, *[BLOCK] * 12, 3_000]
 
 
-def dearest(costs: list[int], runs: list[range]) -> int:
+def dearest(costs: Sequence[float], runs: list[range]) -> float:
     return max(sum(costs[i] for i in run) for run in runs)
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 8))
-def test_balance_is_as_good_as_every_other_contiguous_partition(costs: list[int], stages: int) -> None:
+def every_partition(num_items: int, stages: int) -> Iterator[list[range]]:
+    for cuts in combinations(range(1, num_items), stages - 1):
+        yield [range(start, end) for start, end in pairwise([0, *cuts, num_items])]
+
+
+def fits(memory: MemoryBound, runs: list[range]) -> bool:
+    return all(sum(memory.needs[stage][i] for i in run) <= memory.limit for stage, run in enumerate(runs))
+
+
+ITEM_COSTS = st.lists(st.integers(0, 50), min_size=1, max_size=9)
+
+
+@given(ITEM_COSTS, st.integers(1, 9))
+def test_no_other_contiguous_partition_is_better(costs: list[int], stages: int) -> None:
     stages = min(stages, len(costs))
-    runs = balance(costs, stages)
+    runs = partition(costs, stages)
     assert [i for run in runs for i in run] == list(range(len(costs)))
     assert len(runs) == stages
     assert all(runs)
-    partitions = (
-        [range(a, b) for a, b in pairwise([0, *cuts, len(costs)])]
-        for cuts in combinations(range(1, len(costs)), stages - 1)
-    )
-    assert dearest(costs, runs) == min(dearest(costs, partition) for partition in partitions)
+    assert dearest(costs, runs) == min(dearest(costs, other) for other in every_partition(len(costs), stages))
 
 
-def test_balance_refuses_more_stages_than_items() -> None:
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=9), st.integers(1, 9))
+def test_the_best_partition_of_rounded_numbers_is_found_too(costs: list[float], stages: int) -> None:
+    stages = min(stages, len(costs))
+    best = min(dearest(costs, other) for other in every_partition(len(costs), stages))
+    assert dearest(costs, partition(costs, stages)) == pytest.approx(best, rel=1e-12)
+
+
+@given(ITEM_COSTS, st.integers(1, 9), st.data())
+def test_no_other_partition_within_the_memory_is_better(costs: list[int], stages: int, data: st.DataObject) -> None:
+    stages = min(stages, len(costs))
+    sizes = st.lists(st.integers(0, 20), min_size=len(costs), max_size=len(costs))
+    held, in_flight = data.draw(sizes), data.draw(sizes)
+    needs = [[h + a * (stages - stage) for h, a in zip(held, in_flight, strict=True)] for stage in range(stages)]
+    memory = MemoryBound(needs, data.draw(st.integers(0, 150)))
+    possible = [other for other in every_partition(len(costs), stages) if fits(memory, other)]
+    if not possible:
+        with pytest.raises(MemoryBoundError):
+            partition(costs, stages, memory)
+        return
+    runs = partition(costs, stages, memory)
+    assert all(runs) and fits(memory, runs)
+    assert dearest(costs, runs) == min(dearest(costs, other) for other in possible)
+
+
+def test_equal_items_are_dealt_evenly() -> None:
+    assert [len(run) for run in partition([1] * 10, 4)] == [2, 3, 2, 3]
+
+
+def test_more_stages_than_items_are_refused() -> None:
     with pytest.raises(ValueError, match="2 items into 3 stages"):
-        balance([1, 2], 3)
+        partition([1, 2], 3)
+
+
+def test_what_does_not_fit_says_which_stage_needs_how_much() -> None:
+    with pytest.raises(MemoryBoundError, match=r"stage 1 .* item 3 .* 30 bytes, a worker has 20"):
+        partition([1] * 4, 2, MemoryBound([[10, 10, 10, 20]] * 2, 20))
 
 
 def test_frozen_units_cost_forward_only_and_the_first_active_one_no_input_gradient() -> None:
@@ -68,8 +112,8 @@ def test_an_unfrozen_model_is_cut_evenly() -> None:
 @pytest.mark.parametrize(("stages", "fits_from"), [(2, 8), (1, 11)])
 def test_packing_fits_where_the_papers_rule_says(stages: int, fits_from: int) -> None:
     budget = paper_bytes(UNIT_BYTES, 0, 4)
-    fits = [boundary for boundary in range(13) if paper_bytes(UNIT_BYTES, boundary, stages) <= budget]
-    assert fits == list(range(fits_from, 13))
+    fitting = [boundary for boundary in range(13) if paper_bytes(UNIT_BYTES, boundary, stages) <= budget]
+    assert fitting == list(range(fits_from, 13))
 
 
 def test_frozen_layers_count_a_sixth_on_the_first_stage() -> None:

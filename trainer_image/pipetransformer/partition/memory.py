@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from .balance import balance
+from .contiguous import partition
 
 #: Memory of a frozen layer against an active one (PipeTransformer, section 3.2, measured there).
 LAMBDA_FROZEN = Fraction(1, 6)
@@ -28,5 +28,5 @@ def paper_bytes(
     frozen = sum(unit_param_bytes[:first_active])
     active = [float(size) for size in unit_param_bytes[first_active:]]
     active[0] += float(lambda_frozen * frozen)
-    runs = balance(active, min(stages, len(active)))
+    runs = partition(active, min(stages, len(active)))
     return math.ceil(max(sum(active[unit] for unit in run) for run in runs))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .balance import balance
+from .contiguous import partition
 from .costs import UnitTimes, layer_costs
 
 
@@ -17,7 +17,7 @@ def spans(num_layers: int, boundary: int, stages: int, unit_times: Sequence[Unit
     embedding, *blocks, head = layer_costs(num_layers, boundary, unit_times)
     blocks[0] += embedding
     blocks[-1] += head
-    cut = balance(blocks, stages)
+    cut = partition(blocks, stages)
     starts = [0, *(run.start + 1 for run in cut[1:])]
     ends = [*starts[1:], num_layers + 2]
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]

@@ -1,0 +1,115 @@
+"""The exact partition: how quick it is, and how much better than the greedy of PipeTransformer's Algorithm 1.
+
+The greedy cuts by parameters, at attention and perceptron, as the paper does. `worse` compares largest stages in
+parameters, the paper's own measure; `worse_by_time` in time, where an embedding costs next to nothing.
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from benchmarks.common import ROOT, print_table, spread, write_result
+from pipetransformer.partition import partition
+
+#: The bar for 1,000 layers and 64 stages.
+LIMIT_SECONDS = 0.05
+_REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A transformer as the paper cuts it; sizes in millions of parameters."""
+
+    name: str
+    num_layers: int
+    embedding: float
+    attention: float
+    perceptron: float
+    head: float
+
+    def sizes(self, frozen: int) -> list[float]:
+        """Of what still trains; the embedding freezes with the first block."""
+        blocks = [self.attention, self.perceptron] * (self.num_layers - frozen)
+        return [*([] if frozen else [self.embedding]), *blocks, self.head]
+
+    def times(self, frozen: int) -> list[float]:
+        """A block's matrices take time by their size; an embedding's look-up takes none to speak of."""
+        return [*([] if frozen else [0.0]), *self.sizes(frozen)[0 if frozen else 1 :]]
+
+
+VIT_B16 = Shape("ViT-B/16", 12, embedding=0.742656, attention=2.363904, perceptron=4.723968, head=0.770536)
+BERT_LARGE = Shape("BERT-large", 24, embedding=31.782912, attention=4.200448, perceptron=8.395776, head=0.00205)
+CASES = [(VIT_B16, 0, 8), (VIT_B16, 7, 4), (BERT_LARGE, 0, 8)]
+
+
+def greedy(sizes: Sequence[float], stages: int) -> list[range]:
+    """`load_balance` of PipeTransformer's Algorithm 1; what it leaves over goes to the last stage."""
+    starts, start, left = [], 0, sum(sizes)
+    for stage in range(stages):
+        starts.append(start)
+        rest = sizes[start:]
+        bar = (left + (statistics.pvariance(rest) if rest else 0.0)) / (stages - stage)
+        load = 0.0
+        while start < len(sizes) and load + sizes[start] < bar:
+            load += sizes[start]
+            left -= sizes[start]
+            start += 1
+    return [range(first, last) for first, last in pairwise([*starts, len(sizes)])]
+
+
+def largest(sizes: Sequence[float], runs: Sequence[range]) -> float:
+    return max(sum(sizes[item] for item in run) for run in runs)
+
+
+def seconds_of(num_items: int, stages: int) -> list[float]:
+    """Seconds of one partition of random costs, several times."""
+    rng = random.Random(0)
+    seconds = []
+    for _ in range(_REPEATS):
+        costs = [rng.random() for _ in range(num_items)]
+        started = time.perf_counter()
+        partition(costs, stages)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def main() -> int:
+    rows, cases = [], []
+    for shape, frozen, stages in CASES:
+        sizes, times = shape.sizes(frozen), shape.times(frozen)
+        theirs, ours, ours_by_time = greedy(sizes, stages), partition(sizes, stages), partition(times, stages)
+        worse = largest(sizes, theirs) / largest(sizes, ours) - 1
+        worse_by_time = largest(times, theirs) / largest(times, ours_by_time) - 1
+        cases.append(
+            {
+                "model": shape.name,
+                "frozen": frozen,
+                "stages": stages,
+                "greedy_largest": largest(sizes, theirs),
+                "exact_largest": largest(sizes, ours),
+                "worse": worse,
+                "worse_by_time": worse_by_time,
+            }
+        )
+        rows.append(
+            (shape.name, frozen, stages, f"{largest(sizes, theirs):.2f}", f"{largest(sizes, ours):.2f}",
+             f"{worse:+.1%}", f"{worse_by_time:+.1%}")
+        )  # fmt: skip
+    columns = ["model", "frozen", "stages", "greedy, M params", "exact", "greedy is worse", "by time"]
+    print_table("The largest stage", columns, rows)
+    seconds = seconds_of(1000, 64)
+    median = statistics.median(seconds)
+    print(f"1,000 layers x 64 stages: {median * 1e3:.2f} ms (allowed: {LIMIT_SECONDS * 1e3:.0f} ms)")
+    path = write_result(
+        "partition", {"seconds_1000x64": median, "seconds_1000x64_spread": spread(seconds), "cases": cases}
+    )
+    print(f"written to {path.relative_to(ROOT)}")
+    return 0 if median < LIMIT_SECONDS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The exact contiguous partition that the greedy one of PipeTransformer's Algorithm 1 approximates.
+
+The seam that cuts a model into stages: whatever else a cut should heed later (the size of what crosses it, say) goes in
+here and changes nothing around it.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """What a worker holds, in bytes.
+
+    Attributes:
+        needs: (stages, items) bytes of an item in each stage. They do not rise from a stage to the next: under 1F1B
+            an early stage keeps the activations of more micro-batches.
+        limit: bytes of one worker.
+    """
+
+    needs: Sequence[Sequence[float]]
+    limit: float
+
+
+class MemoryBoundError(ValueError):
+    """No partition stays within the memory of a worker. `needed` and `limit` are bytes."""
+
+    def __init__(self, stages: int, stage: int, item: int, needed: float, limit: float) -> None:
+        super().__init__(
+            f"{stages} stages do not fit: stage {stage} would have to take item {item} and hold {needed:.0f} bytes,"
+            f" a worker has {limit:.0f}"
+        )
+        self.needed = needed
+        self.limit = limit
+
+
+def partition(costs: Sequence[float], stages: int, memory: MemoryBound | None = None) -> list[range]:
+    """Cut `costs` into `stages` contiguous, non-empty runs so that the dearest run is as cheap as possible.
+
+    Exact bisection over the bound of the dearest run (Pinar and Aykanat, 2004, section 4.3): a greedy probe says
+    whether a bound can be kept, and each answer moves the bisection to a sum of a run, so it ends at the optimum and
+    not near it. Among the best partitions one is taken that is balanced from the last run to the first, ties to the
+    earlier cut, so the same input gives the same cut everywhere.
+
+    Args:
+        costs: of the items, in order; not negative.
+        stages: number of runs.
+        memory: what a run may hold at most; no bound by default.
+
+    Raises:
+        MemoryBoundError: no partition keeps the memory bound.
+        ValueError: there are fewer items than stages.
+    """
+    if not 1 <= stages <= len(costs):
+        raise ValueError(f"cannot cut {len(costs)} items into {stages} stages")
+    search = _Search(costs, stages, memory)
+    return search.cut(search.best_bound())
+
+
+class _Search:
+    """Prefix sums of one problem, and the probes over them."""
+
+    def __init__(self, costs: Sequence[float], stages: int, memory: MemoryBound | None) -> None:
+        self.num_items = len(costs)
+        self.stages = stages
+        self.memory = memory
+        self.upto = [0.0, *accumulate(map(float, costs))]
+        needs = memory.needs if memory else []
+        self.bytes_upto = [[0.0, *accumulate(map(float, row))] for row in needs]
+
+    def best_bound(self) -> float:
+        """Cost of the dearest run of the best partition."""
+        upto = self.upto
+        if not self._kept(self.furthest_ends(float("inf"))[0]):
+            raise self._error()
+        high = upto[-1]
+        low = max(max(after - before for before, after in pairwise(upto)), high / self.stages * (1 - 1e-12))
+        while low < high:
+            bound = low + (high - low) / 2
+            if bound >= high:
+                bound = low
+            ends, next_bound = self.furthest_ends(bound)
+            if self._kept(ends):
+                high = max(upto[end] - upto[start] for start, end in pairwise([0, *ends]))
+            else:
+                low = next_bound
+        return high
+
+    def furthest_ends(self, bound: float) -> tuple[list[int], float]:
+        """How far the first 1, 2, ... runs reach if each costs at most `bound`, and the next bound that could change
+        that."""
+        ends: list[int] = []
+        end, next_bound = 0, float("inf")
+        for stage in range(self.stages):
+            start = end
+            end = _furthest_end(self.upto, start, bound)
+            if self.memory is not None:
+                fits = _furthest_end(self.bytes_upto[stage], start, self.memory.limit)
+                if fits <= end:
+                    ends.append(end := fits)
+                    continue
+            if end < self.num_items:
+                next_bound = min(next_bound, self.upto[end + 1] - self.upto[start])
+            ends.append(end)
+        return ends, next_bound
+
+    def cut(self, bound: float) -> list[range]:
+        """A partition whose runs cost at most `bound`, from the last run to the first."""
+        ends, _ = self.furthest_ends(bound)
+        runs: list[range] = []
+        end = self.num_items
+        for stage in range(self.stages - 1, 0, -1):
+            earliest = max(stage, self._earliest_start(stage, end, bound))
+            latest = min(ends[stage - 1], end - 1)
+            even = self.upto[end] * stage / (stage + 1)
+            start = bisect_left(self.upto, even)
+            if start > 0 and even - self.upto[start - 1] <= self.upto[start] - even:
+                start -= 1
+            start = min(max(start, earliest), latest)
+            runs.append(range(start, end))
+            end = start
+        return [range(end), *reversed(runs)]
+
+    def _kept(self, ends: Sequence[int]) -> bool:
+        """Whether runs that reach so far at most can cover all items, none of them empty."""
+        return ends[-1] == self.num_items and all(end > stage for stage, end in enumerate(ends))
+
+    def _earliest_start(self, stage: int, end: int, bound: float) -> int:
+        start = _earliest_start(self.upto, end, bound)
+        if self.memory is None:
+            return start
+        return max(start, _earliest_start(self.bytes_upto[stage], end, self.memory.limit))
+
+    def _error(self) -> MemoryBoundError:
+        assert self.memory is not None
+        ends, _ = self.furthest_ends(float("inf"))
+        short = next((stage for stage, end in enumerate(ends) if end <= stage), self.stages - 1)
+        start = ends[short - 1] if short else 0
+        item = min(ends[short], self.num_items - 1)
+        needed = self.bytes_upto[short][item + 1] - self.bytes_upto[short][start]
+        return MemoryBoundError(self.stages, short, item, needed, self.memory.limit)
+
+
+def _furthest_end(upto: Sequence[float], start: int, bound: float) -> int:
+    """Largest `end` with `upto[end] - upto[start] <= bound`. The differences decide; the sum that is searched for is
+    rounded."""
+    end = bisect_right(upto, upto[start] + bound) - 1
+    while end > start and upto[end] - upto[start] > bound:
+        end -= 1
+    while end + 1 < len(upto) and upto[end + 1] - upto[start] <= bound:
+        end += 1
+    return end
+
+
+def _earliest_start(upto: Sequence[float], end: int, bound: float) -> int:
+    """Smallest `start` with `upto[end] - upto[start] <= bound`."""
+    start = bisect_left(upto, upto[end] - bound)
+    while start < end and upto[end] - upto[start] > bound:
+        start += 1
+    while start > 0 and upto[end] - upto[start - 1] <= bound:
+        start -= 1
+    return start
