@@ -1,10 +1,55 @@
-"""Data-parallel reduction of gradients: sums over the workers that hold the same stage, one flat buffer a unit."""
+"""Reduction of gradients: sums over the workers that hold the same stage, one flat buffer a unit, and of a parameter
+that several units share over the workers that hold any of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from .elastic.groups import GenerationGroups
+from .layout import StageLayout
+from .state import WorkerState
+
+
+def reduce_gradients(state: WorkerState, layout: StageLayout, groups: GenerationGroups) -> list[float]:
+    """Sum the gradients of all that this worker holds over all who hold it, in place.
+
+    Returns:
+        Squared norm of the sum for each unit of the model: zero for units held elsewhere, and on all pipelines but the
+        first, so that the sum over all workers counts every parameter once. A tied parameter counts in its last unit.
+    """
+    norms = [0.0] * (state.num_layers + 2)
+    assert groups.data_parallel is not None
+    for index in layout.span:
+        own = [p for name, p in state.units[index].named_parameters() if state.ties.find(index, name) is None]
+        norms[index] = reduce_unit_gradients(own, groups.data_parallel)
+    for tie in state.ties.all:
+        copies = [state.units[unit].get_parameter(name) for unit, name in tie.places if unit in layout.span]
+        if copies:
+            square_norm = reduce_tied_gradients(copies, groups.tied[tie.stages(layout.spans)])
+            norms[tie.last_unit] += square_norm if tie.last_unit in layout.span else 0.0
+    return norms if layout.pipeline == 0 else [0.0] * len(norms)
+
+
+def reduce_tied_gradients(copies: Sequence[nn.Parameter], group: dist.ProcessGroup) -> float:
+    """Give all copies of one parameter the sum of their gradients, at least in float32. Returns its squared norm.
+
+    Args:
+        copies: those that this worker holds.
+        group: the workers that hold any.
+    """
+    if not copies[0].requires_grad:
+        return 0.0
+    total = torch.zeros_like(copies[0], dtype=torch.promote_types(copies[0].dtype, torch.float32))
+    for copy in copies:
+        if copy.grad is not None:
+            total += copy.grad
+    if group.size() > 1:
+        dist.all_reduce(total, group=group)
+    for copy in copies:
+        copy.grad = total.to(copy.dtype, copy=True)
+    return float(total.double().square().sum())
 
 
 def reduce_unit_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> float:

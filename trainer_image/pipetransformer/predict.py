@@ -6,22 +6,26 @@ import json
 import torch
 
 from .checkpoint import load_config, load_model
-from .data import Split, load_dataset
-from .models import PipelineModel
+from .data import Split, lengths_of, load_dataset
+from .models import MicroBatchContext, PipelineModel, set_micro_batch
 
 _BATCH = 256
 
 
 def accuracy(model: PipelineModel, split: Split) -> float:
-    """Share of the split's samples that the model gets right."""
-    correct = 0.0
+    """Share of the split's targets that the model gets right."""
+    correct = weight = 0.0
     with torch.no_grad():
         for start in range(0, len(split), _BATCH):
-            inputs, targets = split.batch(range(start, min(start + _BATCH, len(split))))
+            ids = range(start, min(start + _BATCH, len(split)))
+            inputs, targets = split.batch(ids)
+            set_micro_batch(MicroBatchContext(0, ids, lengths_of(split, ids, inputs.device)))
             for unit in model.units:
                 inputs = unit(inputs)
-            correct += model.correct(inputs, targets, torch.ones(len(targets))).item()
-    return correct / len(split)
+            ones = torch.ones(len(targets))
+            correct += model.correct(inputs, targets, ones).item()
+            weight += model.loss(inputs, targets, ones)[1].item()
+    return correct / weight
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pipetransformer_contract.spec import Optimizer
 
-from .freezing import first_trainable
-from .models import unit_name
+from .freezing import trains
+from .models import Ties, unit_name
 from .optimizer import Moments, moment_shapes
 
 _ALIGNMENT = 16
@@ -58,6 +58,7 @@ class WorkerState:
     """Units that this worker holds, by index, with the moments of their parameters by whole-model name."""
 
     num_layers: int
+    ties: Ties = field(default_factory=Ties)
     control: Control = field(default_factory=Control)
     units: dict[int, nn.Module] = field(default_factory=dict)
     moments: Moments = field(default_factory=dict)
@@ -71,8 +72,10 @@ class WorkerState:
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of all units held that still train."""
         for index in sorted(self.units):
-            if index >= first_trainable(self.control.boundary):
-                yield from self.named_parameters(index)
+            prefix = unit_name(index, self.num_layers)
+            for name, parameter in self.units[index].named_parameters():
+                if trains(index, name, self.control.boundary, self.ties):
+                    yield f"{prefix}.{name}", parameter
 
     def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
         """Parameters and buffers, and moments as `NAME@KEY`, of one unit by whole-model name."""
@@ -118,19 +121,21 @@ class WorkerState:
 class UnitCodec:
     """Lays a unit out as one flat uint8 buffer. Both ends derive the layout; only the bytes travel.
 
-    A unit that still trains carries its moments, each after a flag that says whether the optimizer has made them yet.
+    A parameter that still trains carries its moments, each after a flag that says whether the optimizer has made them
+    yet.
     """
 
     optimizer: Optimizer
     num_layers: int
+    ties: Ties = field(default_factory=Ties)
 
     def _slots(self, index: int, unit: nn.Module, boundary: int) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
         prefix = unit_name(index, self.num_layers)
         for name, tensor in unit.state_dict().items():
             yield f"{prefix}.{name}", tensor.shape, tensor.dtype
-        if index < first_trainable(boundary):
-            return
         for name, parameter in unit.named_parameters():
+            if not trains(index, name, boundary, self.ties):
+                continue
             for key, (shape, dtype) in moment_shapes(self.optimizer, parameter).items():
                 yield f"{prefix}.{name}@{key}", shape, dtype
 

@@ -30,7 +30,7 @@ from .elastic.watcher import GenerationWatcher
 from .errors import StorageError
 from .freeze import FreezeObservation, make_policy
 from .freezing import apply_boundary
-from .gradients import reduce_unit_gradients
+from .gradients import reduce_gradients
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
@@ -112,8 +112,8 @@ class Trainer:
         self._ledger = Ledger(run_dir, worker)
         self._checkpointer = Checkpointer(job)
         self._policy = make_policy(job.spec.freeze, steps_per_epoch=job.order.steps_per_epoch)
-        self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers)
-        self._state = WorkerState(job.num_layers)
+        self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
+        self._state = WorkerState(job.num_layers, job.model.ties)
         self._member: _Membership | None = None
         self._pending = False
         # Outlive a membership, so that a pending step can still be committed when the group has broken.
@@ -192,11 +192,7 @@ class Trainer:
             unit.zero_grad(set_to_none=True)
         micro_batches = self._job.training_micro_batches(control.step, layout.pipelines)[layout.pipeline]
         sums = member.runner.train(control.step, micro_batches, self._job.dataset.train)
-        norms = [0.0] * (self._job.num_layers + 2)
-        assert member.groups.data_parallel is not None
-        for index in layout.span:
-            square_norm = reduce_unit_gradients(self._state.units[index].parameters(), member.groups.data_parallel)
-            norms[index] = square_norm if layout.pipeline == 0 else 0.0
+        norms = reduce_gradients(self._state, layout, member.groups)
         self._pending = True
         ballot = Vote(
             float(self._pass_on_next(member)), float(self._hooks.stop_requested()), sums.loss, sums.weight, norms
@@ -268,7 +264,7 @@ class Trainer:
         raised = self._decide(vote.unit_norms if vote.finite else [0.0] * (self._job.num_layers + 2))
         if not raised:
             return False
-        apply_boundary(self._state.units, control.boundary)
+        apply_boundary(self._state.units, control.boundary, self._state.ties)
         self._equip(member)
         if member.leader is not None:
             member.leader.frozen(control)
@@ -334,7 +330,7 @@ class Trainer:
         if control.policy:
             self._policy.load_state_dict(control.policy)
         if control.step == 0 and self._decide([0.0] * (self._job.num_layers + 2)):
-            apply_boundary(self._state.units, control.boundary)
+            apply_boundary(self._state.units, control.boundary, self._state.ties)
         leader = Leader(self._job, self._reporter, self._run_dir, layout) if layout.is_leader else None
         member = _Membership(
             layout=layout,

@@ -9,7 +9,14 @@ from torch import nn
 from pipetransformer.checks import check_spec
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
-from pipetransformer.models import KeyedDropout, PipelineModel, build_model, build_unit, set_dropout_context
+from pipetransformer.models import (
+    KeyedDropout,
+    MicroBatchContext,
+    PipelineModel,
+    build_model,
+    build_unit,
+    set_micro_batch,
+)
 from pipetransformer_contract.spec import Model, TrainerSpec
 
 INFO = DataInfo((1, 8, 8), 10)
@@ -78,6 +85,18 @@ def test_padding_counts_neither_in_loss_nor_in_accuracy() -> None:
     assert model.correct(output, target, weight) == 3
 
 
+def test_targets_of_positions_count_one_by_one_and_missing_ones_not_at_all() -> None:
+    model = build()
+    output = torch.randn(2, 3, 10, dtype=torch.float64)
+    target = torch.tensor([[1, 2, -100], [3, -100, -100]])
+    loss, total = model.loss(output, target, torch.tensor([1.0, 1.0], dtype=torch.float64))
+    assert total == 3
+    kept = target != -100
+    assert torch.isclose(loss, nn.functional.cross_entropy(output[kept], target[kept], reduction="sum"))
+    assert model.loss(output, target, torch.tensor([1.0, 0.0], dtype=torch.float64))[1] == 2
+    assert model.correct(output, output.argmax(dim=-1), torch.tensor([1.0, 0.0])) == 3
+
+
 @pytest.fixture
 def dropout() -> Iterator[KeyedDropout]:
     yield KeyedDropout(0.5, seed=3, place=1)
@@ -85,24 +104,33 @@ def dropout() -> Iterator[KeyedDropout]:
 
 def test_a_dropout_mask_belongs_to_the_sample_whatever_its_micro_batch(dropout: KeyedDropout) -> None:
     x = torch.ones(4, 6, 8)
-    set_dropout_context(7, [10, 11, 12, 13])
+    set_micro_batch(MicroBatchContext(7, [10, 11, 12, 13]))
     together = dropout(x)
-    set_dropout_context(7, [12, 10])
+    set_micro_batch(MicroBatchContext(7, [12, 10]))
     assert torch.equal(dropout(x[:2]), together[[2, 0]])
-    set_dropout_context(8, [12, 10])
+    set_micro_batch(MicroBatchContext(8, [12, 10]))
     assert not torch.equal(dropout(x[:2]), together[[2, 0]])
+
+
+def test_a_place_that_draws_twice_in_a_forward_gets_two_masks(dropout: KeyedDropout) -> None:
+    x = torch.ones(2, 6, 8)
+    set_micro_batch(MicroBatchContext(7, [10, 11]))
+    first, second = dropout(x), dropout(x)
+    assert not torch.equal(first, second)
+    set_micro_batch(MicroBatchContext(7, [10, 11]))
+    assert torch.equal(dropout(x), first)
 
 
 def test_dropout_keeps_the_mean_and_is_off_in_evaluation(dropout: KeyedDropout) -> None:
     x = torch.ones(8, 100, 100)
-    set_dropout_context(0, range(8))
+    set_micro_batch(MicroBatchContext(0, range(8)))
     assert dropout(x).mean().item() == pytest.approx(1, abs=0.02)
     assert torch.equal(dropout.eval()(x), x)
 
 
 def test_dropout_refuses_a_micro_batch_that_it_was_not_told_of(dropout: KeyedDropout) -> None:
-    set_dropout_context(0, [1])
-    with pytest.raises(RuntimeError, match="set_dropout_context"):
+    set_micro_batch(MicroBatchContext(0, [1]))
+    with pytest.raises(RuntimeError, match="micro-batch of 1 samples"):
         dropout(torch.ones(2, 3))
 
 

@@ -1,6 +1,6 @@
 """Which samples a step sees and what they are: datasets, an epoch's order, the dealing of a batch to pipelines."""
 
-from .dataset import DataInfo, Dataset, Split, TensorSplit
+from .dataset import DataInfo, Dataset, PaddedSplit, Split, TensorSplit, lengths_of
 from .load import load_dataset
 from .micro_batches import MicroBatch, deal, default_micro_batch_size, shards_of
 from .order import EpochOrder
@@ -10,10 +10,12 @@ __all__ = [
     "Dataset",
     "EpochOrder",
     "MicroBatch",
+    "PaddedSplit",
     "Split",
     "TensorSplit",
     "deal",
     "default_micro_batch_size",
+    "lengths_of",
     "load_dataset",
     "shards_of",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,10 +10,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DataInfo:
-    """Shape of one input, without the batch, and the number of classes."""
+    """What a model must know of its data.
+
+    Attributes:
+        input_shape: of one input, without the batch; (positions,) for tokens.
+        num_classes: of each target: the labels, or the vocabulary where the target is the next token.
+        vocab_size: number of token ids, 0 where the inputs are no tokens.
+    """
 
     input_shape: tuple[int, ...]
     num_classes: int
+    vocab_size: int = 0
 
 
 class Split(Protocol):
@@ -22,8 +29,25 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs (len(ids), *input_shape) and targets (len(ids),) of these samples, in this order, on the CPU."""
+        """Inputs (len(ids), *input_shape) and targets (len(ids), ...) of these samples, in this order, on the CPU.
+
+        A target is a class, or one for each position, -100 where there is none.
+        """
         ...
+
+
+@runtime_checkable
+class PaddedSplit(Split, Protocol):
+    """A split whose samples are padded at their end to one length."""
+
+    def lengths(self, ids: Sequence[int]) -> Tensor:
+        """(len(ids),) positions of each sample that are no padding, at least 1."""
+        ...
+
+
+def lengths_of(split: Split, ids: Sequence[int], device: torch.device) -> Tensor | None:
+    """Lengths of these samples on `device`; None where nothing is padded."""
+    return split.lengths(ids).to(device) if isinstance(split, PaddedSplit) else None
 
 
 @dataclass(frozen=True)

@@ -112,12 +112,15 @@ class GenerationGroups:
         world: the members; the vote. The same object as `transfer` when nobody leaves; None for a leaver.
         pipeline: the stages of this worker's pipeline, in stage order. None before roles are given.
         data_parallel: the workers that hold this worker's stage, in pipeline order. None before roles are given.
+        tied: for each set of stages that share a parameter and that this worker's stage belongs to, the workers that
+        hold one of them, in the order of ranks.
     """
 
     transfer: dist.ProcessGroup | None
     world: dist.ProcessGroup | None
     pipeline: dist.ProcessGroup | None = None
     data_parallel: dist.ProcessGroup | None = None
+    tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
     def meet(
@@ -131,13 +134,33 @@ class GenerationGroups:
         world = make_group(store, "world", rank, num_members, transport) if rank < num_members else None
         return cls(transfer, world)
 
-    def assign(self, store: Store, roles: Sequence[tuple[int, int]], rank: int, transport: Transport) -> None:
-        """Make the pipeline and data-parallel groups. `roles[rank]` is (pipeline, stage)."""
+    def assign(
+        self,
+        store: Store,
+        roles: Sequence[tuple[int, int]],
+        rank: int,
+        transport: Transport,
+        tied_stages: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        """Make the groups that depend on roles.
+
+        Args:
+            roles: (pipeline, stage) by rank.
+            tied_stages: the stages that hold a copy, for each parameter that several units share.
+        """
         pipeline, stage = roles[rank]
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]
         replicas = [r for _, r in sorted((p, r) for r, (p, s) in enumerate(roles) if s == stage)]
         self.pipeline = make_group(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport)
         self.data_parallel = make_group(store, f"data-parallel/{stage}", replicas.index(rank), len(replicas), transport)
+        for shared in sorted({shared for shared in tied_stages if stage in shared}):
+            holders = [r for r, (_, s) in enumerate(roles) if s in shared]
+            tag = "tied/" + "-".join(map(str, shared))
+            self.tied[shared] = (
+                self.data_parallel
+                if shared == (stage,)
+                else make_group(store, tag, holders.index(rank), len(holders), transport)
+            )
 
     def drop_transfer(self) -> None:
         """Let go of the leavers once the generation is committed."""
@@ -147,6 +170,8 @@ class GenerationGroups:
 
     def drop(self) -> None:
         """Forget all groups."""
-        for group in {id(g): g for g in (self.transfer, self.world, self.pipeline, self.data_parallel) if g}.values():
+        groups = (self.transfer, self.world, self.pipeline, self.data_parallel, *self.tied.values())
+        for group in {id(g): g for g in groups if g}.values():
             drop_group(group)
         self.transfer = self.world = self.pipeline = self.data_parallel = None
+        self.tied = {}

@@ -102,7 +102,8 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
         if plan.origin is Origin.PEERS and state.units and state.control.step == plan.step - 1:
             tools.commit_late(plan.control["last_vote"])
         if rank < num_members:
-            groups.assign(store, plan.roles, rank, tools.transport)
+            spans = [range(start, stop) for start, stop in plan.spans]
+            groups.assign(store, plan.roles, rank, tools.transport, [tie.stages(spans) for tie in state.ties.all])
         new_state = _assemble(tools, state, plan, rank if rank < num_members else None, groups, rank)
         assert groups.transfer is not None
         _commit(groups.transfer)
@@ -171,7 +172,7 @@ def _assemble(
     if member_rank is not None:
         start, stop = plan.spans[plan.roles[member_rank][1]]
         wanted = set(range(start, stop))
-    new = WorkerState(state.num_layers)
+    new = WorkerState(state.num_layers, state.ties)
     match plan.origin:
         case Origin.FRESH:
             new.units = {index: tools.build_unit(index).to(device) for index in sorted(wanted)}
@@ -195,7 +196,7 @@ def _assemble(
                     new.units[index] = state.units[index]
                     for name, _ in new.named_parameters(index):
                         new.moments[name] = state.moments.get(name, {})
-    apply_boundary(new.units, new.control.boundary)
+    apply_boundary(new.units, new.control.boundary, new.ties)
     return new
 
 

@@ -1,7 +1,20 @@
 """What is trained: any list of blocks between an embedding and a head, built unit by unit."""
 
 from .build import build_model, build_unit
-from .dropout import KeyedDropout, set_dropout_context
+from .context import MicroBatchContext, current_micro_batch, set_micro_batch
+from .dropout import KeyedDropout
 from .model import PipelineModel, unit_name
+from .ties import Tie, Ties
 
-__all__ = ["KeyedDropout", "PipelineModel", "build_model", "build_unit", "set_dropout_context", "unit_name"]
+__all__ = [
+    "KeyedDropout",
+    "MicroBatchContext",
+    "PipelineModel",
+    "Tie",
+    "Ties",
+    "build_model",
+    "build_unit",
+    "current_micro_batch",
+    "set_micro_batch",
+    "unit_name",
+]

@@ -5,26 +5,11 @@ one that stays drops, and no random state has to be carried.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class _Context:
-    step: int
-    sample_ids: tuple[int, ...]
-
-
-_current: _Context | None = None
-
-
-def set_dropout_context(step: int, sample_ids: Sequence[int]) -> None:
-    """Say which samples the next forward of a micro-batch in this process sees, padding included."""
-    global _current
-    _current = _Context(step, tuple(sample_ids))
+from .context import current_micro_batch
 
 
 def key(*parts: int) -> int:
@@ -37,7 +22,8 @@ class KeyedDropout(nn.Module):
     """Zeroes elements of (micro-batch, ...) with probability `p` and scales the rest by 1/(1-p), by a mask for each
     sample.
 
-    `place` is unique in the model. The step and the samples come from `set_dropout_context`.
+    `place` is unique in the model. The step and the samples come from the micro-batch's context; a place that draws
+    several times in one forward gets other masks each time.
     """
 
     def __init__(self, p: float, *, seed: int, place: int) -> None:
@@ -49,11 +35,14 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        if _current is None or len(_current.sample_ids) != x.shape[0]:
-            raise RuntimeError("set_dropout_context was not called for this micro-batch")
-        masks = [self._mask(_current.step, sample_id, x.shape[1:]) for sample_id in _current.sample_ids]
+        context = current_micro_batch()
+        if len(context.sample_ids) != x.shape[0]:
+            raise RuntimeError(f"a batch of {x.shape[0]} in a micro-batch of {len(context.sample_ids)} samples")
+        draw = context.draws[self.place]
+        context.draws[self.place] += 1
+        masks = [self._mask(context.step, sample_id, draw, x.shape[1:]) for sample_id in context.sample_ids]
         return x * torch.stack(masks).to(device=x.device, dtype=x.dtype) / (1.0 - self.p)
 
-    def _mask(self, step: int, sample_id: int, shape: torch.Size) -> Tensor:
-        generator = torch.Generator().manual_seed(key(self.seed, step, sample_id, self.place))
+    def _mask(self, step: int, sample_id: int, draw: int, shape: torch.Size) -> Tensor:
+        generator = torch.Generator().manual_seed(key(self.seed, step, sample_id, self.place, draw))
         return torch.rand(shape, generator=generator) >= self.p

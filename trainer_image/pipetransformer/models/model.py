@@ -4,10 +4,15 @@ These `num_layers + 2` units are the grain of everything that is cut, moved, fro
 units 1..L are the blocks, unit L+1 is the head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 from torch.nn import functional
+
+from .ties import Ties
+
+#: What `cross_entropy` ignores.
+_NO_TARGET = -100
 
 
 def unit_name(index: int, num_layers: int) -> str:
@@ -29,13 +34,17 @@ class PipelineModel:
 
     `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace
     `loss` and `correct` where the model is no classifier. Units that a worker did not ask for live on the meta
-    device: they have names and shapes, but no memory.
+    device: they have names and shapes, but no memory. Parameters that units share are found when the model is made.
     """
 
     embedding: nn.Module
     blocks: list[nn.Module]
     head: nn.Module
     activation: tuple[int, ...]
+    ties: Ties = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ties = Ties.of(self.units)
 
     @property
     def num_layers(self) -> int:
@@ -56,16 +65,23 @@ class PipelineModel:
         return (micro_batch, *self.activation)
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted sum of the samples' losses, and the sum of weights: the caller divides once, by the global weight.
+        """Weighted sum of the losses of all targets, and the sum of their weights: the caller divides once, by the
+        global weight.
 
         Args:
-            output: (micro-batch, classes) logits.
-            target: (micro-batch,) class indices.
+            output: (micro-batch, ..., classes) logits.
+            target: (micro-batch, ...) class indices, -100 for none.
             weight: (micro-batch,) 0 for padding.
         """
-        losses = functional.cross_entropy(output, target, reduction="none")
-        return (losses * weight).sum(), weight.sum()
+        losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+        weights = _target_weights(target, weight)
+        return (losses * weights.flatten()).sum(), weights.sum()
 
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Summed weight of the samples that `output` gets right."""
-        return ((output.argmax(dim=-1) == target) * weight).sum()
+        """Summed weight of the targets that `output` gets right."""
+        return ((output.argmax(dim=-1) == target) * _target_weights(target, weight)).sum()
+
+
+def _target_weights(target: Tensor, weight: Tensor) -> Tensor:
+    """The weight of each target: its sample's, or none where there is no target."""
+    return (target != _NO_TARGET) * weight.view(-1, *[1] * (target.dim() - 1))

@@ -16,9 +16,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from pipetransformer_contract.spec import ScheduleName
 
-from ..data import MicroBatch, Split
+from ..data import MicroBatch, Split, lengths_of
 from ..freezing import first_trainable
-from ..models import PipelineModel, set_dropout_context
+from ..models import MicroBatchContext, PipelineModel, set_micro_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,16 @@ class ModelError(RuntimeError):
 
 
 class StageModule(nn.Module):
-    """The units of a stage in order. Frozen units keep no graph; each micro-batch gets its dropout context."""
+    """The units of a stage in order. Frozen units keep no graph; each micro-batch brings its context."""
 
     def __init__(self, units: Sequence[nn.Module], num_frozen: int) -> None:
         super().__init__()
         self.units = nn.ModuleList(units)
         self.num_frozen = num_frozen
-        self.step = 0
-        self.upcoming: list[MicroBatch] = []
+        self.upcoming: list[MicroBatchContext] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        set_dropout_context(self.step, self.upcoming.pop(0).sample_ids)
+        set_micro_batch(self.upcoming.pop(0))
         try:
             with torch.no_grad():
                 for unit in self.units[: self.num_frozen]:
@@ -120,8 +119,10 @@ class StageRunner:
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool
     ) -> tuple[RoundSums, list[Tensor]]:
         spec = self.spec
-        self._module.step = step
-        self._module.upcoming = list(micro_batches)
+        self._module.upcoming = [
+            MicroBatchContext(step, micro_batch.sample_ids, lengths_of(split, micro_batch.sample_ids, spec.device))
+            for micro_batch in micro_batches
+        ]
         ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
         inputs: tuple[Tensor, ...] = ()
         target: Tensor | None = None

@@ -1,0 +1,56 @@
+"""Parameters that several units share, such as a language model's embedding that is also its output projection.
+
+Each unit keeps a copy of its own, on the same worker too, so that units stay the grain of everything that is cut, moved
+or saved. The copies start equal and stay equal to the last bit: each step they all get the one sum of their gradients.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """One shared parameter.
+
+    Attributes:
+        places: (unit, name inside the unit) of each copy, in the order of units.
+    """
+
+    places: tuple[tuple[int, str], ...]
+
+    @property
+    def last_unit(self) -> int:
+        """The unit that decides whether the parameter trains, since a model freezes from its first unit on."""
+        return self.places[-1][0]
+
+    def stages(self, spans: Iterable[range]) -> tuple[int, ...]:
+        """The stages that hold a copy."""
+        return tuple(stage for stage, span in enumerate(spans) if any(unit in span for unit, _ in self.places))
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """All shared parameters of a model."""
+
+    all: tuple[Tie, ...] = ()
+
+    @classmethod
+    def of(cls, units: Sequence[nn.Module]) -> "Ties":
+        """The parameters that are the same object in more than one unit."""
+        places: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        for index, unit in enumerate(units):
+            for name, parameter in unit.named_parameters():
+                places[id(parameter)].append((index, name))
+        return cls(tuple(Tie(tuple(found)) for found in places.values() if len(found) > 1))
+
+    def find(self, unit: int, name: str) -> Tie | None:
+        """The tie that a parameter of a unit belongs to."""
+        return next((tie for tie in self.all if (unit, name) in tie.places), None)
+
+    def last_unit(self, unit: int, name: str) -> int:
+        """The last unit that holds the parameter: `unit` itself when it is not tied."""
+        tie = self.find(unit, name)
+        return unit if tie is None else tie.last_unit
