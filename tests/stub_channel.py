@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlparse
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Ready, Report, ResizeReason
 from pipetransformer_contract.wire import Path as ChannelPath
 
@@ -85,7 +85,7 @@ class StubChannel:
                 bounds,
                 on_pack=self._on_pack,
                 packing=Packing.PAPER,
-                current=current,
+                present=Present(current),
             )
             confirmed = report.layout_generation == present.layout_generation
             if best is not None and best != current and confirmed and report.outcome is None:

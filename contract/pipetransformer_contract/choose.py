@@ -4,6 +4,7 @@ Pure and small: the operator calls it at every turn of its loop; where there is 
 fixed world. It keeps no memory, so the answer to the same question is always the same.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,7 +27,7 @@ class Packing(StrEnum):
     """Who says that a shorter pipeline is good."""
 
     PAPER = "Paper"  #: halve while the largest stage needs no more memory than at the start (PipeTransformer, Eq. 2)
-    MEASURED = "Measured"  #: the shortest predicted step
+    MEASURED = "Measured"  #: the least time to the end, by what was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,27 @@ class Bounds:
     bytes_budget: int
 
 
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What trains now, so that a change is weighed against going on.
+
+    Attributes:
+        layout: of the present generation.
+        step_seconds: of a step, its stages cut as they are; None before it was measured.
+        remaining_steps: until the job's end; None when unknown, as if there was no end.
+    """
+
+    layout: Layout
+    step_seconds: float | None = None
+    remaining_steps: int | None = None
+
+    def share_of(self, pause_seconds: float) -> float:
+        """What a pause costs each of the remaining steps, in seconds."""
+        if self.remaining_steps is None:
+            return 0.0
+        return pause_seconds / self.remaining_steps if self.remaining_steps else math.inf
+
+
 def choose(
     offers: Sequence[Offer],
     workers: int,
@@ -60,7 +82,7 @@ def choose(
     *,
     on_pack: OnPack,
     packing: Packing,
-    current: Layout | None = None,
+    present: Present | None = None,
 ) -> Layout | None:
     """The best legal layout on at most `workers` workers, or None when there is none.
 
@@ -70,19 +92,35 @@ def choose(
         bounds: limits from the job's spec.
         on_pack: whether freed workers become pipelines.
         packing: the paper's deterministic rule or measurements.
-        current: the layout that trains now; with `Measured`, `Release` gives workers back only while a step stays about
-            as quick as there.
+        present: what trains now; `Measured` needs it to weigh a change.
 
     With `Paper` the number of stages is halved from the initial one while the largest stage fits `bytes_budget`
     (PipeTransformer, Algorithm 1 and Eq. 2); when fewer workers are left than that needs, the longest pipeline that
     they carry is taken, for a job that trains tightly packed is worth more than one that waits.
+
+    With `Measured` the present layout is left only where the remaining steps gain more than the pause of the change
+    costs: `Widen` counts seconds, `Release` and `Hold` count worker-seconds among the layouts whose steps are about as
+    quick as the present ones. That test is all the hysteresis there is: what was worth leaving is never worth going
+    back to. As long as nothing has been measured the present layout stays, or the longest pipeline is taken.
     """
     by_stages = {offer.stages: offer for offer in offers}
     limit = min(workers, bounds.max_workers)
     if packing is Packing.PAPER:
         stages = _paper_stages(by_stages, bounds)
         return _widest([s for s in sorted(by_stages, reverse=True) if s <= stages] or [stages], limit, bounds, on_pack)
-    return _quickest(by_stages, limit, bounds, on_pack, current)
+    return _cheapest(by_stages, limit, bounds, on_pack, present)
+
+
+def pays_to_recut(offers: Sequence[Offer], present: Present) -> bool:
+    """Whether the present layout, its stages cut anew, gains more in the remaining steps than the pause costs."""
+    if present.step_seconds is None:
+        return False
+    return any(
+        time.seconds + present.share_of(offer.pause_seconds) < present.step_seconds
+        for offer in offers
+        for time in offer.step_seconds
+        if Layout(offer.stages, time.pipelines) == present.layout
+    )
 
 
 def _paper_stages(by_stages: dict[int, Offer], bounds: Bounds) -> int:
@@ -112,19 +150,38 @@ def _widest(candidates: Sequence[int], limit: int, bounds: Bounds, on_pack: OnPa
     return None
 
 
-def _quickest(
-    by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack, current: Layout | None
+def _possible(layout: Layout, by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack) -> bool:
+    """Whether a layout is legal and, being offered, fits the workers' memory."""
+    return layout.stages in by_stages and layout.pipelines in _pipelines(layout.stages, limit, bounds, on_pack)
+
+
+def _cheapest(
+    by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack, present: Present | None
 ) -> Layout | None:
+    """The layout with the cheapest remaining steps, what the pause costs each of them included."""
+    if present and not _possible(present.layout, by_stages, limit, bounds, on_pack):
+        present = None
     seconds: dict[Layout, float] = {}
     for stages, offer in by_stages.items():
         legal = _pipelines(stages, limit, bounds, on_pack)
-        for time in offer.step_seconds:
-            if time.pipelines in legal:
-                seconds[Layout(stages, time.pipelines)] = time.seconds
+        seconds |= {Layout(stages, t.pipelines): t.seconds for t in offer.step_seconds if t.pipelines in legal}
     if not seconds:
-        return None
-    if on_pack is OnPack.WIDEN:
-        return min(seconds, key=lambda layout: (seconds[layout], layout.workers, layout.stages))
-    bar = seconds.get(current, min(seconds.values())) if current else min(seconds.values())
-    quick = [layout for layout in seconds if seconds[layout] <= bar * RELEASE_TOLERANCE]
-    return min(quick, key=lambda layout: (layout.workers, seconds[layout], layout.stages))
+        return present.layout if present else _widest(sorted(by_stages, reverse=True), limit, bounds, on_pack)
+    stay = None
+    if present is not None:
+        stay = seconds.get(present.layout) if present.step_seconds is None else present.step_seconds
+    if on_pack is not OnPack.WIDEN:
+        bar = RELEASE_TOLERANCE * (min(seconds.values()) if stay is None else stay)
+        seconds = {layout: taken for layout, taken in seconds.items() if taken <= bar}
+
+    def price(layout: Layout, taken: float) -> float:
+        return taken if on_pack is OnPack.WIDEN else taken * layout.workers
+
+    def price_of_change(layout: Layout) -> float:
+        pause = 0.0 if present is None else present.share_of(by_stages[layout.stages].pause_seconds)
+        return price(layout, seconds[layout]) + price(present.layout if present else layout, pause)
+
+    best = min(seconds, key=lambda layout: (price_of_change(layout), layout.workers, layout.stages), default=None)
+    if present is None or stay is None:
+        return best
+    return best if best and price_of_change(best) < price(present.layout, stay) else present.layout

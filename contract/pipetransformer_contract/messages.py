@@ -38,6 +38,7 @@ class ResizeReason(StrEnum):
     CLAIM = "Claim"  #: more workers
     FAILURE = "Failure"  #: a member was lost
     SPEC = "Spec"  #: the user changed elasticPolicy
+    BALANCE = "Balance"  #: the same layout, its stages cut anew
 
 
 class Generation(Wire):
@@ -115,7 +116,8 @@ class Report(Wire):
     """The leader's whole knowledge. `layout_generation` is committed by every member: this report confirms it.
 
     `boundary` counts frozen blocks of `num_layers`; `stage_layers` says how many blocks each stage holds;
-    `bytes_budget` is what the first layout's largest stage needed.
+    `bytes_budget` is what the first layout's largest stage needed. `step_seconds` is of the present layout as it is cut
+    now, renewed with the offers and comparable with theirs; `total_steps` are the job's.
     """
 
     job_uid: Name
@@ -130,6 +132,8 @@ class Report(Wire):
     checkpoint: DurableCheckpoint | None = None
     loss: float | None = Field(default=None, allow_inf_nan=False)
     samples_per_second: Seconds | None = None
+    step_seconds: Seconds | None = None
+    total_steps: Count | None = None
     outcome: Outcome | None = None
     reason: str = Field(default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$")
     message: str = Field(default="", max_length=MAX_MESSAGE)
@@ -145,6 +149,11 @@ class Report(Wire):
             other.outcome is not None,
             other.checkpoint_step,
         )
+
+    @property
+    def remaining_steps(self) -> int | None:
+        """Steps until the job's end, None when the trainer does not say."""
+        return None if self.total_steps is None else max(0, self.total_steps - self.step)
 
     @property
     def checkpoint_step(self) -> int:

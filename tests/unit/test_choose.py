@@ -4,18 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose, pays_to_recut
 from pipetransformer_contract.messages import Offer, StepTime
 
 PAPER_START = Layout(4, 1)
 
 
-def offers(bytes_by_stages: dict[int, int], seconds: dict[tuple[int, int], float] | None = None) -> list[Offer]:
+def offers(
+    bytes_by_stages: dict[int, int], seconds: dict[tuple[int, int], float] | None = None, pause: float = 0.0
+) -> list[Offer]:
     seconds = seconds or {}
     return [
         Offer(
             stages=stages,
             bytes_per_worker=size,
+            pause_seconds=pause,
             step_seconds=[StepTime(pipelines=r, seconds=s) for (k, r), s in seconds.items() if k == stages],
         )
         for stages, size in bytes_by_stages.items()
@@ -83,8 +86,99 @@ def test_measured_release_gives_back_what_hardly_costs_time() -> None:
         bounds(),
         on_pack=OnPack.RELEASE,
         packing=Packing.MEASURED,
-        current=Layout(4, 1),
+        present=Present(Layout(4, 1)),
     ) == Layout(2, 1)
+
+
+def measured(
+    seconds: dict[tuple[int, int], float], present: Present, *, on_pack: OnPack = OnPack.WIDEN, pause: float = 0.0
+) -> Layout | None:
+    found = offers(dict.fromkeys(sorted({k for k, _ in seconds}), 1), seconds, pause)
+    return choose(found, 4, bounds(), on_pack=on_pack, packing=Packing.MEASURED, present=present)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "pause", "expected"),
+    [
+        (100, 20.0, Layout(2, 2)),
+        (100, 31.0, Layout(4, 1)),
+        (60, 20.0, Layout(4, 1)),
+        (0, 0.0, Layout(4, 1)),
+        (None, 1e9, Layout(2, 2)),
+    ],
+)
+def test_a_change_has_to_gain_more_in_the_remaining_steps_than_its_pause_costs(
+    remaining: int | None, pause: float, expected: Layout
+) -> None:
+    present = Present(Layout(4, 1), 1.0, remaining)
+    assert measured({(4, 1): 1.0, (2, 2): 0.7}, present, pause=pause) == expected
+
+
+@pytest.mark.parametrize(("pause", "expected"), [(20.0, Layout(2, 1)), (70.0, Layout(4, 1))])
+def test_a_release_weighs_worker_seconds_against_a_pause_of_all_workers(pause: float, expected: Layout) -> None:
+    present = Present(Layout(4, 1), 1.0, 100)
+    seconds = {(4, 1): 1.0, (2, 1): 1.04, (1, 1): 1.06}
+    assert measured(seconds, present, on_pack=OnPack.RELEASE, pause=pause) == expected
+
+
+def test_a_layout_that_is_no_longer_legal_is_left_at_any_price() -> None:
+    present = Present(Layout(4, 2), 0.1, 1)
+    assert measured({(4, 1): 1.0, (2, 2): 2.0}, present, pause=100.0) == Layout(4, 1)
+
+
+def test_a_layout_that_no_longer_fits_the_memory_is_left_at_any_price() -> None:
+    present = Present(Layout(1, 1), 0.1, 1)
+    assert measured({(4, 1): 1.0}, present, pause=100.0) == Layout(4, 1)
+
+
+def test_as_long_as_nothing_is_measured_the_layout_stays() -> None:
+    nothing = offers({1: 1, 2: 1, 4: 1})
+    for present, workers, expected in [
+        (Present(Layout(2, 1)), 4, Layout(2, 1)),
+        (Present(Layout(4, 1)), 3, Layout(2, 1)),  # the longest that 3 workers carry
+        (None, 4, Layout(4, 1)),
+    ]:
+        assert (
+            choose(nothing, workers, bounds(), on_pack=OnPack.WIDEN, packing=Packing.MEASURED, present=present)
+            == expected
+        )
+
+
+def test_the_same_layout_is_cut_anew_where_that_pays() -> None:
+    offered = offers({2: 1, 4: 1}, {(4, 1): 0.8, (2, 2): 0.9}, pause=10.0)
+    assert pays_to_recut(offered, Present(Layout(4, 1), 1.0, 60))
+    assert not pays_to_recut(offered, Present(Layout(4, 1), 1.0, 50))
+    assert not pays_to_recut(offered, Present(Layout(4, 1)))
+    assert measured({(4, 1): 0.8, (2, 2): 0.9}, Present(Layout(4, 1), 1.0, 60), pause=10.0) == Layout(4, 1)
+
+
+LAYOUTS = [(4, 1), (3, 1), (2, 1), (2, 2), (1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+@given(
+    st.dictionaries(st.sampled_from(LAYOUTS), st.floats(0.01, 10), min_size=1),
+    st.sampled_from(LAYOUTS),
+    st.floats(0.01, 10),
+    st.integers(0, 1000),
+    st.floats(0, 100),
+    st.sampled_from(OnPack),
+)
+def test_measured_packing_never_goes_back_to_what_it_left(
+    seconds: dict[tuple[int, int], float],
+    start: tuple[int, int],
+    step_seconds: float,
+    remaining: int,
+    pause: float,
+    on_pack: OnPack,
+) -> None:
+    present = Present(Layout(*start), step_seconds, remaining)
+    seen = [present.layout]
+    while (layout := measured(seconds, present, on_pack=on_pack, pause=pause)) != present.layout:
+        assert layout is not None and layout not in seen
+        seen.append(layout)
+        present = Present(layout, seconds.get((layout.stages, layout.pipelines)), present.remaining_steps)
+    if on_pack is OnPack.WIDEN:
+        assert len(seen) <= 2
 
 
 @given(

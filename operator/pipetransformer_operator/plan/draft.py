@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, choose
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose, pays_to_recut
 from pipetransformer_contract.messages import Member, Offer, ResizeReason
 
 from ..api.job import CleanPodPolicy, JobSpec
@@ -160,8 +160,25 @@ class Draft:
             bounds,
             on_pack=self.spec.elastic_policy.on_pack,
             packing=self.spec.pipeline.packing,
-            current=plan.layout if plan else None,
+            present=self._present,
         )
+
+    @property
+    def pays_to_recut(self) -> bool:
+        """Whether the members should go on in the same layout with other stages."""
+        report, present = self.status.last_report, self._present
+        measured = self.spec.pipeline.packing is Packing.MEASURED
+        return measured and report is not None and present is not None and pays_to_recut(report.offers, present)
+
+    @property
+    def _present(self) -> Present | None:
+        """What trains now; its step only once the leader of the published generation has reported it."""
+        plan, report = self.status.plan, self.status.last_report
+        if plan is None:
+            return None
+        if report is None or report.layout_generation != plan.layout_generation:
+            return Present(plan.layout)
+        return Present(plan.layout, report.step_seconds, report.remaining_steps)
 
     def publish(self, layout: Layout, candidates: Sequence[Member], reason: ResizeReason) -> None:
         """Publishes the next generation on the first candidates; holders of state that are left over become leavers.

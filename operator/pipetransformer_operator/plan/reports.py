@@ -55,7 +55,8 @@ def _decides(report: Report, last: Report) -> bool:
             one.boundary,
             one.outcome,
             one.checkpoint,
-            [offer.stages for offer in one.offers],
+            one.offers,
+            one.step_seconds,
         )
 
     return key(report) != key(last)

@@ -44,6 +44,8 @@ def cancel(draft: Draft, why: str) -> None:
 
 def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
     """Why a job goes from one layout to the other."""
+    if after == before:
+        return ResizeReason.BALANCE
     if after.workers > before.workers:
         return ResizeReason.CLAIM
     if after.workers == before.workers or draft.on_pack is OnPack.HOLD:
@@ -70,14 +72,14 @@ def _settle(draft: Draft) -> bool:
 
 
 def _publish_what_is_there(draft: Draft) -> bool:
-    """Publishes a better layout if the members, with all joiners or with none, carry one."""
+    """Publishes a better layout, or a better cut, if the members, with all joiners or with none, carry one."""
     plan = draft.status.plan
     assert plan is not None
     warm = draft.ready_joiners
     preparing = [key for key in draft.status.worker_ids if draft.name_of(key) not in {m.name for m in plan.members}]
     candidates = [*plan.members, *(warm if len(warm) == len(preparing) else [])]
     layout = draft.choose(len(candidates))
-    if layout is None or layout == plan.layout:
+    if layout is None or (layout == plan.layout and not draft.pays_to_recut):
         return False
     draft.publish(layout, candidates, reason_of(draft, plan.layout, layout))
     if layout.workers > plan.layout.workers:

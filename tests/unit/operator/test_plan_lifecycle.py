@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer_contract.messages import Outcome, ResizeReason
+from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import plan
 from tests.builders import make_job
@@ -68,6 +68,21 @@ def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -
     assert world.status.frozen == "8/12"
     assert reason(world, ConditionType.RESIZING) == "Committing"
     world.commit()
+    assert reason(world, ConditionType.RESIZING) == "Settled"
+
+
+def test_stages_are_cut_anew_in_the_same_layout_where_that_pays() -> None:
+    world = World(make_job().stages(4).workers(4).set("pipeline.packing", "Measured"))
+    world.start()
+    members = world.plan.members
+    offered = [Offer(stages=4, bytes_per_worker=1, step_seconds=[StepTime(pipelines=1, seconds=0.8)], pause_seconds=9)]
+    world.commit(boundary=2, offered=offered, step_seconds=0.805)
+    assert world.plan.layout_generation == 1
+    world.commit(offered=offered, step_seconds=1.0)
+    assert (world.plan.layout_generation, world.shape, world.plan.members) == (2, (4, 1), members)
+    assert world.plan.reason is ResizeReason.BALANCE
+    world.commit(offered=offered, step_seconds=0.8)
+    assert world.plan.layout_generation == 2
     assert reason(world, ConditionType.RESIZING) == "Settled"
 
 

@@ -12,6 +12,7 @@ from tests.builders import JobBuilder
 
 JOB = "digits"
 LAYERS = 12
+TOTAL_STEPS = 1000
 #: Parameter bytes of one active block; a frozen one counts a sixth, as in the paper.
 BLOCK_BYTES = 600
 
@@ -99,7 +100,13 @@ class World:
         self.warm |= {self.workers[name].uid for name in (self.workers if names is None else names)}
         self.settle()
 
-    def commit(self, boundary: int | None = None, checkpoint: int | None = None) -> None:
+    def commit(
+        self,
+        boundary: int | None = None,
+        checkpoint: int | None = None,
+        offered: list[Offer] | None = None,
+        step_seconds: float | None = None,
+    ) -> None:
         """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed."""
         last = self.report
         boundary = boundary if boundary is not None else (last.boundary if last else 0)
@@ -116,8 +123,10 @@ class World:
             boundary=boundary,
             num_layers=LAYERS,
             bytes_budget=LAYERS // self.spec.pipeline.stages * BLOCK_BYTES,
-            offers=offers(boundary),
+            offers=offers(boundary) if offered is None else offered,
             checkpoint=durable,
+            step_seconds=step_seconds,
+            total_steps=TOTAL_STEPS,
         )
         self.settle()
 
