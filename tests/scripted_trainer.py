@@ -101,11 +101,17 @@ class Worker:
                 time.sleep(RETRY_SECONDS)
                 continue
             step += 1
-            frozen = max((point.boundary for point in self.spec.freeze.boundaries if point.step <= step), default=0)
+            frozen, _ = self.frozen(step)
             self.save(step, frozen)
-            if frozen > boundary:
+            if frozen != boundary:
                 boundary = frozen
                 self.report(step, boundary)
+
+    def frozen(self, step: int) -> tuple[int, int]:
+        """Frozen blocks after `step`, and since which step."""
+        reached = [(point.step, point.boundary) for point in self.spec.freeze.boundaries if point.step <= step]
+        since, boundary = max(reached, default=(0, 0))
+        return boundary, since
 
     def report(self, step: int, boundary: int, outcome: Outcome | None = None) -> None:
         """Sends a report until it is acknowledged."""
@@ -118,6 +124,7 @@ class Worker:
             layout_generation=self.generation.layout_generation,
             step=step,
             boundary=boundary,
+            boundary_step=self.frozen(step)[1],
             num_layers=layers,
             bytes_budget=-(-layers // stages) * BYTES_PER_BLOCK,
             offers=[Offer(stages=k, bytes_per_worker=-(-(layers - boundary) // k) * BYTES_PER_BLOCK) for k in halvings],

@@ -34,6 +34,7 @@ class ResizeReason(StrEnum):
 
     START = "Start"  #: the job's first layout, also after a resume
     PACK = "Pack"  #: fewer stages, the same workers: more pipelines
+    DEEPEN = "Deepen"  #: more stages on no more workers, because blocks train again
     RELEASE = "Release"  #: fewer workers, because the model no longer needs them
     CLAIM = "Claim"  #: more workers
     FAILURE = "Failure"  #: a member was lost
@@ -115,9 +116,9 @@ class Outcome(StrEnum):
 class Report(Wire):
     """The leader's whole knowledge. `layout_generation` is committed by every member: this report confirms it.
 
-    `boundary` counts frozen blocks of `num_layers`; `stage_layers` says how many blocks each stage holds;
-    `bytes_budget` is what the first layout's largest stage needed. `step_seconds` is of the present layout as it is cut
-    now, renewed with the offers and comparable with theirs; `total_steps` are the job's.
+    `boundary` counts frozen blocks of `num_layers`, since `boundary_step`; it may fall again. `stage_layers` says how
+    many blocks each stage holds; `bytes_budget` is what the first layout's largest stage needed. `step_seconds` is of
+    the present layout as it is cut now, renewed with the offers and comparable with theirs; `total_steps` is the job's.
     """
 
     job_uid: Name
@@ -125,6 +126,7 @@ class Report(Wire):
     step: Count
     epoch: Count = 0
     boundary: Count
+    boundary_step: Count = 0
     num_layers: Positive
     stage_layers: list[Count] = Field(default_factory=list, max_length=4096)
     bytes_budget: Count
@@ -142,12 +144,17 @@ class Report(Wire):
         """Whether this report says more than `other` does (a replay does not)."""
         if other is None:
             return True
-        return (self.layout_generation, self.step, self.boundary, self.outcome is not None, self.checkpoint_step) > (
-            other.layout_generation,
-            other.step,
-            other.boundary,
-            other.outcome is not None,
-            other.checkpoint_step,
+        return self._order > other._order
+
+    @property
+    def _order(self) -> tuple[int, int, int, bool, int]:
+        """Only grows within a job: what is reported again at the same step differs in one of the last three."""
+        return (
+            self.layout_generation,
+            self.step,
+            self.boundary_step,
+            self.outcome is not None,
+            self.checkpoint_step,
         )
 
     @property

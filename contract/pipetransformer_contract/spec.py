@@ -129,7 +129,7 @@ class FreezePolicyName(StrEnum):
 
 
 class FreezePoint(SpecModel):
-    """From `step` on, `boundary` blocks are frozen."""
+    """From `step` on, until the next point, `boundary` blocks are frozen: more or fewer than before."""
 
     step: Annotated[int, Field(ge=0, le=2**53)]
     boundary: Annotated[int, Field(ge=0, le=4096)]

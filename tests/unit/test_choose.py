@@ -203,3 +203,20 @@ def test_every_choice_is_legal(
         assert layout.stages in sizes
         assert floor <= layout.workers <= min(workers, ceiling)
         assert pipelines[0] <= layout.pipelines <= pipelines[1]
+
+
+@given(
+    frozen=st.dictionaries(st.integers(1, 16), st.integers(0, 100), min_size=1),
+    growth=st.integers(0, 100),
+    budget=st.integers(0, 100),
+    on_pack=st.sampled_from(OnPack),
+)
+def test_more_active_blocks_never_shorten_the_pipeline(
+    frozen: dict[int, int], growth: int, budget: int, on_pack: OnPack
+) -> None:
+    b = bounds(initial=Layout(max(frozen), 1), workers=(1, 64), pipelines=(1, 64), budget=budget)
+    before = choose(offers(frozen), 64, b, on_pack=on_pack, packing=Packing.PAPER)
+    grown = {stages: size + growth for stages, size in frozen.items()}
+    after = choose(offers(grown), 64, b, on_pack=on_pack, packing=Packing.PAPER)
+    assert before is not None and after is not None
+    assert after.stages >= before.stages

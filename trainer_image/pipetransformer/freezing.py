@@ -3,6 +3,7 @@
 The embedding freezes with block 0; the head never does. Frozen means: no gradient, out of the optimizer, in `eval()`.
 The one exception is a parameter that a frozen unit shares with one that trains: it follows the other's gradient, while
 its own unit computes none.
+The boundary may fall: a unit that trains again goes on from its weights with fresh optimizer state.
 """
 
 from collections.abc import Mapping

@@ -96,7 +96,7 @@ class Leader:
         self._submit(control, urgent=measured)
 
     def frozen(self, control: Control) -> None:
-        """The boundary rose before step `control.step`."""
+        """The boundary changed before step `control.step`."""
         self.record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
         self._offers = self._make_offers(control)
         self._submit(control, urgent=True)
@@ -139,6 +139,7 @@ class Leader:
             step=control.step,
             epoch=self._job.order.epoch(control.step),
             boundary=control.boundary,
+            boundary_step=control.boundary_step,
             num_layers=self._job.num_layers,
             stage_layers=[
                 len(range(max(s.start, 1), min(s.stop, self._job.num_layers + 1))) for s in self._layout.spans

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipetransformer_contract.spec import Optimizer
 
-from .freezing import trains
+from .freezing import apply_boundary, trains
 from .models import Ties, unit_name
 from .optimizer import Moments, moment_shapes
 
@@ -29,6 +29,7 @@ class Control:
     Attributes:
         step: global steps committed so far.
         boundary: frozen blocks.
+        boundary_step: step before which the boundary was last changed.
         policy: state of the freeze policy.
         best_accuracy: highest test accuracy so far, None before the first evaluation.
         last_accuracy: test accuracy of the newest evaluation.
@@ -38,6 +39,7 @@ class Control:
 
     step: int = 0
     boundary: int = 0
+    boundary_step: int = 0
     policy: dict[str, Any] = field(default_factory=dict)
     best_accuracy: float | None = None
     last_accuracy: float | None = None
@@ -76,6 +78,14 @@ class WorkerState:
             for name, parameter in self.units[index].named_parameters():
                 if trains(index, name, self.control.boundary, self.ties):
                     yield f"{prefix}.{name}", parameter
+
+    def apply_boundary(self) -> None:
+        """Freeze and unfreeze the units held, by the boundary. A parameter that freezes loses its moments."""
+        apply_boundary(self.units, self.control.boundary, self.ties)
+        for index in self.units:
+            for name, parameter in self.named_parameters(index):
+                if not parameter.requires_grad:
+                    self.moments.pop(name, None)
 
     def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
         """Parameters and buffers, and moments as `NAME@KEY`, of one unit by whole-model name."""

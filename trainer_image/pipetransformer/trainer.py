@@ -29,7 +29,6 @@ from .elastic.transfer import move_units
 from .elastic.watcher import GenerationWatcher
 from .errors import StorageError
 from .freeze import FreezeObservation, make_policy
-from .freezing import apply_boundary
 from .gradients import reduce_gradients
 from .job import Job
 from .layout import StageLayout
@@ -169,10 +168,10 @@ class Trainer:
             self._finish(member)
             return Ending.FINISHED
         vote = self._round(member)
-        froze = self._freeze(member, vote)
+        moved = self._move_boundary(member, vote)
         if self.step % self._job.order.steps_per_epoch == 0 or self.step == self._job.total_steps:
             self._evaluate(member)
-        if froze or self._checkpointer.due(self.step) or vote.leaving:
+        if moved or self._checkpointer.due(self.step) or vote.leaving:
             self._save(member)
         self._state.control.round_ended_at = wall_clock()
         self._hooks.stepped(self.step)
@@ -254,23 +253,24 @@ class Trainer:
         return rate
 
     def _commit_late(self, last_vote: list[float]) -> None:
-        """Commit the pending step that others have committed. Part of a regroup, so the groups may be gone already."""
-        skipped = Vote(loss_sum=float("nan"))
-        self._commit(Vote.from_list(last_vote) if last_vote else skipped)
+        """Commit the pending step that others have committed, and freeze as they did. Part of a regroup, so the groups
+        may be gone already."""
+        vote = Vote.from_list(last_vote) if last_vote else Vote(loss_sum=float("nan"))
+        self._commit(vote)
+        self._decide(vote)
 
-    def _freeze(self, member: _Membership, vote: Vote) -> bool:
-        """Ask the policy; whether the boundary rose."""
+    def _move_boundary(self, member: _Membership, vote: Vote) -> bool:
+        """Ask the policy; whether blocks froze or train again."""
         control = self._state.control
-        raised = self._decide(vote.unit_norms if vote.finite else [0.0] * (self._job.num_layers + 2))
-        if not raised:
+        if not self._decide(vote):
             return False
-        apply_boundary(self._state.units, control.boundary, self._state.ties)
         self._equip(member)
         if member.leader is not None:
             member.leader.frozen(control)
         return True
 
-    def _decide(self, unit_norms: list[float]) -> bool:
+    def _decide(self, vote: Vote | None) -> bool:
+        """Ask the policy, before the first step or after a vote; whether the boundary moved."""
         control = self._state.control
         boundary = self._policy.decide(
             FreezeObservation(
@@ -278,13 +278,16 @@ class Trainer:
                 epoch=self._job.order.epoch(control.step),
                 boundary=control.boundary,
                 num_layers=self._job.num_layers,
-                unit_gradient_norms=unit_norms,
+                unit_gradient_norms=vote.unit_norms if vote is not None and vote.finite else (),
             )
         )
         control.policy = self._policy.state_dict()
-        raised = boundary > control.boundary
-        control.boundary = max(control.boundary, boundary)
-        return raised
+        if boundary == control.boundary:
+            return False
+        control.boundary = boundary
+        control.boundary_step = control.step
+        self._state.apply_boundary()
+        return True
 
     def _evaluate(self, member: _Membership) -> None:
         layout, control = member.layout, self._state.control
@@ -329,8 +332,8 @@ class Trainer:
         control = self._state.control
         if control.policy:
             self._policy.load_state_dict(control.policy)
-        if control.step == 0 and self._decide([0.0] * (self._job.num_layers + 2)):
-            apply_boundary(self._state.units, control.boundary, self._state.ties)
+        if control.step == 0:
+            self._decide(None)
         leader = Leader(self._job, self._reporter, self._run_dir, layout) if layout.is_leader else None
         member = _Membership(
             layout=layout,

@@ -73,6 +73,7 @@ class Reason(StrEnum):
     GENERATION_PUBLISHED = "GenerationPublished"
     GENERATION_CONFIRMED = "GenerationConfirmed"
     LAYERS_FROZEN = "LayersFrozen"
+    LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
     GPUS_RELEASED = "GPUsReleased"
 
@@ -110,9 +111,9 @@ class State(StrEnum):
 class PublishedPlan(Wire):
     """The newest published generation; the channel shows it once this is durable.
 
-    `leavers` are the workers that hold state until the members have committed; `boundary` is what it was chosen for
-    and what a checkpoint must have before they are given back. `confirmed_generation` is the newest
-    generation that the leader reported as committed: below `layout_generation` the change is still under way.
+    `leavers` are the workers that hold state until the members have committed; `boundary` is what it was chosen for,
+    in force since `boundary_step`: a checkpoint must know it before they are given back. `confirmed_generation` is the
+    newest generation that the leader reported as committed: below `layout_generation` the change is still under way.
     """
 
     layout_generation: Positive
@@ -124,6 +125,7 @@ class PublishedPlan(Wire):
     nonce: Name
     reason: ResizeReason
     boundary: Count = 0
+    boundary_step: Count = 0
     confirmed_generation: Count = 0
 
     @property
@@ -133,6 +135,13 @@ class PublishedPlan(Wire):
     @property
     def confirmed(self) -> bool:
         return self.confirmed_generation >= self.layout_generation
+
+    def covered_by(self, checkpoint: DurableCheckpoint | None) -> bool:
+        """Whether a restart from the checkpoint would know the boundary that the layout was chosen for, or come from
+        the layout itself (after a failure it may start at an earlier step)."""
+        return checkpoint is not None and (
+            checkpoint.step >= self.boundary_step or checkpoint.layout_generation >= self.layout_generation
+        )
 
     def generation(self, job_uid: str) -> Generation:
         """What the channel hands to members and leavers."""

@@ -201,6 +201,7 @@ class Draft:
             nonce=hashlib.sha256(f"{self.observed.uid}/{number}/{self.observed.nonce}".encode()).hexdigest()[:32],
             reason=reason,
             boundary=report.boundary if report else 0,
+            boundary_step=report.boundary_step if report else 0,
             confirmed_generation=before.confirmed_generation if before else 0,
         )
         self.update(plan=plan, layout_generation=number, resize=None)

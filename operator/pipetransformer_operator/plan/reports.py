@@ -28,9 +28,10 @@ def fold(draft: Draft) -> None:
         frozen=f"{report.boundary}/{report.num_layers}",
         checkpoint=_newer(draft.status.checkpoint, report.checkpoint),
     )
-    if report.boundary != (last.boundary if last else 0):
+    before = last.boundary if last else 0
+    if report.boundary != before:
         draft.tell(
-            Reason.LAYERS_FROZEN,
+            Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
             f"{report.boundary} of {report.num_layers} blocks are frozen at step {report.step}",
         )
     _confirm(draft, report.layout_generation)

@@ -48,21 +48,22 @@ def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
         return ResizeReason.BALANCE
     if after.workers > before.workers:
         return ResizeReason.CLAIM
+    if after.stages > before.stages:
+        return ResizeReason.DEEPEN
     if after.workers == before.workers or draft.on_pack is OnPack.HOLD:
         return ResizeReason.PACK
     return ResizeReason.RELEASE if after.stages < before.stages else ResizeReason.SPEC
 
 
 def _settle(draft: Draft) -> bool:
-    """Gives the leavers back once a checkpoint at the boundary of the new layout is durable; True when none is left."""
+    """Gives leavers back once a checkpoint that knows the new layout's boundary is durable; True when none is left."""
     plan = draft.status.plan
     assert plan is not None
     names = {member.name for member in plan.leavers}
     leaving = [key for key in draft.status.worker_ids if draft.name_of(key) in names]
     if not leaving:
         return True
-    checkpoint = draft.status.checkpoint
-    if draft.spec.checkpoint and (checkpoint is None or checkpoint.boundary < plan.boundary):
+    if draft.spec.checkpoint and not plan.covered_by(draft.status.checkpoint):
         return False
     draft.keep_workers(key for key in draft.status.worker_ids if key not in leaving)
     draft.tell(Reason.WORKERS_DELETED, f"{len(leaving)} workers have left generation {plan.layout_generation}")

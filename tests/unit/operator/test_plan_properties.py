@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(60)
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["warm", "commit", "freeze", "checkpoint", "leave", "kill", "crash", "wait", "scale"]),
+        st.sampled_from(["warm", "commit", "freeze", "thaw", "checkpoint", "leave", "kill", "crash", "wait", "scale"]),
         st.integers(0, 7),
     ),
     max_size=25,
@@ -49,6 +49,8 @@ def happen(world: World, event: str, number: int) -> None:
         world.commit()
     elif trains and event == "freeze":
         world.commit(boundary=min(LAYERS - 1, boundary + number))
+    elif trains and event == "thaw":
+        world.commit(boundary=max(0, boundary - number))
     elif trains and event == "checkpoint":
         world.commit(checkpoint=boundary)
     elif trains and plan is not None and plan.confirmed and event == "leave":

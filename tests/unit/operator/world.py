@@ -107,20 +107,29 @@ class World:
         offered: list[Offer] | None = None,
         step_seconds: float | None = None,
     ) -> None:
-        """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed."""
+        """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed.
+
+        A checkpoint with fewer blocks frozen than now is an older generation's.
+        """
         last = self.report
         boundary = boundary if boundary is not None else (last.boundary if last else 0)
         durable = last.checkpoint if last else None
         step = last.step + 10 if last else 1
+        since = last.boundary_step if last and last.boundary == boundary else step if boundary else 0
         if checkpoint is not None:
+            stale = checkpoint < boundary
             durable = DurableCheckpoint(
-                step=step, boundary=checkpoint, min_stages=2, layout_generation=self.plan.layout_generation
+                step=since - 1 if stale else step,
+                boundary=checkpoint,
+                min_stages=2,
+                layout_generation=self.plan.layout_generation - stale,
             )
         self.report = Report(
             job_uid="job-uid",
             layout_generation=self.plan.layout_generation,
             step=step,
             boundary=boundary,
+            boundary_step=since,
             num_layers=LAYERS,
             bytes_budget=LAYERS // self.spec.pipeline.stages * BLOCK_BYTES,
             offers=offers(boundary) if offered is None else offered,

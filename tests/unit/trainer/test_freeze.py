@@ -79,6 +79,18 @@ def test_gradient_norm_of_an_all_frozen_model_stays() -> None:
     assert GradientNorm(1 / 2, EVERY_STEP).decide(observe(1, 12)) == 12
 
 
+def test_gradient_norm_waits_for_its_next_instant_when_the_step_was_skipped() -> None:
+    observation = FreezeObservation(step=1, epoch=1, boundary=3, num_layers=12, unit_gradient_norms=())
+    assert GradientNorm(1 / 2, EVERY_STEP).decide(observation) == 3
+
+
+def test_explicit_boundaries_may_fall_and_may_be_given_in_any_order() -> None:
+    policy = Explicit(
+        [FreezePoint(step=9, boundary=3), FreezePoint(step=2, boundary=4), FreezePoint(step=5, boundary=0)]
+    )
+    assert [policy.decide(observe(step)) for step in (1, 2, 5, 8, 9, 30)] == [0, 4, 0, 0, 3, 3]
+
+
 def test_explicit_boundaries_hold_from_their_step_on() -> None:
     policy = Explicit([FreezePoint(step=0, boundary=1), FreezePoint(step=5, boundary=4)])
     assert [policy.decide(observe(step)) for step in (0, 4, 5, 9)] == [1, 1, 4, 4]

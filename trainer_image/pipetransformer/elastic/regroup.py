@@ -20,7 +20,6 @@ from torch.distributed.elastic.rendezvous import (
 
 from pipetransformer_contract.messages import Generation
 
-from ..freezing import apply_boundary
 from ..layout import StageLayout
 from ..state import Control, UnitCodec, WorkerState
 from .groups import GenerationGroups, Store, Transport
@@ -196,7 +195,7 @@ def _assemble(
                     new.units[index] = state.units[index]
                     for name, _ in new.named_parameters(index):
                         new.moments[name] = state.moments.get(name, {})
-    apply_boundary(new.units, new.control.boundary, new.ties)
+    new.apply_boundary()
     return new
 
 

@@ -8,11 +8,11 @@ from .policy import FreezeObservation, Stateless
 
 
 class Explicit(Stateless):
-    """From each point's step on, at least its boundary is frozen."""
+    """From each point's step on its boundary holds, higher or lower than the one before."""
 
     def __init__(self, points: Sequence[FreezePoint]) -> None:
-        self.points = tuple(points)
+        self.points = sorted(points, key=lambda point: point.step)
 
     def decide(self, observation: FreezeObservation) -> int:
         reached = [point.boundary for point in self.points if point.step <= observation.step]
-        return min(max([observation.boundary, *reached]), observation.num_layers)
+        return min(reached[-1], observation.num_layers) if reached else observation.boundary

@@ -16,9 +16,9 @@ class GradientNorm(Stateless):
 
     def decide(self, observation: FreezeObservation) -> int:
         boundary, num_layers = observation.boundary, observation.num_layers
-        if boundary >= num_layers or self.instants.number(observation.step) is None:
+        norms = observation.unit_gradient_norms[1 : num_layers + 1]
+        if not norms or boundary >= num_layers or self.instants.number(observation.step) is None:
             return boundary
         bound = boundary + ceil_share(self.alpha * (num_layers - boundary))
-        norms = observation.unit_gradient_norms[1 : num_layers + 1]
         stillest = min(range(boundary, num_layers), key=lambda block: norms[block])
         return min(bound, stillest + 1)

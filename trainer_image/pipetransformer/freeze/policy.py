@@ -11,7 +11,8 @@ class FreezeObservation:
 
     `step` counts committed steps, so it is also the index of the next one; `epoch` counts finished epochs. A policy
     is asked once with step 0, before training. `unit_gradient_norms` has the L2 norm of the global gradient of the
-    embedding, of each block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed.
+    embedding, of each block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed; it is empty
+    at step 0 and after a step that was skipped because it was not finite.
     """
 
     step: int
@@ -25,7 +26,7 @@ class FreezePolicy(Protocol):
     """Decides the frozen boundary after each step, from the observation and its own state alone."""
 
     def decide(self, observation: FreezeObservation) -> int:
-        """Blocks to freeze from the next step on: at least `observation.boundary`, at most `num_layers`."""
+        """Blocks to freeze from the next step on, 0 to `num_layers`: more or fewer than `observation.boundary`."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

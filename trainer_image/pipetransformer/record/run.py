@@ -115,7 +115,10 @@ class RunRecord:
         )
 
     def frozen(self, *, step: int, frozen_layers: int, generation: int, roles: Sequence[Role] | None = None) -> None:
-        """Note that the boundary rose before step `step`; `roles` when layers moved between stages because of it."""
+        """Note that `frozen_layers` are frozen from step `step` on, more or fewer than before.
+
+        `roles` when layers moved between stages because of it.
+        """
         moved = {} if roles is None else {"roles": [asdict(role) for role in roles]}
         self.event("Frozen", step=step, frozenLayers=frozen_layers, generation=generation, **moved)
 

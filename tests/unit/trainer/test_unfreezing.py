@@ -1,0 +1,95 @@
+"""Blocks freeze and train again: what is frozen does not move by a bit, and regroups change no number."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipetransformer.checkpoint.files import Folder
+from pipetransformer.checkpoint.store import MARKER, CheckpointInfo, load_unit
+from pipetransformer.freezing import first_trainable
+from pipetransformer.models import unit_name
+from pipetransformer_contract.spec import TrainerSpec
+from tests.trainer_harness import Faults, Ran, Scripted, run_job
+from tests.unit.trainer.test_engine_numerics import ADAMW, SGD, STAY_ALONE, compare, layouts, make_spec
+
+pytestmark = pytest.mark.timeout(180)
+
+NUM_LAYERS = 6
+BOUNDARIES = [(3, 2), (7, 4), (9, 5), (12, 1), (16, 6), (20, 0), (26, 3)]
+REGROUPED = [
+    Scripted(3, 1, [0, 1, 2]),
+    Scripted(1, 3, [2, 0, 1], at_step=5),
+    Scripted(3, 1, [0, 2, 1], at_step=10),
+    Scripted(2, 1, [1, 2], at_step=18, leavers=[0]),
+    Scripted(1, 2, [2, 1], at_step=22),
+]
+
+
+def spec_of(optimizer: dict[str, Any], **changes: Any) -> TrainerSpec:
+    freeze = {"policy": "Explicit", "boundaries": [{"step": s, "boundary": b} for s, b in reversed(BOUNDARIES)]}
+    return make_spec(optimizer | {"weightDecay": 0.1}, freeze=freeze, **changes)
+
+
+def boundary_at(step: int) -> int:
+    """Blocks frozen while step `step` is trained."""
+    return max(((s, b) for s, b in BOUNDARIES if s <= step), default=(0, 0))[1]
+
+
+@pytest.fixture(scope="module", params=[ADAMW, SGD], ids=["adamw", "sgd-momentum"])
+def optimizer(request: pytest.FixtureRequest) -> dict[str, Any]:
+    chosen: dict[str, Any] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def stayed(optimizer: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_job(spec_of(optimizer), STAY_ALONE, tmp_path_factory.mktemp("stay"))
+
+
+def weights_by_step(location: str) -> dict[int, list[dict[str, torch.Tensor]]]:
+    """Parameters of every unit in every checkpoint; of a step with two, the newer generation's."""
+    folder = Folder(location)
+    infos = [
+        CheckpointInfo.model_validate_json(folder.read(f"{name}/{MARKER}"))
+        for name in folder.names()
+        if folder.exists(f"{name}/{MARKER}")
+    ]
+    return {
+        info.step: [
+            {name: tensor for name, tensor in load_unit(location, info, unit).items() if "@" not in name}
+            for unit in (unit_name(index, NUM_LAYERS) for index in range(NUM_LAYERS + 2))
+        ]
+        for info in sorted(infos, key=lambda info: info.layout_generation)
+    }
+
+
+def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit(
+    optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
+) -> None:
+    location = str(tmp_path / "checkpoints")
+    spec = spec_of(optimizer, checkpoint={"location": location, "everySteps": 1, "keep": 1000})
+
+    run = run_job(spec, REGROUPED, tmp_path / "run")
+
+    compare(run, stayed)
+    assert layouts(run) == [(entry.stages, entry.pipelines) for entry in REGROUPED]
+    weights = weights_by_step(location)
+    assert sorted(weights) == list(range(1, len(run.steps) + 1))
+    for step in range(1, len(run.steps)):
+        frozen = first_trainable(boundary_at(step))
+        for index, (before, after) in enumerate(zip(weights[step], weights[step + 1], strict=True)):
+            same = all(torch.equal(before[name], after[name]) for name in before)
+            assert same == (index < frozen), (step, index)
+
+
+@pytest.mark.parametrize("voted", [8, 11], ids=["freeze", "unfreeze"])
+def test_a_worker_that_missed_the_commit_before_the_boundary_moved_sends_and_gets_what_the_others_expect(
+    voted: int, optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
+) -> None:
+    script = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [0, 1], at_step=voted)]
+
+    run = run_job(spec_of(optimizer), script, tmp_path, faults={1: Faults(loses_vote_of=voted)})
+
+    compare(run, stayed)
