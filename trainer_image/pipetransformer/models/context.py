@@ -20,12 +20,14 @@ class MicroBatchContext:
         sample_ids: samples in the order of the batch dimension, padding included.
         lengths: (micro-batch,) leading positions of each sample that are no padding; None when nothing is padded.
         draws: how often each place has drawn random numbers in this forward.
+        memory: what layers keep for later slices of the same samples, such as keys and values, by layer.
     """
 
     step: int
     sample_ids: Sequence[int]
     lengths: Tensor | None = None
     draws: Counter[int] = field(default_factory=Counter)
+    memory: dict[int, list[Tensor]] = field(default_factory=dict)
 
 
 _current: MicroBatchContext | None = None

@@ -1,5 +1,23 @@
 """How micro-batches flow through the stages of a pipeline."""
 
+from .actions import Action, ActionKind, AllForwardAllBackward, Chunk, InOrder, Schedule
+from .executor import ChunkIO, Executor, PlainHooks, RoundHooks, SpanModule
 from .runner import ModelError, RoundSums, StageRunner, StageSpec
 
-__all__ = ["ModelError", "RoundSums", "StageRunner", "StageSpec"]
+__all__ = [
+    "Action",
+    "ActionKind",
+    "AllForwardAllBackward",
+    "Chunk",
+    "ChunkIO",
+    "Executor",
+    "InOrder",
+    "ModelError",
+    "PlainHooks",
+    "RoundHooks",
+    "RoundSums",
+    "Schedule",
+    "SpanModule",
+    "StageRunner",
+    "StageSpec",
+]
