@@ -12,7 +12,7 @@ _TIMEOUT = datetime.timedelta(seconds=60)
 
 def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """`function(group, *arguments)` on each rank of a gloo group; what it returned, by rank. All must be picklable."""
-    from torch.distributed import TCPStore
+    from pipetransformer.elastic.groups import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     context = multiprocessing.get_context("forkserver")
@@ -36,9 +36,8 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
 
 def _run(pipe: Connection, port: int, rank: int, size: int, function: Callable[..., Any], arguments: Any) -> None:
     import torch
-    from torch.distributed import TCPStore
 
-    from pipetransformer.elastic.groups import Transport, make_group
+    from pipetransformer.elastic.groups import TCPStore, Transport, make_group
 
     torch.set_num_threads(1)
     try:

@@ -12,10 +12,10 @@ from tests.e2e.kube import Kube, Object, has_condition
 from tests.e2e.manifests import EPOCHS, STORAGE, TRAIN_SAMPLES, digits_job, idle_pod, pod
 from tests.ledger_checker import check
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420), pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("operator")]
 
 JOB = "digits"
-JOB_SECONDS = 240
+JOB_SECONDS = 480
 _failed = has_condition("Failed")
 _complete = has_condition("Complete")
 

@@ -1,6 +1,7 @@
 """The seams for schedules to come, each driven by a toy: several spans a worker, chunks of several lengths that share a
 context, a round of two steps, and a backward in two halves. Each equals the same computation in one place."""
 
+import datetime
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.data import MicroBatch
-from pipetransformer.models import MicroBatchContext
+from pipetransformer.elastic.groups import TCPStore, Transport, drop_group, make_group
+from pipetransformer.models import MicroBatchContext, set_micro_batch
 from pipetransformer.models.context import current_micro_batch
 from pipetransformer.schedules import (
     Action,
@@ -46,7 +48,7 @@ class Mixer(nn.Module):
         values = self.linear(x)
         memory = current_micro_batch().memory.setdefault(id(self), [])
         kept = values.detach().requires_grad_()
-        values = _Return.apply(values, kept)
+        values = _Return.apply(values, kept)  # type: ignore[no-untyped-call]
         before = list(memory)
         memory.append(kept)
         everything = torch.cat([*before, values], dim=1)
@@ -73,7 +75,7 @@ class Sliced(AllForwardAllBackward):
     """Cuts every micro-batch into slices of 4 and 3 tokens."""
 
     def chunks(self, micro_batches: Sequence[MicroBatch]) -> list[Chunk]:
-        slices = (range(0, 4), range(4, TOKENS))
+        slices = (range(4), range(4, TOKENS))
         return [Chunk(micro_batch, tokens) for micro_batch in micro_batches for tokens in slices]
 
 
@@ -96,18 +98,15 @@ class Split(AllForwardAllBackward):
     """Backward in two halves: the span before gets its gradient before the weights' turn comes."""
 
     def actions(self, owners: Sequence[int], num_chunks: int) -> list[list[Action]]:
-        return [
-            [
-                half
-                for action in mine
-                for half in (
-                    [Action(kind, action.span, action.chunk) for kind in (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)]
-                    if action.kind is ActionKind.BACKWARD
-                    else [action]
-                )
-            ]
-            for mine in super().actions(owners, num_chunks)
-        ]  # fmt: skip
+        return [[half for action in mine for half in halves(action)] for mine in super().actions(owners, num_chunks)]
+
+
+def halves(action: Action) -> list[Action]:
+    """A backward in two; anything else as it is."""
+    if action.kind is not ActionKind.BACKWARD:
+        return [action]
+    kinds = (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+    return [Action(kind, action.span, action.chunk) for kind in kinds]
 
 
 class Recorder(PlainHooks):
@@ -129,7 +128,7 @@ def descend(module: nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.grad is not None:
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
 
 
@@ -194,8 +193,8 @@ def in_one_place(num_spans: int, frozen: int, steps: int = 1) -> tuple[float, li
             for layer in layers:
                 y = layer(y)
             loss = loss_of(y)
-            loss.backward()
-            total += float(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
         if number < steps - 1:
             for layer in layers:
                 descend(layer)
@@ -203,8 +202,6 @@ def in_one_place(num_spans: int, frozen: int, steps: int = 1) -> tuple[float, li
 
 
 def with_context(x: Tensor) -> None:
-    from pipetransformer.models import set_micro_batch
-
     set_micro_batch(MicroBatchContext(0, (0,) * len(x)))
 
 
@@ -259,13 +256,8 @@ def test_a_round_that_leaves_a_chunk_in_flight_is_refused() -> None:
 
 def one_rank(owners: tuple[int, ...], schedule: Schedule) -> None:
     """A round on a group of one, in this process."""
-    import datetime
-
-    from torch.distributed import HashStore
-
-    from pipetransformer.elastic.groups import Transport, drop_group, make_group
-
-    group = make_group(HashStore(), "one", 0, 1, Transport("127.0.0.1", datetime.timedelta(seconds=20)))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = make_group(store, "one", 0, 1, Transport("127.0.0.1", datetime.timedelta(seconds=20)))
     try:
         run_spans(group, owners, schedule, 0)
     finally:

@@ -1,7 +1,7 @@
 """What a schedule is: how a batch becomes chunks, and in which order each worker computes on them.
 
-A schedule only says what happens when; the executor does it. So a schedule can cut samples into slices of tokens, give a
-worker several spans, or step the optimizer in the middle of a round, without any other part of the trainer knowing.
+A schedule only says what happens when; the executor does it. So a schedule can cut samples into slices of tokens, give
+a worker several spans, or step the optimizer in the middle of a round, and no other part of the trainer knows.
 """
 
 from collections.abc import Sequence

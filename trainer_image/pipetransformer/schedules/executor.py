@@ -1,8 +1,8 @@
 """Runs the actions of any schedule on the spans of one worker, peer to peer with the workers of the spans around them.
 
-The stock runtime (`runner.py`) knows one span a worker, one shape for all chunks and one weight version a round. This one
-knows none of that: shapes come with the chunk, a span's neighbours are found by its owner, and what happens around a
-forward or at a step is the caller's.
+The stock runtime (`runner.py`) knows one span a worker, one shape for all chunks and one weight version a round. This
+one knows none of that: shapes come with the chunk, a span's neighbours are found by its owner, and what happens around
+a forward or at a step is the caller's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
