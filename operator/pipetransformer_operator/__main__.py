@@ -5,6 +5,7 @@ import logging
 import sys
 
 from .handlers import operate
+from .kube.lease import LeaseLost
 from .settings import Settings
 
 
@@ -16,7 +17,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(operate(settings))
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it says that each event was handled
+    try:
+        asyncio.run(operate(settings))
+    except LeaseLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

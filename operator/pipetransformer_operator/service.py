@@ -1,33 +1,60 @@
-"""The operator on a cluster, put together: controller, channel and metrics, between one start and one stop."""
+"""The operator on a cluster, put together: lease, controller, channel, metrics and health, from start to stop.
 
+An operator that waits for the lease listens already, so that its metrics show, but it answers workers with 503.
+"""
+
+import asyncio
+import logging
 from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from .api import PLURAL
 from .channel.app import Channel
 from .channel.certificate import server_context
 from .controller.manager import Controller
 from .controller.ports import JobKey
+from .health import Health
 from .kube.api import Api, Object
 from .kube.authority import Publisher, obtain_authority
+from .kube.lease import Lease
 from .kube.pool import KubePool
-from .kube.store import KubeStore
+from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
 from .metrics import Metrics
 from .settings import Settings
 
+logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 1.0
+#: A watch is opened anew so often.
+WATCH_SECONDS = 120
+#: A watch that was not opened for so long is stuck: two of its lives, and kopf's longest pause between attempts.
+WATCH_PATIENCE_SECONDS = 2 * WATCH_SECONDS + 30
+CRD_POLL_SECONDS = 2.0
 
 
 class Service:
-    """See the module. The event sources call `job_changed`, `pod_changed` and `pod_gone`."""
+    """See the module. The event sources call `job_changed`, `pod_changed` and `pod_gone`.
+
+    Attributes:
+        health: is to be told of each watch that is opened.
+    """
 
     def __init__(
-        self, api: Api, controller: Controller, pool: KubePool, tokens: TokenReviewer, runners: list[web.AppRunner]
+        self,
+        apis: list[Api],
+        lease: Lease,
+        health: Health,
+        controller: Controller,
+        pool: KubePool,
+        tokens: TokenReviewer,
+        runners: list[web.AppRunner],
     ) -> None:
-        self._api = api
+        self.health = health
+        self._apis = apis
+        self._lease = lease
         self._controller = controller
         self._pool = pool
         self._tokens = tokens
@@ -51,31 +78,52 @@ class Service:
             Unavailable: the API server does not let the operator start now.
             OSError: a port is taken.
         """
-        api = await Api.connect()
-        authority = await obtain_authority(api, settings.namespace)
+        own = await Api.connect()  # a pool of its own, so that the lease never waits behind other requests
+        lease = Lease(own, settings.namespace, settings.identity, seconds=settings.lease_seconds)
+        health = Health([PLURAL, "pods"], lambda: lease.held, patience=WATCH_PATIENCE_SECONDS)
+        authority = await obtain_authority(own, settings.namespace)
+        api = await Api.connect(may_write=lambda: lease.held)
         tokens = TokenReviewer(api)
         pool = KubePool(api, watched_pods, settings.channel_url, Publisher(api, authority).publish)
         metrics = Metrics(lambda: controller.jobs())
         controller = Controller(KubeStore(api, watched_job), pool, decided=metrics.decided)
-        channel = web.AppRunner(
-            Channel(controller.boards, tokens, metrics.requested).application(),
-            shutdown_timeout=SHUTDOWN_SECONDS,
-            access_log=None,
-        )
-        exporter = web.AppRunner(_exporter(metrics), access_log=None)
-        for runner in (channel, exporter):
-            await runner.setup()
+        channel = Channel(controller.boards, tokens, metrics.requested).application()
         tls = server_context(authority, settings.channel_hosts)
-        await web.TCPSite(channel, settings.host, settings.channel_port, ssl_context=tls).start()
-        await web.TCPSite(exporter, settings.host, settings.metrics_port).start()
-        return cls(api, controller, pool, tokens, [channel, exporter])
+        runners = []
+        for application, port, context in (
+            (channel, settings.channel_port, tls),
+            (_exporter(metrics), settings.metrics_port, None),
+            (health.application(), settings.health_port, None),
+        ):
+            runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_SECONDS, access_log=None)
+            await runner.setup()
+            await web.TCPSite(runner, settings.host, port, ssl_context=context).start()
+            runners.append(runner)
+        return cls([own, api], lease, health, controller, pool, tokens, runners)
+
+    async def lead(self) -> None:
+        """Waits until the cluster serves our jobs and this operator is the one: what is read from then on is whole."""
+        while not await served(self._apis[0]):
+            logger.info("the cluster does not serve %s yet", PLURAL)
+            await asyncio.sleep(CRD_POLL_SECONDS)
+        await self._lease.acquire()
+
+    async def keep_leading(self) -> None:
+        """Runs for ever.
+
+        Raises:
+            LeaseLost: another operator took over.
+        """
+        await self._lease.keep()
 
     async def stop(self) -> None:
         """Stops everything; jobs and workers go on."""
         await self._controller.stop()
+        await self._lease.release()
         for runner in self._runners:
             await runner.cleanup()
-        await self._api.close()
+        for api in self._apis:
+            await api.close()
 
     def job_changed(self, key: JobKey, *, deleted: bool) -> None:
         """The watch showed something new of a job."""

@@ -1,6 +1,8 @@
 """What the operator is told by its environment."""
 
 import os
+import platform
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -11,7 +13,9 @@ class Settings:
     """See `from_environment` for the variables."""
 
     namespace: str
+    identity: str
     channel_url: str
+    lease_seconds: int = 15
     channel_port: int = 8443
     metrics_port: int = 8080
     health_port: int = 8081
@@ -23,7 +27,9 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Reads the environment.
 
-        `POD_NAMESPACE`: the operator's own namespace; `PIPETRANSFORMER_CHANNEL_URL`: the channel as pods reach it;
+        `POD_NAMESPACE`: the operator's own namespace; `POD_ID`: its pod's UID, the holder of the lease;
+        `PIPETRANSFORMER_LEASE_SECONDS`: how long an operator may be silent before another takes over;
+        `PIPETRANSFORMER_CHANNEL_URL`: the channel as pods reach it;
         `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`; `PIPETRANSFORMER_HOST`: address to listen on;
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`.
 
@@ -37,7 +43,9 @@ class Settings:
             raise ValueError("POD_NAMESPACE: the operator's own namespace is needed")
         return cls(
             namespace=environment["POD_NAMESPACE"],
+            identity=environment.get("POD_ID") or f"{platform.node()}-{secrets.token_hex(4)}",
             channel_url=url,
+            lease_seconds=_seconds(environment, "LEASE", cls.lease_seconds),
             channel_port=_port(environment, "CHANNEL", cls.channel_port),
             metrics_port=_port(environment, "METRICS", cls.metrics_port),
             health_port=_port(environment, "HEALTH", cls.health_port),
@@ -50,6 +58,14 @@ class Settings:
     def channel_hosts(self) -> tuple[str, ...]:
         """Names that the channel's certificate is for."""
         return (urlsplit(self.channel_url).hostname or "",)
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
+    variable = f"PIPETRANSFORMER_{name}_SECONDS"
+    text = environment.get(variable, str(default))
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+        raise ValueError(f"{variable}: {text!r} is no positive number of seconds")
+    return int(text)
 
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:

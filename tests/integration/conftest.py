@@ -9,11 +9,13 @@ import contextlib
 import os
 import secrets
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 
@@ -32,7 +34,7 @@ SYSTEM = "pipetransformer-system"
 POLL_SECONDS = 0.05
 
 
-async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: float = 20) -> Any:
+async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: float = 40) -> Any:
     """Asks again and again until the condition gives something true, and returns that."""
     try:
         async with asyncio.timeout(timeout):
@@ -152,25 +154,28 @@ async def namespace(api: Api, tmp_path: Path) -> Namespace:
 class Operator:
     """The operator as a process that can be killed and started again."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, identity: str = "operator") -> None:
         self.metrics_port = free_port()
+        self.health_port = free_port()
         self._log = log
         port = free_port()
         self._environment = {
             **os.environ,
             "KUBECONFIG": str(kubeconfig),
             "POD_NAMESPACE": SYSTEM,
+            "POD_ID": identity,
+            "PIPETRANSFORMER_LEASE_SECONDS": "3",
             "PIPETRANSFORMER_HOST": "127.0.0.1",
             "PIPETRANSFORMER_CHANNEL_URL": f"https://127.0.0.1:{port}",
             "PIPETRANSFORMER_CHANNEL_PORT": str(port),
             "PIPETRANSFORMER_METRICS_PORT": str(self.metrics_port),
-            "PIPETRANSFORMER_HEALTH_PORT": str(free_port()),
+            "PIPETRANSFORMER_HEALTH_PORT": str(self.health_port),
         }
         self.channel_port = port
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Starts it and returns when the channel listens."""
+        """Starts it and returns when its channel listens."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "pipetransformer_operator", env=self._environment, stdout=log, stderr=log
@@ -181,6 +186,32 @@ class Operator:
                 return probe.connect_ex(("127.0.0.1", self.channel_port)) == 0
 
         await until("the channel listens", listens)
+
+    async def asked(self, path: str) -> int:
+        """Status code of one of its health paths; 0 while it does not listen."""
+        with contextlib.suppress(aiohttp.ClientError):
+            url = f"http://127.0.0.1:{self.health_port}{path}"
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                return response.status
+        return 0
+
+    async def generation(self, authority: str, token: str, job: str) -> int:
+        """Status code of a worker's question for the newest generation."""
+        trusted = ssl.create_default_context(cadata=authority)
+        headers = {"Authorization": f"Bearer {token}", "X-Pipetransformer-Job": job}
+        url = f"https://127.0.0.1:{self.channel_port}/v1/generation?after=0&timeoutSeconds=0"
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers, ssl=trusted) as response:
+            return response.status
+
+    async def signal(self, number: int) -> None:
+        """Sends it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def exit_code(self) -> int:
+        """Waits for its end."""
+        assert self._process is not None
+        return await self._process.wait()
 
     async def kill(self) -> None:
         """Ends it without notice."""

@@ -1,10 +1,12 @@
 """kopf's part: it watches jobs and pods and wakes the controller. No decision is made here.
 
 The indexes are the caches that everything else reads. kopf fills them completely before it calls any event handler, so
-the first turn of a job sees all of its pods.
+the first turn of a job sees all of its pods; and it starts only once this operator holds the lease, so they show all
+that an operator before it wrote.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -14,27 +16,51 @@ from ..api import GROUP, PLURAL, VERSION
 from ..controller.ports import JobKey
 from ..kube.api import Object
 from ..plan.accounting import JOB_LABEL
-from ..service import Service
+from ..service import WATCH_SECONDS, Service
 from ..settings import Settings
+from .session import Backoffs, log_in
 
-WATCH_SECONDS = 300
 CONNECT_SECONDS = 10
 JOBS, PODS = "watched_jobs", "watched_pods"
 
 
-async def operate(settings: Settings, *, stop: asyncio.Event | None = None) -> None:
-    """Runs the operator until it is told to stop by `stop` or by a signal."""
-    registry = kopf.OperatorRegistry()
-    _register(registry, settings)
-    await kopf.operator(
-        registry=registry,
-        settings=_kopf_settings(),
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        liveness_endpoint=f"http://{settings.host}:{settings.health_port}/healthz",
-        stop_flag=stop,
+async def operate(settings: Settings) -> None:
+    """Runs the operator until a signal tells it to stop.
+
+    Raises:
+        LeaseLost: another operator took over.
+    """
+    indexes: dict[str, kopf.Index[JobKey, Object]] = {}
+    service = await Service.start(
+        settings,
+        watched_job=lambda key: next(iter(indexes[JOBS].get(key, ())), None),
+        watched_pods=lambda key: indexes[PODS].get(key, ()),
     )
+    registry = kopf.OperatorRegistry()
+    _register(registry, service, indexes)
+    keeping = None
+    try:
+        await service.lead()
+        keeping = asyncio.create_task(service.keep_leading())
+        watching = asyncio.create_task(
+            kopf.operator(
+                registry=registry,
+                settings=_kopf_settings(),
+                standalone=True,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+            )
+        )
+        await asyncio.wait({keeping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        if keeping.done():
+            keeping.result()
+    finally:
+        if keeping is not None:
+            keeping.cancel()
+        await service.stop()
 
 
 def _kopf_settings() -> kopf.OperatorSettings:
@@ -44,17 +70,20 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.client_timeout = WATCH_SECONDS + 30
     settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.networking.error_backoffs = Backoffs()
+    # Neither namespaces nor definitions are watched: the operator needs no right to see them.
+    settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.posting.level = logging.ERROR
     return settings
 
 
-def _register(registry: kopf.OperatorRegistry, settings: Settings) -> None:
-    running: list[Service] = []
-
+def _register(
+    registry: kopf.OperatorRegistry, service: Service, indexes: dict[str, kopf.Index[JobKey, Object]]
+) -> None:
     @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+        return await log_in(service.health.opened, **kwargs)
 
     @kopf.index(GROUP, VERSION, PLURAL, id=JOBS, registry=registry)
     def index_jobs(*, namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:
@@ -65,32 +94,20 @@ def _register(registry: kopf.OperatorRegistry, settings: Settings) -> None:
         return {JobKey(namespace or "", labels[JOB_LABEL]): _slim(body)}
 
     @kopf.on.startup(registry=registry)
-    async def start(**indexes: Any) -> None:
-        jobs: kopf.Index[JobKey, Object] = indexes[JOBS]
-        pods: kopf.Index[JobKey, Object] = indexes[PODS]
-        service = await Service.start(
-            settings,
-            watched_job=lambda key: next(iter(jobs.get(key, ())), None),
-            watched_pods=lambda key: pods.get(key, ()),
-        )
-        running.append(service)
-
-    @kopf.on.cleanup(registry=registry)
-    async def stop(**_: Any) -> None:
-        for service in running:
-            await service.stop()
+    async def start(**arguments: Any) -> None:
+        indexes.update({name: arguments[name] for name in (JOBS, PODS)})
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(*, namespace: str | None, name: str, type: str, **_: Any) -> None:
-        running[0].job_changed(JobKey(namespace or "", name), deleted=type == "DELETED")
+        service.job_changed(JobKey(namespace or "", name), deleted=type == "DELETED")
 
     @kopf.on.event("pods", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
     async def pod_changed(*, namespace: str | None, uid: str, labels: kopf.Labels, type: str, **_: Any) -> None:
         key = JobKey(namespace or "", labels[JOB_LABEL])
         if type == "DELETED":
-            running[0].pod_gone(key, uid)
+            service.pod_gone(key, uid)
         else:
-            running[0].pod_changed(key)
+            service.pod_changed(key)
 
 
 def _slim(body: kopf.Body) -> Object:

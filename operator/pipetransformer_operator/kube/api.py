@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -21,14 +21,24 @@ class NotFound(Exception):
     """No such object."""
 
 
-class Api:
-    """A client of one API server. Use `connect` to make one, and `close` it."""
+def _always() -> bool:
+    return True
 
-    def __init__(self, api_client: client.ApiClient) -> None:
+
+class Api:
+    """A client of one API server. Use `connect` to make one, and `close` it.
+
+    Args:
+        api_client: of the library.
+        may_write: asked before each request but GET; false means that this operator does not hold its lease.
+    """
+
+    def __init__(self, api_client: client.ApiClient, may_write: Callable[[], bool] = _always) -> None:
         self._client = api_client
+        self._may_write = may_write
 
     @classmethod
-    async def connect(cls) -> "Api":
+    async def connect(cls, may_write: Callable[[], bool] = _always) -> "Api":
         """Connects as the pod's ServiceAccount, or outside a cluster as the kubeconfig says."""
         settings = client.Configuration()
         try:
@@ -36,7 +46,7 @@ class Api:
         except config.ConfigException:
             # the client reads KUBECONFIG only once, when it is imported
             await config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=settings)
-        return cls(client.ApiClient(configuration=settings))
+        return cls(client.ApiClient(configuration=settings), may_write)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -61,8 +71,10 @@ class Api:
             NotFound: 404.
             Conflict: 409.
             Refused: any other 4xx.
-            Unavailable: no answer, 429 or 5xx.
+            Unavailable: no answer, 429 or 5xx, or this operator may not write.
         """
+        if method != "GET" and not self._may_write():
+            raise Unavailable(f"{method} {path}: not sent, for this operator does not hold its lease")
         try:
             answer = await self._client.call_api(
                 path,

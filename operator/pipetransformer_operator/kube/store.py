@@ -86,6 +86,15 @@ class KubeStore:
             logger.warning("event lost: %s: %s (%s)", event.reason.value, event.message, error)
 
 
+async def served(api: Api) -> bool:
+    """Whether the API server knows our jobs and answers now."""
+    try:
+        group = await api.get(f"/apis/{GROUP}/{VERSION}")
+    except (NotFound, Unavailable):
+        return False
+    return PLURAL in {resource["name"] for resource in group["resources"]}
+
+
 def jobs_path(namespace: str) -> str:
     """Path of the jobs of a namespace."""
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
