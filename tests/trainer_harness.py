@@ -1,22 +1,27 @@
 """Runs real workers as processes, with generations from a script instead of an operator.
 
 Workers start from a forkserver that has imported torch already. The script publishes a generation once the leader of
-the present one has committed a given number of steps; everything else (rendezvous, groups, transfer) is the real thing.
+the present one has committed a given number of steps, or once a worker is lost; everything else (rendezvous, groups,
+transfer) is the real thing.
 """
 
+import contextlib
 import datetime
 import json
 import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from pipetransformer.moments import Moment
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
 
@@ -25,13 +30,15 @@ _TIMEOUT = datetime.timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Scripted:
-    """A generation to publish after `at_step` committed steps. Workers are numbers; the first member leads."""
+    """A generation to publish after `at_step` committed steps, or once worker `after_loss` is lost. Workers are
+    numbers; the first member leads."""
 
     stages: int
     pipelines: int
     members: Sequence[int]
     at_step: int = 0
     leavers: Sequence[int] = ()
+    after_loss: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,28 +46,51 @@ class Faults:
     """What goes wrong in one worker.
 
     Attributes:
-        killed_after: the process dies once it has committed that many steps.
+        killed_at: the process dies at that moment of that step (from 0) or generation.
+        stopped_at: it hangs there for ever.
         loses_vote_of: its connection seems to break after the vote of that step (from 0), before its commit.
     """
 
-    killed_after: int | None = None
+    killed_at: tuple[Moment, int] | None = None
+    stopped_at: tuple[Moment, int] | None = None
     loses_vote_of: int | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether this worker is lost."""
+        return self.killed_at is not None or self.stopped_at is not None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A generation, and when a worker may see it."""
+
+    generation: Generation
+    at_step: int
+    after_loss: int | None
+
+    def names(self, worker: str) -> bool:
+        return any(member.name == worker for member in [*self.generation.members, *self.generation.leavers])
 
 
 class ScriptedSource:
-    """Generations from a list; a worker sees those that name it, the leader only after their step."""
+    """Generations from a list; a worker sees those that name it, after their step or their loss."""
 
-    def __init__(self, worker: str, generations: Sequence[Generation], at_steps: Mapping[int, int]) -> None:
-        self._worker = worker
-        self._generations = generations
-        self._at_steps = at_steps
+    def __init__(self, worker: str, published: Sequence[Published]) -> None:
+        self._published = [entry for entry in published if entry.names(worker)]
         self._condition = threading.Condition()
         self._step = 0
+        self._lost: set[int] = set()
         self._closed = False
 
     def stepped(self, step: int) -> None:
         with self._condition:
             self._step = step
+            self._condition.notify_all()
+
+    def lose(self, worker: int) -> None:
+        with self._condition:
+            self._lost.add(worker)
             self._condition.notify_all()
 
     def next_generation(self, after: int) -> Generation:
@@ -74,23 +104,24 @@ class ScriptedSource:
         return found
 
     def newest(self) -> int:
-        return 0
+        with self._condition:
+            return max((e.generation.layout_generation for e in self._published if self._is_out(e)), default=0)
 
     def close(self) -> None:
         with self._condition:
             self._closed = True
             self._condition.notify_all()
 
+    def _is_out(self, entry: Published) -> bool:
+        return self._step >= entry.at_step if entry.after_loss is None else entry.after_loss in self._lost
+
     def _visible(self, after: int) -> Generation | None:
-        for generation in self._generations:
-            names = [member.name for member in [*generation.members, *generation.leavers]]
-            if generation.layout_generation <= after or self._worker not in names:
-                continue
-            # A worker that has never been a member waits in the rendezvous for the others.
-            if after > 0 and self._step < self._at_steps[generation.layout_generation]:
-                return None
-            return generation
-        return None
+        newer = [entry for entry in self._published if entry.generation.layout_generation > after]
+        out = [entry for entry in newer if self._is_out(entry)]
+        if out:
+            return out[-1].generation
+        # A worker that has never been a member waits in the rendezvous for the others.
+        return newer[0].generation if newer and after == 0 else None
 
 
 class Reports:
@@ -108,10 +139,16 @@ class Reports:
 
 @dataclass
 class Ran:
-    """What a run left behind."""
+    """What a run left behind.
+
+    Attributes:
+        endings: how each worker ended that was not lost.
+        lost_at: seconds since the epoch when each of the others was.
+    """
 
     run_dir: Path
-    endings: dict[int, str]
+    endings: dict[int, str] = field(default_factory=dict)
+    lost_at: dict[int, float] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
 
     @property
@@ -126,7 +163,12 @@ class Ran:
 
 
 def _worker(
-    number: int, spec_json: str, run_dir: str, at_steps: Mapping[int, int], pipe: Connection, faults: Faults
+    number: int,
+    spec_json: str,
+    run_dir: str,
+    pipe: Connection,
+    faults: Faults,
+    watchdog_seconds: float | None,
 ) -> None:
     import logging
 
@@ -136,6 +178,7 @@ def _worker(
     logging.basicConfig(level=logging.INFO, format=f"w{number} %(asctime)s %(message)s")
     from pipetransformer.elastic.groups import Transport
     from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, host_store
+    from pipetransformer.elastic.watchdog import Watchdog
     from pipetransformer.elastic.watcher import GenerationWatcher
     from pipetransformer.job import Job
     from pipetransformer.trainer import Hooks, Trainer
@@ -144,28 +187,36 @@ def _worker(
         job = Job.load(TrainerSpec.model_validate_json(spec_json))
         store, address = host_store("127.0.0.1", _TIMEOUT)
         pipe.send(address)
-        generations = [Generation.model_validate_json(content) for content in pipe.recv()]
         name = f"job-w{number}"
-        source = ScriptedSource(name, generations, at_steps)
+        source = ScriptedSource(name, pipe.recv())
         handler = GenerationRendezvousHandler(name, store, source, timeout=_TIMEOUT)
         reports = Reports()
+        over = threading.Event()
 
-        def stepped(step: int) -> None:
-            source.stepped(step)
-            if step == faults.killed_after:
-                os.kill(os.getpid(), signal.SIGKILL)
+        def listen() -> None:
+            """Take the numbers of lost workers, and None at the end."""
+            while (lost := pipe.recv()) is not None:
+                source.lose(lost)
+            over.set()
 
-        def voted(step: int) -> None:
-            if step == faults.loses_vote_of and trainer.generation == 1:
+        def reached(moment: Moment, at: int) -> None:
+            if moment is Moment.ENDED:
+                source.stepped(at + 1)
+            if (moment, at) in (faults.killed_at, faults.stopped_at):
+                pipe.send(time.time())
+                os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
+            if moment is Moment.VOTED and at == faults.loses_vote_of and trainer.generation == 1:
                 raise RuntimeError("injected: connection closed by peer")
 
+        threading.Thread(target=listen, daemon=True).start()
+        watchdog = None if watchdog_seconds is None else Watchdog(floor_seconds=watchdog_seconds)
         trainer = Trainer(
             job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", _TIMEOUT), reports, Path(run_dir),
-            Hooks(voted=voted, stepped=stepped),
+            Hooks(reached=reached), watchdog,
         )  # fmt: skip
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent]))
-        pipe.recv()  # the store that this worker hosts serves the others until all have ended
+        over.wait()  # the store that this worker hosts serves the others until all have ended
     except BaseException:
         pipe.send((traceback.format_exc(), []))
         raise
@@ -178,15 +229,24 @@ def run_job(
     *,
     faults: Mapping[int, Faults] | None = None,
     first_generation: int = 1,
+    watchdog_seconds: float | None = None,
 ) -> Ran:
-    """Train `spec` through the generations of `script`, with `faults` by worker."""
+    """Train `spec` through the generations of `script`, with `faults` by worker.
+
+    Args:
+        spec: of the job.
+        script: its generations.
+        run_dir: for the record.
+        faults: by worker.
+        first_generation: number of the script's first.
+        watchdog_seconds: floor of the workers' watchdogs, their own by default.
+    """
     faults = faults or {}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot"])
     numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
-    at_steps = {first_generation + index: entry.at_step for index, entry in enumerate(script)}
     pipes: dict[int, Connection] = {}
-    processes = {}
+    processes: dict[int, ForkServerProcess] = {}
     for number in numbers:
         pipes[number], theirs = context.Pipe()
         processes[number] = context.Process(
@@ -195,9 +255,9 @@ def run_job(
                 number,
                 spec.model_dump_json(by_alias=True),
                 str(run_dir),
-                at_steps,
                 theirs,
                 faults.get(number, Faults()),
+                watchdog_seconds,
             ),
         )
         processes[number].start()
@@ -205,36 +265,63 @@ def run_job(
     try:
         members = {number: Member(name=f"job-w{number}", uid=f"u{number}", address=_receive(pipes[number]))
                    for number in numbers}  # fmt: skip
-        documents = [
-            Generation(
-                job_uid="job",
-                layout_generation=first_generation + index,
-                stages=entry.stages,
-                pipelines=entry.pipelines,
-                members=[members[number] for number in entry.members],
-                leavers=[members[number] for number in entry.leavers],
-                leader=members[entry.members[0]].name,
-                nonce="n",
-                reason=ResizeReason.START if index == 0 else ResizeReason.PACK,
-            ).model_dump_json(by_alias=True)
+        published = [
+            Published(
+                Generation(
+                    job_uid="job",
+                    layout_generation=first_generation + index,
+                    stages=entry.stages,
+                    pipelines=entry.pipelines,
+                    members=[members[number] for number in entry.members],
+                    leavers=[members[number] for number in entry.leavers],
+                    leader=members[entry.members[0]].name,
+                    nonce="n",
+                    reason=ResizeReason.START if index == 0 else ResizeReason.PACK,
+                ),
+                entry.at_step,
+                entry.after_loss,
+            )
             for index, entry in enumerate(script)
         ]
         for number in numbers:
-            pipes[number].send(documents)
-        endings: dict[int, str] = {}
-        reports: list[Report] = []
-        for number in numbers:
-            if number in faults and faults[number].killed_after is not None:
-                processes[number].join(60)
-                continue
-            ending, sent = _receive(pipes[number])
-            endings[number] = ending
-            reports += [Report.model_validate_json(content) for content in sent]
-        return Ran(run_dir, endings, reports)
+            pipes[number].send(published)
+        return _follow(Ran(run_dir), pipes, processes, faults)
     finally:
         for process in processes.values():
             process.kill()
             process.join()
+
+
+def _follow(
+    ran: Ran,
+    pipes: Mapping[int, Connection],
+    processes: Mapping[int, ForkServerProcess],
+    faults: Mapping[int, Faults],
+) -> Ran:
+    """Collect how the workers end, and tell the others of each that is lost."""
+    running = dict(pipes)
+    while running:
+        heard = wait(list(running.values()), timeout=120)
+        if not heard:
+            raise TimeoutError(f"workers {sorted(running)} said nothing for 120 s")
+        for number in [number for number, pipe in running.items() if pipe in heard]:
+            said = running[number].recv()
+            if isinstance(said, tuple):
+                ran.endings[number] = said[0]
+                ran.reports += [Report.model_validate_json(content) for content in said[1]]
+                del running[number]
+                continue
+            ran.lost_at[number] = said
+            del running[number]
+            if faults[number].killed_at:
+                processes[number].join(60)
+            for pipe in pipes.values():
+                with contextlib.suppress(OSError):
+                    pipe.send(number)
+    for pipe in pipes.values():
+        with contextlib.suppress(OSError):
+            pipe.send(None)
+    return ran
 
 
 def _receive(pipe: Connection) -> Any:

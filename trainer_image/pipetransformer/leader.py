@@ -50,6 +50,8 @@ class Leader:
     def committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
         """The generation is committed: confirm it."""
         self._checkpoint = checkpoint
+        if control.last_step and self.record.last_step() < control.last_step["step"]:
+            self.record.step(**control.last_step, samples_per_second=None)
         self._offers = self._make_offers(control)
         self._submit(control, urgent=True)
 
@@ -70,26 +72,18 @@ class Leader:
             reason=layout.generation.reason.value,
         )
 
-    def stepped(self, control: Control, vote: Vote, *, boundary: int, learning_rate: float, seconds: float) -> None:
-        """A step is committed. `control.step` counts it already; `boundary` is what it was trained with."""
-        step = control.step - 1
-        if boundary != self._measured_boundary:
+    def stepped(self, control: Control, vote: Vote, *, seconds: float) -> None:
+        """A step is committed: `control.last_step` in so many seconds."""
+        line = control.last_step
+        if line["frozen_layers"] != self._measured_boundary:
             self._seconds.clear()
-            self._measured_boundary = boundary
+            self._measured_boundary = line["frozen_layers"]
         self._seconds.append(seconds)
-        self._loss = vote.loss if vote.finite else None
-        self.record.step(
-            step=step,
-            epoch=self._job.order.epoch(step),
-            loss=self._loss,
-            gradient_norm=vote.gradient_norm if vote.finite else None,
-            learning_rate=learning_rate,
-            samples_per_second=sum(map(len, self._job.order.batch(step))) / seconds,
-            generation=self._layout.number,
-            frozen_layers=boundary,
-        )
+        self._loss = line["loss"]
+        samples = sum(map(len, self._job.order.batch(line["step"])))
+        self.record.step(**line, samples_per_second=samples / seconds)
         if not vote.finite:
-            self.record.event("StepSkipped", step=step, reason="NonFinite")
+            self.record.event("StepSkipped", step=line["step"], reason="NonFinite")
         measured = len(self._seconds) == _STEPS_TO_OFFER
         if measured:
             self._offers = self._make_offers(control)

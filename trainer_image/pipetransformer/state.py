@@ -35,6 +35,8 @@ class Control:
         last_accuracy: test accuracy of the newest evaluation.
         round_ended_at: wall clock at the end of the last round, 0 before the first: a pause is counted from it.
         last_vote: the vote that committed the last step; lets a worker that missed it commit the same.
+        last_step: the last step's line in the run's record, in case that the leader died before it was written.
+        evaluated_step: steps that were committed at the newest evaluation.
     """
 
     step: int = 0
@@ -45,6 +47,8 @@ class Control:
     last_accuracy: float | None = None
     round_ended_at: float = 0.0
     last_vote: list[float] = field(default_factory=list)
+    last_step: dict[str, Any] = field(default_factory=dict)
+    evaluated_step: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -118,6 +122,18 @@ class WorkerState:
                 if key.startswith(f"{name}@")
             }
             self.moments[name] = moments
+
+    def joined(self, other: "WorkerState | None") -> "WorkerState":
+        """This state with the units that only `other` holds, if both are of the same step; nothing is copied."""
+        if other is None or not other.units:
+            return self
+        if not self.units:
+            return other
+        if other.control.step != self.control.step:
+            return self
+        return WorkerState(
+            self.num_layers, self.ties, self.control, {**other.units, **self.units}, {**other.moments, **self.moments}
+        )
 
     def keep_only(self, indices: set[int]) -> None:
         """Forget every other unit and its moments."""

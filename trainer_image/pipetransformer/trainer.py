@@ -8,7 +8,7 @@ breaks, the worker keeps its state, lets go of the group and waits for the next 
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -26,6 +26,7 @@ from .elastic.plan import Move
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.transfer import move_units
+from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
 from .errors import StorageError
 from .freeze import FreezeObservation, make_policy
@@ -33,10 +34,11 @@ from .gradients import reduce_gradients
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
+from .moments import Moment, Reached, ignore
 from .optimizer import learning_rate, make_optimizer, set_learning_rate
 from .record import Ledger
 from .schedules import ModelError, StageRunner, StageSpec
-from .state import UnitCodec, WorkerState
+from .state import Control, UnitCodec, WorkerState
 from .vote import Vote
 
 logger = logging.getLogger(__name__)
@@ -56,13 +58,11 @@ class Hooks:
     """Seams for the process and for tests.
 
     Attributes:
-        voted: called with the step (from 0) after its vote and before its commit.
-        stepped: called after each round with the number of committed steps.
+        reached: called at each moment of the worker's life.
         stop_requested: whether this worker shall leave at the end of the round.
     """
 
-    voted: Callable[[int], None] = lambda step: None
-    stepped: Callable[[int], None] = lambda step: None
+    reached: Reached = ignore
     stop_requested: Callable[[], bool] = lambda: False
 
 
@@ -99,6 +99,7 @@ class Trainer:
         reporter: Reporter,
         run_dir: Path,
         hooks: Hooks | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._job = job
         self._worker = worker
@@ -108,6 +109,7 @@ class Trainer:
         self._reporter = reporter
         self._run_dir = run_dir
         self._hooks = hooks or Hooks()
+        self._watchdog = watchdog or Watchdog()
         self._ledger = Ledger(run_dir, worker)
         self._checkpointer = Checkpointer(job)
         self._policy = make_policy(job.spec.freeze, steps_per_epoch=job.order.steps_per_epoch)
@@ -115,8 +117,10 @@ class Trainer:
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._member: _Membership | None = None
         self._pending = False
+        self._in_doubt: WorkerState | None = None
         # Outlive a membership, so that a pending step can still be committed when the group has broken.
         self._layout: StageLayout | None = None
+        self._committed_in: StageLayout | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
     @property
@@ -136,12 +140,15 @@ class Trainer:
             ModelError: the model failed.
             StorageError: a checkpoint or the model cannot be written.
         """
+        self._watchdog.start()
         try:
             ending = self._regroup()
             while ending is None:
                 ending = self._turn()
         except RendezvousClosedError:
             return Ending.CLOSED
+        finally:
+            self._watchdog.stop()
         return ending
 
     def fail(self, reason: str, message: str) -> None:
@@ -164,17 +171,22 @@ class Trainer:
         return None
 
     def _train(self, member: _Membership) -> Ending | None:
+        # First what a broken group may have kept from being done after the last step.
+        if self._evaluation_due():
+            self._evaluate(member)
         if self.step >= self._job.total_steps:
             self._finish(member)
             return Ending.FINISHED
-        vote = self._round(member)
+        with self._watchdog.timing("round", member.groups.connections):
+            vote = self._round(member)
+        self._hooks.reached(Moment.COMMITTED, self.step - 1)
         moved = self._move_boundary(member, vote)
-        if self.step % self._job.order.steps_per_epoch == 0 or self.step == self._job.total_steps:
+        if self._evaluation_due():
             self._evaluate(member)
         if moved or self._checkpointer.due(self.step) or vote.leaving:
             self._save(member)
         self._state.control.round_ended_at = wall_clock()
-        self._hooks.stepped(self.step)
+        self._hooks.reached(Moment.ENDED, self.step - 1)
         if vote.leaving and self._hooks.stop_requested():
             return Ending.STOPPED
         if vote.saw_next and self.step < self._job.total_steps:
@@ -187,23 +199,23 @@ class Trainer:
         started = time.perf_counter()
         layout, control = member.layout, self._state.control
         self._pending = False
+        self._in_doubt = None
         for unit in self._state.units.values():
             unit.zero_grad(set_to_none=True)
         micro_batches = self._job.training_micro_batches(control.step, layout.pipelines)[layout.pipeline]
         sums = member.runner.train(control.step, micro_batches, self._job.dataset.train)
+        self._hooks.reached(Moment.COMPUTED, control.step)
         norms = reduce_gradients(self._state, layout, member.groups)
+        self._hooks.reached(Moment.REDUCED, control.step)
         self._pending = True
         ballot = Vote(
             float(self._pass_on_next(member)), float(self._hooks.stop_requested()), sums.loss, sums.weight, norms
         )
         vote = ballot.reduce(member.world)
-        self._hooks.voted(control.step)
-        boundary = control.boundary
-        rate = self._commit(vote)
+        self._hooks.reached(Moment.VOTED, control.step)
+        self._commit(vote)
         if member.leader is not None:
-            member.leader.stepped(
-                control, vote, boundary=boundary, learning_rate=rate, seconds=time.perf_counter() - started
-            )
+            member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
             if not member.stepped:
                 member.leader.first_step(
                     control,
@@ -226,9 +238,10 @@ class Trainer:
         member.store.set("next", found.model_dump_json(by_alias=True))
         return True
 
-    def _commit(self, vote: Vote) -> float:
-        """Step the optimizer with what all voted for, and write the ledger. Returns the learning rate."""
-        control, spec = self._state.control, self._job.spec.training
+    def _commit(self, vote: Vote) -> None:
+        """Step the optimizer with what all voted for, and write the ledger."""
+        control, spec, layout = self._state.control, self._job.spec.training, self._layout
+        assert layout is not None
         rate = learning_rate(spec.optimizer, spec.learning_rate_schedule, control.step, self._job.total_steps)
         if vote.finite and self._optimizer is not None:
             scale = vote.gradient_scale(spec.max_gradient_norm)
@@ -237,27 +250,41 @@ class Trainer:
                     parameter.grad.mul_(scale)
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
-        layout = self._layout
-        assert layout is not None
-        mine = self._job.training_micro_batches(control.step, layout.pipelines)[layout.pipeline]
-        self._ledger.append(
-            step=control.step,
-            epoch=self._job.order.epoch(control.step),
-            layout_generation=layout.number,
-            pipeline=layout.pipeline,
-            sample_ids=[sample_id for micro_batch in mine for sample_id in micro_batch.real_ids],
-        )
-        control.step += 1
+        self._hooks.reached(Moment.STEPPED, control.step)
+        self._note(control.step, layout, [layout.pipeline])
         control.last_vote = vote.to_list() if vote.finite else []
+        control.last_step = {
+            "step": control.step,
+            "epoch": self._job.order.epoch(control.step),
+            "loss": vote.loss if vote.finite else None,
+            "gradient_norm": vote.gradient_norm if vote.finite else None,
+            "learning_rate": rate,
+            "generation": layout.number,
+            "frozen_layers": control.boundary,
+        }
+        control.step += 1
+        self._committed_in = layout
         self._pending = False
-        return rate
 
-    def _commit_late(self, last_vote: list[float]) -> None:
-        """Commit the pending step that others have committed, and freeze as they did. Part of a regroup, so the groups
-        may be gone already."""
-        vote = Vote.from_list(last_vote) if last_vote else Vote(loss_sum=float("nan"))
-        self._commit(vote)
-        self._decide(vote)
+    def _note(self, step: int, layout: StageLayout, pipelines: Iterable[int]) -> None:
+        """Write what these pipelines trained in a committed step into the ledger."""
+        dealt = self._job.training_micro_batches(step, layout.pipelines)
+        for pipeline in pipelines:
+            self._ledger.append(
+                step=step,
+                epoch=self._job.order.epoch(step),
+                layout_generation=layout.number,
+                pipeline=pipeline,
+                sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
+            )
+
+    def _commit_late(self, control: Control) -> None:
+        """Commit the pending step as others have, and take over what they decided after it. Part of a regroup, so the
+        groups may be gone already."""
+        skipped = Vote(loss_sum=float("nan"))
+        self._commit(Vote.from_list(control.last_vote) if control.last_vote else skipped)
+        self._state.control = control
+        self._state.apply_boundary()
 
     def _move_boundary(self, member: _Membership, vote: Vote) -> bool:
         """Ask the policy; whether blocks froze or train again."""
@@ -289,6 +316,11 @@ class Trainer:
         self._state.apply_boundary()
         return True
 
+    def _evaluation_due(self) -> bool:
+        step = self.step
+        ends_epoch = step % self._job.order.steps_per_epoch == 0 or step == self._job.total_steps
+        return ends_epoch and self._state.control.evaluated_step != step
+
     def _evaluate(self, member: _Membership) -> None:
         layout, control = member.layout, self._state.control
         micro_batches = self._job.test_micro_batches(layout.pipelines)[layout.pipeline]
@@ -299,6 +331,7 @@ class Trainer:
         accuracy = correct / weight
         control.best_accuracy = max(accuracy, control.best_accuracy or 0.0)
         control.last_accuracy = accuracy
+        control.evaluated_step = control.step
         if member.leader is not None:
             member.leader.evaluated(control, accuracy=accuracy, loss=loss / weight)
 
@@ -311,11 +344,15 @@ class Trainer:
         """Enter the next generation; when that fails, go on in the old one, or wait for another."""
         old = self._member
         try:
-            result = regroup(self._tools(), self._state, pending=self._pending)
+            result = regroup(self._tools(), self._state.joined(self._in_doubt), pending=self._pending)
         except RegroupError as error:
             logger.warning("%s", error)
+            self._in_doubt = error.in_doubt or self._in_doubt
+            if old is not None and old.leader is not None:
+                self._watcher.watch(self._handler.current)
             return None
         self._pending = False
+        self._in_doubt = None
         self._state = result.state
         self._member = None
         if old is not None:
@@ -392,6 +429,8 @@ class Trainer:
             durable=self._checkpointer.durable,
             spans_at=self._job.spans,
             commit_late=self._commit_late,
+            watchdog=self._watchdog,
+            reached=self._hooks.reached,
         )
 
     def _abandon(self) -> None:
@@ -399,8 +438,15 @@ class Trainer:
         stay."""
         if self._member is not None:
             self._member.groups.drop()
+            self._note_for_the_lost(self._member.layout)
         self._member = None
         gc.collect()
+
+    def _note_for_the_lost(self, layout: StageLayout) -> None:
+        """Whoever died between its vote and its ledger has committed what this worker has: note it in its place."""
+        if self._committed_in is layout:
+            others = [pipeline for pipeline in range(layout.pipelines) if pipeline != layout.pipeline]
+            self._note(self.step - 1, layout, others)
 
     def _finish(self, member: _Membership) -> None:
         """Gather the model on the leader and make it durable; the others wait until it is."""

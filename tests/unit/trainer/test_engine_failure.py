@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pipetransformer.moments import Moment
 from tests.ledger_checker import check
 from tests.trainer_harness import Faults, Ran, Scripted, run_job
 from tests.unit.trainer.test_engine_numerics import (
@@ -42,9 +43,9 @@ def test_survivors_of_a_replicated_stage_go_on_without_redoing_a_committed_step(
     dead: int, stayed: Ran, tmp_path: Path
 ) -> None:
     survivors = [number for number in range(4) if number != dead]
-    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(3, 1, survivors, at_step=8)]
+    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(3, 1, survivors, after_loss=dead)]
 
-    run = run_job(make_spec(ADAMW), script, tmp_path, faults={dead: Faults(killed_after=8)})
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults={dead: Faults(killed_at=(Moment.ENDED, 7))})
 
     order = compare_last(run, stayed)
     assert len(order) == len(set(order))
@@ -66,9 +67,9 @@ def test_a_worker_that_missed_the_commit_commits_late_and_nothing_is_redone(
 
 
 def test_a_warm_spare_takes_the_place_of_a_dead_worker(stayed: Ran, tmp_path: Path) -> None:
-    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 2, [0, 1, 2, 4], at_step=8)]
+    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 2, [0, 1, 2, 4], after_loss=3)]
 
-    run = run_job(make_spec(ADAMW), script, tmp_path, faults={3: Faults(killed_after=8)})
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults={3: Faults(killed_at=(Moment.ENDED, 7))})
 
     compare_last(run, stayed)
     assert check(tmp_path, TRAINING_SAMPLES, EPOCHS).clean
@@ -78,9 +79,9 @@ def test_when_the_only_copy_of_a_stage_is_lost_everybody_goes_back_to_the_checkp
     stayed: Ran, tmp_path: Path
 ) -> None:
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
-    script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], at_step=8)]
+    script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], after_loss=1)]
 
-    run = run_job(spec, script, tmp_path / "run", faults={1: Faults(killed_after=8)})
+    run = run_job(spec, script, tmp_path / "run", faults={1: Faults(killed_at=(Moment.ENDED, 7))})
 
     order = compare_last(run, stayed)
     assert order[:8] == list(range(8))
@@ -90,16 +91,16 @@ def test_when_the_only_copy_of_a_stage_is_lost_everybody_goes_back_to_the_checkp
 
 
 def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp_path: Path) -> None:
-    script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], at_step=8)]
+    script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], after_loss=1)]
 
-    run = run_job(make_spec(ADAMW), script, tmp_path, faults={1: Faults(killed_after=8)})
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults={1: Faults(killed_at=(Moment.ENDED, 7))})
 
     assert compare_last(run, stayed)[8] == 0
 
 
 def test_a_job_resumes_from_its_checkpoint_at_another_size(stayed: Ran, tmp_path: Path) -> None:
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
-    everyone = dict.fromkeys(range(4), Faults(killed_after=18))
+    everyone = dict.fromkeys(range(4), Faults(killed_at=(Moment.ENDED, 17)))
     run_job(spec, STAY, tmp_path / "run", faults=everyone)
 
     run = run_job(spec, [Scripted(2, 2, [0, 1, 2, 3])], tmp_path / "run", first_generation=2)

@@ -99,7 +99,12 @@ def test_the_next_generation_meets_with_other_ranks_while_the_present_one_works(
 
 
 def test_members_keep_their_rank_with_and_without_leavers(store: TCPStore) -> None:
-    groups = in_ranks(3, lambda rank: GenerationGroups.meet(client(store), rank, 2, 1, TRANSPORT))
+    def meet(rank: int) -> GenerationGroups:
+        groups = GenerationGroups()
+        groups.meet(client(store), rank, 2, 1, TRANSPORT)
+        return groups
+
+    groups = in_ranks(3, meet)
 
     assert [group.transfer.rank() for group in groups] == [0, 1, 2]
     assert [None if group.world is None else group.world.rank() for group in groups] == [0, 1, None]
@@ -110,7 +115,8 @@ def test_roles_give_pipelines_in_stage_order_and_replicas_in_pipeline_order(stor
 
     def meet(rank: int) -> tuple[int, int, int, int]:
         own = client(store)
-        groups = GenerationGroups.meet(own, rank, 4, 0, TRANSPORT)
+        groups = GenerationGroups()
+        groups.meet(own, rank, 4, 0, TRANSPORT)
         groups.assign(own, roles, rank, TRANSPORT)
         assert groups.pipeline is not None and groups.data_parallel is not None
         return (
@@ -125,7 +131,8 @@ def test_roles_give_pipelines_in_stage_order_and_replicas_in_pipeline_order(stor
 
 def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:
     before = len(c10d._world.pg_map)
-    groups = GenerationGroups.meet(store, 0, 1, 0, TRANSPORT)
+    groups = GenerationGroups()
+    groups.meet(store, 0, 1, 0, TRANSPORT)
     groups.assign(store, [(0, 0)], 0, TRANSPORT)
 
     groups.drop()

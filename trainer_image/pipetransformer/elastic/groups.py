@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from .connections import Connections
+
 __all__ = [
     "GenerationGroups",
     "PrefixStore",
@@ -114,25 +116,25 @@ class GenerationGroups:
         data_parallel: the workers that hold this worker's stage, in pipeline order. None before roles are given.
         tied: for each set of stages that share a parameter and that this worker's stage belongs to, the workers that
         hold one of them, in the order of ranks.
+        connections: what they talk through.
     """
 
-    transfer: dist.ProcessGroup | None
-    world: dist.ProcessGroup | None
+    transfer: dist.ProcessGroup | None = None
+    world: dist.ProcessGroup | None = None
     pipeline: dist.ProcessGroup | None = None
     data_parallel: dist.ProcessGroup | None = None
     tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    connections: Connections = field(default_factory=Connections)
 
-    @classmethod
-    def meet(
-        cls, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport
-    ) -> "GenerationGroups":
-        """The groups that do not depend on roles. Called by all members and leavers; a leaver's rank is not below
+    def meet(self, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport) -> None:
+        """Make the groups that do not depend on roles. Called by all members and leavers; a leaver's rank is not below
         `num_members`."""
-        transfer = make_group(store, "transfer", rank, num_members + num_leavers, transport)
-        if num_leavers == 0:
-            return cls(transfer, transfer)
-        world = make_group(store, "world", rank, num_members, transport) if rank < num_members else None
-        return cls(transfer, world)
+        with self.connections.opening():
+            self.transfer = make_group(store, "transfer", rank, num_members + num_leavers, transport)
+            if num_leavers == 0:
+                self.world = self.transfer
+            elif rank < num_members:
+                self.world = make_group(store, "world", rank, num_members, transport)
 
     def assign(
         self,
@@ -151,16 +153,19 @@ class GenerationGroups:
         pipeline, stage = roles[rank]
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]
         replicas = [r for _, r in sorted((p, r) for r, (p, s) in enumerate(roles) if s == stage)]
-        self.pipeline = make_group(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport)
-        self.data_parallel = make_group(store, f"data-parallel/{stage}", replicas.index(rank), len(replicas), transport)
-        for shared in sorted({shared for shared in tied_stages if stage in shared}):
-            holders = [r for r, (_, s) in enumerate(roles) if s in shared]
-            tag = "tied/" + "-".join(map(str, shared))
-            self.tied[shared] = (
-                self.data_parallel
-                if shared == (stage,)
-                else make_group(store, tag, holders.index(rank), len(holders), transport)
+        with self.connections.opening():
+            self.pipeline = make_group(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport)
+            self.data_parallel = make_group(
+                store, f"data-parallel/{stage}", replicas.index(rank), len(replicas), transport
             )
+            for shared in sorted({shared for shared in tied_stages if stage in shared}):
+                holders = [r for r, (_, s) in enumerate(roles) if s in shared]
+                tag = "tied/" + "-".join(map(str, shared))
+                self.tied[shared] = (
+                    self.data_parallel
+                    if shared == (stage,)
+                    else make_group(store, tag, holders.index(rank), len(holders), transport)
+                )
 
     def drop_transfer(self) -> None:
         """Let go of the leavers once the generation is committed."""

@@ -2,7 +2,9 @@
 
 Rendezvous, groups beside the old ones, inventory, the leader's plan, units into new buffers, and a commit vote of
 members and leavers. Until that vote the worker's state and its old groups are as they were, so any failure before it
-costs time only. The first generation of a job is the same path with nothing in the inventory.
+costs time only. A worker whose connections break during the vote cannot know how it went, so it keeps both what it had
+and what it had assembled until the next regroup or round settles the matter. The first generation of a job is the same
+path with nothing in the inventory.
 """
 
 import time
@@ -21,15 +23,25 @@ from torch.distributed.elastic.rendezvous import (
 from pipetransformer_contract.messages import Generation
 
 from ..layout import StageLayout
+from ..moments import Moment, Reached
 from ..state import Control, UnitCodec, WorkerState
 from .groups import GenerationGroups, Store, Transport
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
 from .rendezvous import GenerationRendezvousHandler, LeaverError
 from .transfer import move_units, moved_bytes
+from .watchdog import Watchdog
 
 
 class RegroupError(RuntimeError):
-    """The generation was not committed; the worker's state is what it was."""
+    """The generation was not committed here; the worker's state is what it was.
+
+    Attributes:
+        in_doubt: what this worker had assembled, if it broke in the vote: others may have committed it.
+    """
+
+    def __init__(self, message: str, in_doubt: WorkerState | None = None) -> None:
+        super().__init__(message)
+        self.in_doubt = in_doubt
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +54,10 @@ class RegroupTools:
         load_control: the control state of that checkpoint.
         durable: the newest durable checkpoint; only the leader asks.
         spans_at: the units of each stage for (boundary, stages).
-        commit_late: commits the pending step with the sums of the vote that others committed it with.
+        commit_late: commits the pending step as those did who have this control state.
         shells: every unit, for shapes only.
+        watchdog: ends an attempt that a newer generation has made void.
+        reached: told of moments.
     """
 
     handler: GenerationRendezvousHandler
@@ -55,7 +69,9 @@ class RegroupTools:
     load_control: Callable[[], Control]
     durable: Callable[[], DurablePoint | None]
     spans_at: Callable[[int, int], list[range]]
-    commit_late: Callable[[list[float]], None]
+    commit_late: Callable[[Control], None]
+    watchdog: Watchdog
+    reached: Reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,120 +99,158 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
         RegroupError: it was not committed, for the reason in `__cause__`.
         RendezvousClosedError: the job has ended.
     """
-    try:
-        info = tools.handler.next_rendezvous()
-        rank, store = info.rank, info.store
-    except LeaverError as leaving:
-        rank, store = leaving.rank, leaving.store
-    except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousStateError) as error:
-        raise RegroupError(f"rendezvous failed: {error}") from error
-    generation = tools.handler.generation
-    assert generation is not None
+    handler = tools.handler
+    generation = handler.find_next()
     started = time.perf_counter()
-    num_members = len(generation.members)
-    groups = GenerationGroups(None, None)
-    try:
-        groups = GenerationGroups.meet(store, rank, num_members, len(generation.leavers), tools.transport)
-        plan = _agree(tools, state, store, rank, generation, pending)
-        if plan.origin is Origin.PEERS and state.units and state.control.step == plan.step - 1:
-            tools.commit_late(plan.control["last_vote"])
-        if rank < num_members:
-            spans = [range(start, stop) for start, stop in plan.spans]
-            groups.assign(store, plan.roles, rank, tools.transport, [tie.stages(spans) for tie in state.ties.all])
-        new_state = _assemble(tools, state, plan, rank if rank < num_members else None, groups, rank)
-        assert groups.transfer is not None
-        _commit(groups.transfer)
-    except (RuntimeError, OSError, LookupError, ValueError) as error:
-        groups.drop()
-        raise RegroupError(f"generation {generation.layout_generation} was not committed: {error}") from error
-    groups.drop_transfer()
+    tools.reached(Moment.FOUND, generation.layout_generation)
+    with tools.watchdog.watching(handler.connections, handler.given_up):
+        rank, store = _meet(handler)
+        attempt = _Attempt(tools, state, generation, rank, store, GenerationGroups(connections=handler.connections))
+        try:
+            plan, new_state = attempt.run(pending=pending)
+        except (RuntimeError, OSError, LookupError, ValueError) as error:
+            attempt.groups.drop()
+            message = f"generation {generation.layout_generation} was not committed: {error}"
+            raise RegroupError(message, attempt.assembled) from error
+    tools.reached(Moment.AGREED, generation.layout_generation)
+    attempt.groups.drop_transfer()
     layout = None
-    if rank < num_members:
+    if attempt.is_member:
         spans = [range(start, stop) for start, stop in plan.spans]
         layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], spans)
-    boundary = new_state.control.boundary
     return Regrouped(
         generation,
         layout,
         new_state,
-        groups,
+        attempt.groups,
         store,
-        moved_bytes(plan.moves, tools.codec, tools.shells, boundary),
+        moved_bytes(plan.moves, tools.codec, tools.shells, new_state.control.boundary),
         time.perf_counter() - started,
     )
 
 
-def _agree(
-    tools: RegroupTools, state: WorkerState, store: Store, rank: int, generation: Generation, pending: bool
-) -> RegroupPlan:
-    """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
-    control = state.control
-    inventory = Inventory(
-        units=sorted(state.units),
-        step=control.step if state.units else -1,
-        pending=pending,
-        control=control.to_dict(),
-    )
-    store.set(f"inventory/{rank}", inventory.model_dump_json())
-    if rank == [member.name for member in generation.members].index(generation.leader):
-        total = len(generation.members) + len(generation.leavers)
-        inventories = [
-            Inventory.model_validate_json(content)
-            for content in store.multi_get([f"inventory/{other}" for other in range(total)])
-        ]
-        plan = make_plan(
-            inventories,
-            len(generation.members),
-            lambda boundary: tools.spans_at(boundary, generation.stages),
-            generation.pipelines,
-            [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
-            durable=tools.durable(),
+def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
+    """Rank in the transfer group, and the generation's store."""
+    try:
+        info = handler.next_rendezvous()
+    except LeaverError as leaving:
+        return leaving.rank, leaving.store
+    except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousStateError) as error:
+        raise RegroupError(f"rendezvous failed: {error}") from error
+    return info.rank, info.store
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One try to enter a generation.
+
+    Attributes:
+        rank: in the transfer group: members, then leavers.
+        assembled: the state of the new role, from when all of it is there until everybody has voted.
+    """
+
+    tools: RegroupTools
+    state: WorkerState
+    generation: Generation
+    rank: int
+    store: Store
+    groups: GenerationGroups
+    assembled: WorkerState | None = None
+
+    @property
+    def is_member(self) -> bool:
+        return self.rank < len(self.generation.members)
+
+    def run(self, *, pending: bool) -> tuple[RegroupPlan, WorkerState]:
+        """Everything from the rendezvous to the vote."""
+        tools, number = self.tools, self.generation.layout_generation
+        num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
+        tools.reached(Moment.MET, number)
+        self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
+        plan = self._agree(pending)
+        if plan.origin is Origin.PEERS and self.state.units and self.state.control.step == plan.step - 1:
+            tools.commit_late(Control.from_dict(plan.control))
+        if self.is_member:
+            spans = [range(start, stop) for start, stop in plan.spans]
+            tied_stages = [tie.stages(spans) for tie in self.state.ties.all]
+            self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
+        self.assembled = new_state = self._assemble(plan)
+        tools.reached(Moment.ASSEMBLED, number)
+        assert self.groups.transfer is not None
+        _commit(self.groups.transfer)
+        return plan, new_state
+
+    def _agree(self, pending: bool) -> RegroupPlan:
+        """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
+        tools, state, generation, store = self.tools, self.state, self.generation, self.store
+        control = state.control
+        inventory = Inventory(
+            units=sorted(state.units),
+            step=control.step if state.units else -1,
+            pending=pending,
+            control=control.to_dict(),
         )
-        store.set("plan", plan.model_dump_json())
-        return plan
-    return RegroupPlan.model_validate_json(store.get("plan"))
-
-
-def _assemble(
-    tools: RegroupTools,
-    state: WorkerState,
-    plan: RegroupPlan,
-    member_rank: int | None,
-    groups: GenerationGroups,
-    transfer_rank: int,
-) -> WorkerState:
-    """The state of the new role, in new objects except for units that stay; a leaver only gives."""
-    device = tools.transport.device
-    wanted: set[int] = set()
-    if member_rank is not None:
-        start, stop = plan.spans[plan.roles[member_rank][1]]
-        wanted = set(range(start, stop))
-    new = WorkerState(state.num_layers, state.ties)
-    match plan.origin:
-        case Origin.FRESH:
-            new.units = {index: tools.build_unit(index).to(device) for index in sorted(wanted)}
-        case Origin.CHECKPOINT:
-            new.control = tools.load_control()
-            for index in sorted(wanted):
-                new.units[index] = tools.build_unit(index).to(device)
-                tools.load_unit(new, index)
-        case Origin.PEERS:
-            assert groups.transfer is not None
-            new.control = Control.from_dict(plan.control)
-            boundary = new.control.boundary
-            received = move_units(
-                plan.moves, transfer_rank, groups.transfer, state, tools.codec, tools.shells, boundary, device
+        store.set(f"inventory/{self.rank}", inventory.model_dump_json())
+        if self.rank == [member.name for member in generation.members].index(generation.leader):
+            total = len(generation.members) + len(generation.leavers)
+            inventories = [
+                Inventory.model_validate_json(content)
+                for content in store.multi_get([f"inventory/{other}" for other in range(total)])
+            ]
+            plan = make_plan(
+                inventories,
+                len(generation.members),
+                lambda boundary: tools.spans_at(boundary, generation.stages),
+                generation.pipelines,
+                [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
+                durable=tools.durable(),
             )
-            for index in sorted(wanted):
-                if index in received:
-                    unit = tools.build_unit(index).to(device)
-                    new.put_unit(index, unit, tools.codec.unpack(received[index], index, unit, boundary))
-                else:
-                    new.units[index] = state.units[index]
-                    for name, _ in new.named_parameters(index):
-                        new.moments[name] = state.moments.get(name, {})
-    new.apply_boundary()
-    return new
+            store.set("plan", plan.model_dump_json())
+            return plan
+        return RegroupPlan.model_validate_json(store.get("plan"))
+
+    def _assemble(self, plan: RegroupPlan) -> WorkerState:
+        """The state of the new role, in new objects except for units that stay; a leaver only gives."""
+        tools, state, groups = self.tools, self.state, self.groups
+        device = tools.transport.device
+        wanted: set[int] = set()
+        if self.is_member:
+            start, stop = plan.spans[plan.roles[self.rank][1]]
+            wanted = set(range(start, stop))
+        new = WorkerState(state.num_layers, state.ties)
+        match plan.origin:
+            case Origin.FRESH:
+                new.units = {index: tools.build_unit(index).to(device) for index in sorted(wanted)}
+            case Origin.CHECKPOINT:
+                new.control = tools.load_control()
+                for index in sorted(wanted):
+                    new.units[index] = tools.build_unit(index).to(device)
+                    tools.load_unit(new, index)
+            case Origin.PEERS:
+                assert groups.transfer is not None
+                new.control = Control.from_dict(plan.control)
+                boundary = new.control.boundary
+                received = move_units(
+                    plan.moves,
+                    self.rank,
+                    groups.transfer,
+                    state,
+                    tools.codec,
+                    tools.shells,
+                    boundary,
+                    device,
+                    lambda: tools.reached(Moment.MOVING, self.generation.layout_generation),
+                )
+                for index in sorted(wanted):
+                    if index in received:
+                        unit = tools.build_unit(index).to(device)
+                        new.put_unit(index, unit, tools.codec.unpack(received[index], index, unit, boundary))
+                    else:
+                        new.units[index] = state.units[index]
+                        for name, _ in new.named_parameters(index):
+                            new.moments[name] = state.moments.get(name, {})
+        new.apply_boundary()
+        return new
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:

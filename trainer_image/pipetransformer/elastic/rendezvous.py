@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from pipetransformer_contract.messages import Generation, Member
 
+from .connections import Connections
 from .groups import PrefixStore, Store, TCPStore
 
 BACKEND = "pipetransformer"
@@ -69,6 +70,10 @@ class GenerationRendezvousHandler(RendezvousHandler):
         own_store: the TCPStore that this worker hosts, used when it leads.
         source: where generations come from.
         timeout: how long the participants of a published generation may take to come.
+
+    Attributes:
+        generation: the one of the last rendezvous, or that of the next once it is found; None before the first.
+        connections: those of that generation; shutting them ends a rendezvous that waits.
     """
 
     def __init__(
@@ -79,8 +84,10 @@ class GenerationRendezvousHandler(RendezvousHandler):
         self._source = source
         self._timeout = timeout
         self._announced: Generation | None = None
+        self._found = False
         self._closed = threading.Event()
         self.generation: Generation | None = None
+        self.connections = Connections()
 
     def get_backend(self) -> str:
         return BACKEND
@@ -89,8 +96,29 @@ class GenerationRendezvousHandler(RendezvousHandler):
         """Take a generation that the leader passed on, so that the next rendezvous need not ask the source."""
         self._announced = generation
 
+    def find_next(self) -> Generation:
+        """Wait for the generation that the next rendezvous will meet; from here on it counts as the current one.
+
+        Raises:
+            RendezvousClosedError: the job has ended.
+        """
+        if self._closed.is_set():
+            raise RendezvousClosedError
+        announced = self._announced
+        if announced is None or announced.layout_generation <= self.current:
+            announced = self._source.next_generation(self.current)
+        self._announced = None
+        self.generation = announced
+        self.connections = Connections(self._own_store.port)
+        self._found = True
+        return announced
+
+    def given_up(self) -> bool:
+        """Whether a newer generation than the current one is published. Never blocks."""
+        return self._source.newest() > self.current
+
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the next generation; see `RendezvousHandler`.
+        """Meet the generation that `find_next` found, or find one; see `RendezvousHandler`.
 
         Raises:
             LeaverError: this worker is a leaver of the generation; carries the store and its rank.
@@ -98,26 +126,25 @@ class GenerationRendezvousHandler(RendezvousHandler):
             RendezvousTimeoutError: a participant did not come in time.
             RendezvousStateError: the generation does not name this worker.
         """
-        if self._closed.is_set():
-            raise RendezvousClosedError
-        current = self.current
-        announced = self._announced
-        if announced is not None and announced.layout_generation > current:
-            generation = announced
-        else:
-            generation = self._source.next_generation(current)
-        self.generation = generation
+        if not self._found:
+            self.find_next()
+        self._found = False
+        generation = self.generation
+        assert generation is not None
         participants = [*generation.members, *generation.leavers]
         names = [member.name for member in participants]
         if self._worker not in names:
             raise RendezvousStateError(f"generation {generation.layout_generation} does not name {self._worker!r}")
         rank = names.index(self._worker)
         leader = generation.leader_member()
-        store = self._connect(generation, leader)
+        with self.connections.opening():
+            store = self._connect(generation, leader)
         keys = [f"here/{name}" for name in names]
         try:
             store.set(keys[rank], "1")
             store.wait(keys, self._timeout)
+        except dist.DistNetworkError as error:
+            raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
         except dist.DistStoreError as error:
             missing = [name for name, key in zip(names, keys, strict=True) if not _has(store, key)]
             raise RendezvousTimeoutError(
@@ -135,15 +162,13 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return 0 if self.generation is None else self.generation.layout_generation
 
     def _connect(self, generation: Generation, leader: Member) -> Store:
-        prefix = f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}"
-        if leader.name == self._worker:
-            return PrefixStore(prefix, self._own_store)
         host, port = split_address(leader.address)
         try:
+            # The leader, too, is a client: a wait on the store that it hosts could not be ended without ending it.
             client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
-        return PrefixStore(prefix, client)
+        return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", client)
 
     def is_closed(self) -> bool:
         return self._closed.is_set()
@@ -154,7 +179,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Above 0 when a newer generation than the present one is known."""
-        return int(self._source.newest() > self.current)
+        return int(self.given_up())
 
     def get_run_id(self) -> str:
         return "" if self.generation is None else self.generation.job_uid
@@ -180,5 +205,5 @@ def host_store(address: str, timeout: datetime.timedelta) -> tuple[TCPStore, str
 def _has(store: Store, key: str) -> bool:
     try:
         return bool(store.check([key]))
-    except dist.DistStoreError:
+    except dist.DistError:
         return False

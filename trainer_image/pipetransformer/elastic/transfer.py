@@ -1,6 +1,6 @@
 """Moves units between workers, peer to peer, into new buffers: nothing that is held is touched before the commit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ def move_units(
     shells: Sequence[nn.Module],
     boundary: int,
     device: torch.device,
+    started: Callable[[], None] = lambda: None,
 ) -> dict[int, Tensor]:
     """Send and receive what `moves` say; every rank of `group` calls this with the same moves.
 
@@ -31,6 +32,7 @@ def move_units(
         shells: every unit of the model, for shapes only (may be on the meta device).
         boundary: frozen blocks; frozen units travel without optimizer state.
         device: of the buffers.
+        started: called once, when all sends and receives are under way.
 
     Returns:
         Received buffers by unit.
@@ -53,9 +55,10 @@ def move_units(
             operations.append(
                 dist.P2POp(dist.irecv, received[move.unit], group=group, group_peer=move.source, tag=move.unit)
             )
-    if operations:
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+    works = dist.batch_isend_irecv(operations) if operations else []
+    started()
+    for work in works:
+        work.wait()
     return received
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+_MAX_LINE = 1 << 16
+
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
     """Add one object to a file with a single write, so that a reader never sees half of it followed by another's."""
@@ -19,3 +21,14 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
+
+
+def last(path: Path) -> dict[str, Any] | None:
+    """The last object of a file, None when it has none; reads its end only."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _MAX_LINE))
+        whole = file.read().rpartition(b"\n")[0]
+    newest = whole.rpartition(b"\n")[2]
+    return json.loads(newest) if newest else None

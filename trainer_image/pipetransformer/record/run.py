@@ -43,11 +43,14 @@ class RunRecord:
         loss: float | None,
         gradient_norm: float | None,
         learning_rate: float,
-        samples_per_second: float,
+        samples_per_second: float | None,
         generation: int,
         frozen_layers: int,
     ) -> None:
-        """Note a committed step (from 0): mean loss of the global batch, L2 norm of its gradient unclipped."""
+        """Note a committed step (from 0): mean loss of the global batch, L2 norm of its gradient unclipped.
+
+        Nobody knows the speed of a step whose leader died before it was noted.
+        """
         lines.append(
             self.steps_path,
             {
@@ -62,6 +65,11 @@ class RunRecord:
                 "frozenLayers": frozen_layers,
             },
         )
+
+    def last_step(self) -> int:
+        """The step of the newest line, -1 before the first."""
+        line = lines.last(self.steps_path)
+        return -1 if line is None else int(line["step"])
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one event, such as `Evaluated`, `CheckpointDurable`, `WorkerLost`; fields in camelCase, JSON-able."""

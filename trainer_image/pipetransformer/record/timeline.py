@@ -128,8 +128,9 @@ def _draw_bars(axes: Axes, bars: list[_Bar], workers: list[str], end: float) -> 
 
 def _draw_curves(axes: Axes, steps: list[dict[str, Any]], origin: float) -> None:
     times = [step["time"] - origin for step in steps]
-    speeds = [step["samplesPerSecond"] for step in steps]
-    axes.plot(times, _smooth(speeds), color=_INK, linewidth=1.4)
+    timed = [step for step in steps if step["samplesPerSecond"] is not None]
+    speeds = _smooth([step["samplesPerSecond"] for step in timed])
+    axes.plot([step["time"] - origin for step in timed], speeds, color=_INK, linewidth=1.4)
     axes.set_ylabel("samples/s")
     axes.set_xlabel("seconds since the start")
     axes.set_ylim(bottom=0)

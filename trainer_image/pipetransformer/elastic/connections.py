@@ -1,0 +1,68 @@
+"""The TCP connections that a generation opens, so that another thread can break what waits on them.
+
+A blocked call of gloo or of a TCPStore notices a closed connection at once, and nothing else: aborting a gloo group
+unblocks nobody while anyone refers to it. So whoever must end such a wait shuts the sockets down, and every blocked
+call fails as if a peer had died. torch hands out no file descriptors, so they are found by what was opened meanwhile.
+Linux only.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class Connections:
+    """Sockets opened inside of `opening`. One thread opens, any may `shut`.
+
+    Args:
+        own_port: port of the store that this process hosts, whose accepted connections belong to others.
+    """
+
+    def __init__(self, own_port: int = 0) -> None:
+        self._own_port = own_port
+        self._lock = threading.Lock()
+        self._before: set[tuple[int, str]] | None = None
+        self._opened: set[tuple[int, str]] = set()
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Own every connection that is made inside."""
+        with self._lock:
+            self._before = _sockets()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._opened |= _sockets() - self._before
+                self._before = None
+
+    def shut(self) -> None:
+        """Break what is open, and what is being opened just now."""
+        with self._lock:
+            present = _sockets()
+            opened = self._opened if self._before is None else self._opened | (present - self._before)
+            for descriptor, _ in opened & present:
+                self._shut(descriptor)
+
+    def _shut(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or is no TCP connection
+            copy = os.dup(descriptor)
+            with socket.socket(fileno=copy) as connection:
+                listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if not listens and connection.getsockname()[1] != self._own_port:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> set[tuple[int, str]]:
+    """(descriptor, inode) of every open socket: a descriptor's number alone may be used again."""
+    found = set()
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - half the time of pathlib, and it is in the pause
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"{_DESCRIPTORS}/{name}")  # noqa: PTH115
+            if target.startswith("socket:"):
+                found.add((int(name), target))
+    return found

@@ -1,0 +1,87 @@
+"""Ends waits that nothing else would end: on a peer that hangs, or for a generation that has been given up.
+
+A dead peer closes its connections and is noticed at once. One that is stopped, or whose node lost its network, says
+nothing; so a thread watches this worker's own progress and, when that is overdue, shuts the connections that it waits
+on. To the worker that looks like any other broken connection.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from .connections import Connections
+
+logger = logging.getLogger(__name__)
+
+#: How many times the longest of its last runs an activity may take, and no less than the floor.
+MULTIPLE = 10.0
+FLOOR_SECONDS = 30.0
+#: What an activity may take that was never done before: kernels compile, files are read.
+FIRST_SECONDS = 300.0
+_LOOK_SECONDS = 0.05
+_RUNS = 16
+
+
+class Watchdog:
+    """Watches what the training thread does, one thing at a time."""
+
+    def __init__(self, *, floor_seconds: float = FLOOR_SECONDS, first_seconds: float = FIRST_SECONDS) -> None:
+        self._floor_seconds = floor_seconds
+        self._first_seconds = first_seconds
+        self._seconds: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RUNS))
+        self._lock = threading.Lock()
+        self._watched: tuple[Connections, Callable[[], bool]] | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def limit(self, activity: str) -> float:
+        """Seconds that an activity may take, by the last runs of the same name that ended well."""
+        seconds = self._seconds[activity]
+        return max(self._floor_seconds, MULTIPLE * max(seconds)) if seconds else self._first_seconds
+
+    @contextlib.contextmanager
+    def timing(self, activity: str, connections: Connections) -> Iterator[None]:
+        """Shut `connections` if the block takes longer than its activity may."""
+        begun = time.monotonic()
+        with self.watching(connections, partial(_is_past, begun + self.limit(activity))):
+            yield
+        self._seconds[activity].append(time.monotonic() - begun)
+
+    @contextlib.contextmanager
+    def watching(self, connections: Connections, overdue: Callable[[], bool]) -> Iterator[None]:
+        """Shut `connections` once `overdue()` holds while the block runs, and whatever it opens from then on."""
+        with self._lock:
+            self._watched = (connections, overdue)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watched = None
+
+    def _run(self) -> None:
+        fired: object = None
+        while not self._stop.wait(_LOOK_SECONDS):
+            with self._lock:
+                if self._watched is None or not self._watched[1]():
+                    continue
+                if fired is not self._watched:
+                    fired = self._watched
+                    logger.warning("no progress: breaking the connections that this worker waits on")
+                self._watched[0].shut()
+
+
+def _is_past(deadline: float) -> bool:
+    return time.monotonic() > deadline

@@ -1,0 +1,28 @@
+"""Named moments in the life of a worker, between which it may die: the seam of tests that make it die there."""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class Moment(StrEnum):
+    """A moment of a round comes with its step (from 0), one of a regroup with the layout generation it leads to."""
+
+    COMPUTED = "Computed"  #: gradients are computed, not yet reduced
+    REDUCED = "Reduced"  #: gradients are reduced; nobody has voted
+    VOTED = "Voted"  #: all have voted; this worker has not committed
+    STEPPED = "Stepped"  #: the optimizer has stepped; the ledger does not say so yet
+    COMMITTED = "Committed"  #: the step is committed; what follows it (freeze, evaluation, checkpoint) is not done
+    ENDED = "Ended"  #: the round and all that follows it is done
+    FOUND = "Found"  #: this worker knows the next generation; it has not come to its rendezvous
+    MET = "Met"  #: everybody of the generation has come; its groups are not made
+    MOVING = "Moving"  #: sends and receives of state are under way
+    ASSEMBLED = "Assembled"  #: this worker has all that it needs; it has not voted for the generation
+    AGREED = "Agreed"  #: all have voted for the generation; nothing old is dropped
+
+
+#: Called with the moment and its number.
+Reached = Callable[[Moment, int], None]
+
+
+def ignore(moment: Moment, number: int) -> None:
+    """What a worker does at its moments outside of tests."""
