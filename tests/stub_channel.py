@@ -18,7 +18,13 @@ class StubChannel:
     """Serves until `close`. While `down` is set it answers 503 to everything, as a channel without its operator
     does."""
 
-    def __init__(self, num_workers: int, initial: Layout, on_pack: OnPack = OnPack.WIDEN) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        initial: Layout,
+        on_pack: OnPack = OnPack.WIDEN,
+        packing: Packing = Packing.PAPER,
+    ) -> None:
         self.reports: list[Report] = []
         self.beats: list[Heartbeat] = []
         self.generations: list[Generation] = []
@@ -26,6 +32,7 @@ class StubChannel:
         self._num_workers = num_workers
         self._initial = initial
         self._on_pack = on_pack
+        self._packing = packing
         self._ready: dict[str, str] = {}
         self._condition = threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
@@ -84,8 +91,8 @@ class StubChannel:
                 self._num_workers,
                 bounds,
                 on_pack=self._on_pack,
-                packing=Packing.PAPER,
-                present=Present(current),
+                packing=self._packing,
+                present=Present(current, report.step_seconds, report.remaining_steps),
             )
             confirmed = report.layout_generation == present.layout_generation
             if best is not None and best != current and confirmed and report.outcome is None:

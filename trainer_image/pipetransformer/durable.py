@@ -1,5 +1,7 @@
 """When and how the workers of a generation make a checkpoint durable together, and load one at another size."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -84,13 +86,13 @@ class Checkpointer:
         return None if info is None else describe(info)
 
     def load_control(self) -> Control:
-        """Control state of the newest checkpoint.
+        """Control state of the newest checkpoint, without what was measured on the workers of that time.
 
         Raises:
             LookupError: there is none.
         """
         self._loading = None
-        return Control.from_dict(dict(self._checkpoint().state))
+        return replace(Control.from_dict(dict(self._checkpoint().state)), costs=None)
 
     def load_unit(self, state: WorkerState, index: int) -> None:
         """Fill a unit of `state`, and its moments, from the checkpoint of the last `load_control`.

@@ -1,4 +1,4 @@
-"""The one error that means "the user's spec is wrong": a worker that raises it exits with code 2, for good."""
+"""What ends a job whoever trains it: the user's spec, model or storage is wrong. A worker exits with code 2."""
 
 
 class SpecError(ValueError):
@@ -17,3 +17,7 @@ class SpecError(ValueError):
 
 class StorageError(Exception):
     """A checkpoint or the model cannot be written where the spec says."""
+
+
+class ModelError(RuntimeError):
+    """The model itself failed, which no other worker can repair."""

@@ -1,18 +1,23 @@
 """What a job is before any worker has a role: the facts that every worker derives alike from the spec."""
 
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from pipetransformer_contract.spec import Precision, TrainerSpec
+from pipetransformer_contract.spec import Precision, ScheduleName, TrainerSpec
 
 from .checks import check_spec
 from .data import Dataset, EpochOrder, MicroBatch, deal, default_micro_batch_size, load_dataset
 from .errors import SpecError
 from .models import PipelineModel, build_model, build_unit
-from .partition import paper_bytes, spans
+from .optimizer import moment_shapes
+from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Job:
 
     Attributes:
         model: for its names, shapes, loss and metric; its units are on the meta device.
-        micro_batch_size: samples of every micro-batch, at every layout.
+        micro_batch_size: samples of every micro-batch, at every layout whose cut is not measured.
         total_steps: global steps of the whole job.
         unit_bytes: parameter bytes of each unit.
     """
@@ -85,16 +90,45 @@ class Job:
         """A freshly initialised unit on the CPU."""
         return build_unit(self.spec.model, self.dataset.info, index, seed=self.spec.training.seed, dtype=self.dtype)
 
-    def spans(self, boundary: int, stages: int) -> list[range]:
-        """Units of each stage."""
-        return spans(self.num_layers, boundary, stages)
+    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
+        """Stages and micro-batches of a layout: by measured costs, if there are any, and if it then seems to fit."""
+        if costs is not None:
+            try:
+                return self.step_model(costs).cut(boundary, stages, pipelines)
+            except MemoryBoundError as error:
+                logger.warning("%d stages, %d pipelines: %s; cut as if nothing was measured", stages, pipelines, error)
+        return Cut(spans(self.num_layers, boundary, stages), self.micro_batch_size)
 
-    def training_micro_batches(self, step: int, pipelines: int) -> list[list[MicroBatch]]:
+    def step_model(self, costs: ModelCosts | None) -> StepModel:
+        """Predicts steps and cuts; without measured costs by assumed ones, whose seconds are only relative."""
+        schedule = self.spec.pipeline.schedule
+        return StepModel(
+            costs=assumed_costs(self.num_layers) if costs is None else costs,
+            global_batch=self.order.global_batch,
+            micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
+            one_forward_one_backward=schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD,
+            unit_bytes=self.unit_bytes,
+            trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
+            sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
+        )
+
+    def _trained_bytes(self, unit: nn.Module) -> int:
+        """Of a unit's parameters, their gradients and moments."""
+        return sum(
+            2 * parameter.nbytes
+            + sum(
+                shape.numel() * dtype.itemsize
+                for shape, dtype in moment_shapes(self.spec.training.optimizer, parameter).values()
+            )
+            for parameter in unit.parameters()
+        )
+
+    def training_micro_batches(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline at a global step."""
-        return deal(self.order.batch(step), pipelines, self.micro_batch_size)
+        return deal(self.order.batch(step), pipelines, micro_batch_size)
 
-    def test_micro_batches(self, pipelines: int) -> list[list[MicroBatch]]:
+    def test_micro_batches(self, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline over the whole held-out split."""
         count = len(self.dataset.test)
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
-        return deal(shards, pipelines, self.micro_batch_size)
+        return deal(shards, pipelines, micro_batch_size)

@@ -14,12 +14,14 @@ class StageLayout:
         rank: this worker's rank among the members.
         roles: (pipeline, stage) by rank.
         spans: the units of each stage, contiguous.
+        micro_batch_size: samples of every micro-batch.
     """
 
     generation: Generation
     rank: int
     roles: list[tuple[int, int]]
     spans: list[range]
+    micro_batch_size: int
 
     @property
     def number(self) -> int:

@@ -4,14 +4,14 @@ import statistics
 import time
 from collections import deque
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report
 
 from .job import Job
 from .layout import StageLayout
-from .partition import StepModel, UnitTimes, make_offers
-from .partition.costs import assumed_times
+from .partition import Cut, ModelCosts, Prediction, StepModel, make_offers, paper_bytes
 from .record import Role, RunRecord
 from .state import Control
 from .vote import Vote
@@ -42,6 +42,8 @@ class Leader:
         self._offers: list[Offer] = []
         self._seconds: deque[float] = deque(maxlen=_STEPS_MEASURED)
         self._measured_boundary = 0
+        self._measured_costs: dict[str, Any] | None = None
+        self._step_seconds: float | None = None
         self._pause_seconds = _ASSUMED_PAUSE_SECONDS
         self._loss: float | None = None
         self.record = RunRecord(run_dir)
@@ -52,7 +54,7 @@ class Leader:
         self._checkpoint = checkpoint
         if control.last_step and self.record.last_step() < control.last_step["step"]:
             self.record.step(**control.last_step, samples_per_second=None)
-        self._offers = self._make_offers(control)
+        self._predict(control)
         self._submit(control, urgent=True)
 
     def first_step(self, control: Control, *, pause_seconds: float, total_seconds: float, bytes_moved: int) -> None:
@@ -84,15 +86,17 @@ class Leader:
         self.record.step(**line, samples_per_second=samples / seconds)
         if not vote.finite:
             self.record.event("StepSkipped", step=line["step"], reason="NonFinite")
-        measured = len(self._seconds) == _STEPS_TO_OFFER
+        measured = len(self._seconds) == _STEPS_TO_OFFER or (
+            len(self._seconds) > _STEPS_TO_OFFER and control.costs != self._measured_costs
+        )
         if measured:
-            self._offers = self._make_offers(control)
+            self._predict(control)
         self._submit(control, urgent=measured)
 
     def frozen(self, control: Control) -> None:
         """The boundary changed before step `control.step`."""
         self.record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
-        self._offers = self._make_offers(control)
+        self._predict(control)
         self._submit(control, urgent=True)
 
     def evaluated(self, control: Control, *, accuracy: float, loss: float) -> None:
@@ -143,35 +147,53 @@ class Leader:
             checkpoint=self._checkpoint,
             loss=self._loss,
             samples_per_second=self._job.order.global_batch / seconds if seconds else None,
+            step_seconds=self._step_seconds,
+            total_steps=self._job.total_steps,
             outcome=outcome,
             reason=reason,
             message=message[:1024],
         )
         self._reporter.submit(report, urgent=urgent)
 
-    def _make_offers(self, control: Control) -> list[Offer]:
+    def _predict(self, control: Control) -> None:
+        """Renew what is told of the step in the present layout and in others, as soon as both are measured."""
         spec = self._job.spec
-        return make_offers(
-            self._job.unit_bytes,
-            control.boundary,
+        by_paper = spec.pipeline.packing is Packing.PAPER
+        costs = None if by_paper or control.costs is None else ModelCosts.model_validate(control.costs)
+        model = self._job.step_model(costs)
+        scale = self._scale(model) if by_paper or costs is not None else None
+        self._measured_costs = control.costs
+
+        def predict(stages: int, pipelines: int) -> Prediction:
+            cut = model.cut(control.boundary, stages, pipelines)
+            if by_paper:
+                needed = paper_bytes(self._job.unit_bytes, control.boundary, stages)
+            else:
+                needed = model.bytes_per_worker(control.boundary, cut, pipelines)
+            return Prediction(
+                needed, None if scale is None else scale * model.step_seconds(control.boundary, cut, pipelines)
+            )
+
+        self._offers = make_offers(
+            predict,
             initial_stages=spec.pipeline.stages,
             max_workers=max(spec.workers, spec.num_shards * spec.pipeline.stages),
             max_pipelines=spec.num_shards,
-            step_model=self._step_model(),
             pause_seconds=self._pause_seconds,
         )
+        present = model.step_seconds(control.boundary, self._cut, self._layout.pipelines)
+        self._step_seconds = None if scale is None else scale * present
 
-    def _step_model(self) -> StepModel | None:
-        """Blocks that cost alike, scaled so that the present layout takes the seconds that were measured."""
+    def _scale(self, model: StepModel) -> float | None:
+        """What a prediction is multiplied by so that the present layout takes the seconds that were measured."""
         if not self._seconds:
             return None
-        assumed = assumed_times(self._job.num_layers)
-        batch = self._job.order.global_batch
-        model = StepModel(assumed, batch, self._job.micro_batch_size)
-        predicted = model.step_seconds(self._measured_boundary, self._layout.stages, self._layout.pipelines)
-        scale = statistics.median(self._seconds) / predicted
-        times = [UnitTimes(time.forward * scale, time.backward * scale) for time in assumed]
-        return StepModel(times, batch, self._job.micro_batch_size)
+        predicted = model.step_seconds(self._measured_boundary, self._cut, self._layout.pipelines)
+        return statistics.median(self._seconds) / predicted
+
+    @property
+    def _cut(self) -> Cut:
+        return Cut(self._layout.spans, self._layout.micro_batch_size)
 
 
 def roles_of(layout: StageLayout, num_layers: int) -> list[Role]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Generation
 
 from .checkpoint import write_model
@@ -34,6 +35,7 @@ from .gradients import reduce_gradients
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
+from .measuring import measure_costs, measurement_due
 from .moments import Moment, Reached, ignore
 from .optimizer import learning_rate, make_optimizer, set_learning_rate
 from .record import Ledger
@@ -185,6 +187,8 @@ class Trainer:
             self._evaluate(member)
         if moved or self._checkpointer.due(self.step) or vote.leaving:
             self._save(member)
+        if not vote.leaving and not vote.saw_next:
+            self._measure(member)
         self._state.control.round_ended_at = wall_clock()
         self._hooks.reached(Moment.ENDED, self.step - 1)
         if vote.leaving and self._hooks.stop_requested():
@@ -202,7 +206,8 @@ class Trainer:
         self._in_doubt = None
         for unit in self._state.units.values():
             unit.zero_grad(set_to_none=True)
-        micro_batches = self._job.training_micro_batches(control.step, layout.pipelines)[layout.pipeline]
+        dealt = self._job.training_micro_batches(control.step, layout.pipelines, layout.micro_batch_size)
+        micro_batches = dealt[layout.pipeline]
         sums = member.runner.train(control.step, micro_batches, self._job.dataset.train)
         self._hooks.reached(Moment.COMPUTED, control.step)
         norms = reduce_gradients(self._state, layout, member.groups)
@@ -268,7 +273,7 @@ class Trainer:
 
     def _note(self, step: int, layout: StageLayout, pipelines: Iterable[int]) -> None:
         """Write what these pipelines trained in a committed step into the ledger."""
-        dealt = self._job.training_micro_batches(step, layout.pipelines)
+        dealt = self._job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
         for pipeline in pipelines:
             self._ledger.append(
                 step=step,
@@ -285,6 +290,13 @@ class Trainer:
         self._commit(Vote.from_list(control.last_vote) if control.last_vote else skipped)
         self._state.control = control
         self._state.apply_boundary()
+
+    def _measure(self, member: _Membership) -> None:
+        """Measure what the units cost, where cuts go by that and it is time."""
+        control = self._state.control
+        if self._job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
+            costs = measure_costs(member.runner, member.layout, member.groups, self._job.dataset.train, control)
+            control.costs = costs.model_dump()
 
     def _move_boundary(self, member: _Membership, vote: Vote) -> bool:
         """Ask the policy; whether blocks froze or train again."""
@@ -323,7 +335,7 @@ class Trainer:
 
     def _evaluate(self, member: _Membership) -> None:
         layout, control = member.layout, self._state.control
-        micro_batches = self._job.test_micro_batches(layout.pipelines)[layout.pipeline]
+        micro_batches = self._job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline]
         sums = member.runner.evaluate(micro_batches, self._job.dataset.test)
         totals = torch.tensor([sums.correct, sums.weight, sums.loss], dtype=torch.float64)
         dist.all_reduce(totals, group=member.world)
@@ -427,7 +439,7 @@ class Trainer:
             load_unit=self._checkpointer.load_unit,
             load_control=self._checkpointer.load_control,
             durable=self._checkpointer.durable,
-            spans_at=self._job.spans,
+            cut_at=self._job.cut,
             commit_late=self._commit_late,
             watchdog=self._watchdog,
             reached=self._hooks.reached,

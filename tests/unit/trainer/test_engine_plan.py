@@ -15,6 +15,7 @@ from pipetransformer.elastic.plan import (
     make_plan,
     plan_moves,
 )
+from pipetransformer.partition import Cut
 
 NUM_UNITS = 8
 UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]
@@ -34,7 +35,12 @@ def plan_for(
     inventories: list[Inventory], stages: int, pipelines: int, durable: DurablePoint | None = None
 ) -> RegroupPlan:
     return make_plan(
-        inventories, stages * pipelines, lambda boundary: cut(stages), pipelines, UNIT_BYTES, durable=durable
+        inventories,
+        stages * pipelines,
+        lambda boundary, costs: Cut(cut(stages), micro_batch_size=1),
+        pipelines,
+        UNIT_BYTES,
+        durable=durable,
     )
 
 

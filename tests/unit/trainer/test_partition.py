@@ -1,6 +1,7 @@
 """Partition, memory rule and offers."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -8,16 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.partition import (
+    Cut,
     MemoryBound,
     MemoryBoundError,
+    ModelCosts,
+    Prediction,
     StepModel,
-    UnitTimes,
-    layer_costs,
+    UnitCost,
+    assumed_costs,
+    cut_units,
     make_offers,
     offered_stages,
     paper_bytes,
     partition,
     spans,
+    training_seconds,
 )
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
 from pipetransformer_contract.messages import Offer
@@ -91,9 +97,21 @@ def test_what_does_not_fit_says_which_stage_needs_how_much() -> None:
 
 
 def test_frozen_units_cost_forward_only_and_the_first_active_one_no_input_gradient() -> None:
-    assert layer_costs(4, 2)[1:5] == [1, 1, 2, 3]
-    assert layer_costs(4, 0)[1:5] == [3, 3, 3, 3]
-    assert layer_costs(2, 2, [UnitTimes(1, 2), UnitTimes(3, 4), UnitTimes(5, 6), UnitTimes(7, 8)]) == [1, 3, 5, 11]
+    units = [UnitCost(1, 20, 10), UnitCost(2, 40, 30), UnitCost(3, 60, 50), UnitCost(4, 80, 70)]
+    assert training_seconds(units, 0) == ([1, 2, 3, 4], [10, 40, 60, 80])
+    assert training_seconds(units, 1) == ([1, 2, 3, 4], [0, 0, 50, 80])
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "at_1", "at_8"),
+    [(5.0, 8.0, 3.5, 14.0), (2.0, 8.0, 2.0, 16.0), (3.0, 2.0, 3.0, 3.0)],
+    ids=["fixed and by sample", "by sample alone", "no growth"],
+)
+def test_costs_lie_on_the_line_through_two_sizes(small: float, large: float, at_1: float, at_8: float) -> None:
+    units = [[UnitCost(value, 0, 0)] for value in (small, large)]
+    costs = ModelCosts(micro_batch_sizes=(2, 4), small=units[0], large=units[1])
+    assert [costs.at(1)[0].forward, costs.at(8)[0].forward] == [at_1, at_8]
+    assert ModelCosts.model_validate_json(costs.model_dump_json()) == costs
 
 
 @given(st.integers(1, 24), st.data())
@@ -140,14 +158,12 @@ def test_offers_hold_the_halvings_and_then_the_shortest_pipelines(initial: int, 
     assert set(expected) <= set(offered)
 
 
-def offers(boundary: int, step_model: StepModel | None = None) -> list[Offer]:
+def paper_offers(boundary: int) -> list[Offer]:
     return make_offers(
-        UNIT_BYTES,
-        boundary,
+        lambda stages, pipelines: Prediction(paper_bytes(UNIT_BYTES, boundary, stages), None),
         initial_stages=4,
         max_workers=8,
         max_pipelines=8,
-        step_model=step_model,
         pause_seconds=0.5,
     )
 
@@ -155,14 +171,123 @@ def offers(boundary: int, step_model: StepModel | None = None) -> list[Offer]:
 @pytest.mark.parametrize(("boundary", "expected"), [(0, (4, 2)), (7, (4, 2)), (9, (2, 4)), (10, (2, 4)), (11, (1, 8))])
 def test_the_papers_schedule_packs_four_stages_to_two_to_one(boundary: int, expected: tuple[int, int]) -> None:
     bounds = Bounds(Layout(4, 2), 1, 8, 1, 8, bytes_budget=paper_bytes(UNIT_BYTES, 0, 4))
-    chosen = choose(offers(boundary), 8, bounds, on_pack=OnPack.WIDEN, packing=Packing.PAPER)
+    chosen = choose(paper_offers(boundary), 8, bounds, on_pack=OnPack.WIDEN, packing=Packing.PAPER)
     assert chosen == Layout(*expected)
 
 
-def test_predicted_steps_follow_the_pipeline_formula() -> None:
-    model = StepModel([UnitTimes(0, 0), *[UnitTimes(1, 2)] * 12, UnitTimes(0, 0)], 64, 8, seconds_outside_pipeline=5)
-    assert model.step_seconds(0, 4, 1) == 9 * (8 + 3) + 5
-    assert model.step_seconds(0, 1, 4) == 36 * 2 + 5
-    assert model.step_seconds(12, 1, 1) == 12 * 8 + 5
-    offer = offers(0, model)[0]
-    assert (offer.stages, [time.pipelines for time in offer.step_seconds], offer.pause_seconds) == (4, [1, 2], 0.5)
+def test_an_offer_predicts_every_width_that_fits_and_what_never_fits_is_not_offered() -> None:
+    def predict(stages: int, pipelines: int) -> Prediction:
+        if stages * pipelines < 4:
+            raise MemoryBoundError(stages, 0, 0, needed=1, limit=0)
+        return Prediction(100 // stages, 1 / pipelines)
+
+    found = make_offers(predict, initial_stages=4, max_workers=6, max_pipelines=5, pause_seconds=0.5)
+    assert [(offer.stages, [time.pipelines for time in offer.step_seconds]) for offer in found] == [
+        (4, [1]),
+        (3, [2]),
+        (2, [2, 3]),
+        (1, [4, 5]),
+    ]
+    assert (found[-1].bytes_per_worker, found[-1].pause_seconds) == (100, 0.5)
+
+
+#: Twelve blocks of 1 s forward, 2 s backward and 10 bytes kept for a sample, between ends that cost nothing.
+EVEN = [UnitCost(0, 0, 0), *[UnitCost(1, 2, 1, 10)] * 12, UnitCost(0, 0, 0)]
+
+
+def step_model(
+    *,
+    fixed: float = 0.0,
+    link: float = 0.0,
+    worker_bytes: int | None = None,
+    micro_batch_size: int | None = 8,
+    one_forward_one_backward: bool = True,
+) -> StepModel:
+    """A batch of 64; each pass takes `fixed` and what a sample takes times the micro-batch size."""
+
+    def at(size: int) -> list[UnitCost]:
+        def seconds(value: float) -> float:
+            return fixed * bool(value) + value * size / 8
+
+        return [
+            UnitCost(
+                seconds(unit.forward), seconds(unit.backward), seconds(unit.weights_backward), unit.saved_bytes * size
+            )
+            for unit in EVEN
+        ]
+
+    costs = ModelCosts(
+        micro_batch_sizes=(4, 8), small=at(4), large=at(8), seconds_per_byte=link, worker_bytes=worker_bytes
+    )
+    return StepModel(
+        costs=costs,
+        global_batch=64,
+        micro_batch_size=micro_batch_size,
+        one_forward_one_backward=one_forward_one_backward,
+        unit_bytes=[100] * 14,
+        trained_bytes=[400] * 14,
+        sample_bytes=50,
+    )
+
+
+def predicted(model: StepModel, boundary: int, stages: int, pipelines: int) -> float:
+    return model.step_seconds(boundary, model.cut(boundary, stages, pipelines), pipelines)
+
+
+def test_predicted_steps_take_m_and_k_less_one_turns_of_the_slowest_stage() -> None:
+    model = step_model()
+    assert predicted(model, 0, 4, 1) == pytest.approx(9 * (8 + 3))
+    assert predicted(model, 0, 1, 4) == pytest.approx(36 * 2)
+    assert predicted(model, 12, 1, 1) == pytest.approx(12 * 8)
+    assert predicted(model, 6, 2, 1) == pytest.approx(12 * (8 + 1))
+
+
+def test_gpipe_waits_for_the_slowest_forward_and_the_slowest_backward() -> None:
+    boundary, cut = 6, Cut([range(8), range(8, 14)], 8)
+    assert step_model().step_seconds(boundary, cut, 1) == pytest.approx(15 * (8 + 1))
+    gpipe = step_model(one_forward_one_backward=False)
+    assert gpipe.step_seconds(boundary, cut, 1) == pytest.approx((7 + 10) * (8 + 1))
+    few = Cut(cut.spans, 64)
+    assert step_model().step_seconds(boundary, few, 1) == pytest.approx((7 + 10) * 8 * (1 + 1))
+
+
+def test_communication_counts_where_computing_does_not_hide_it() -> None:
+    assert predicted(step_model(link=1e-3), 0, 4, 1) == pytest.approx(9 * 11)
+    assert predicted(step_model(link=0.1), 0, 4, 1) == pytest.approx(2 * 0.1 * 50 * 8 * 11)
+    reduction = 0.1 * 1.5 * 1400
+    assert predicted(step_model(link=0.1), 0, 1, 4) == pytest.approx(36 * 2 + reduction - 24)
+    assert predicted(step_model(link=0.1), 11, 1, 4) == pytest.approx(13 * 2 + 0.1 * 1.5 * 200 - 1)
+
+
+def test_the_number_of_micro_batches_weighs_the_bubble_against_what_each_costs_anyway() -> None:
+    counts = []
+    for fixed in (0.0, 0.5, 5.0):
+        model = step_model(fixed=fixed, micro_batch_size=None)
+        cut = model.cut(0, 4, 1)
+        counts.append(64 // cut.micro_batch_size)
+        others = [Cut(cut.spans, size) for size in range(3, 17)]
+        assert model.step_seconds(0, cut, 1) <= min(model.step_seconds(0, other, 1) for other in others) * 1.01
+    assert counts == sorted(counts, reverse=True)
+    assert (counts[0], counts[-1]) == (21, 4)
+
+
+def test_a_cut_keeps_what_a_worker_can_hold() -> None:
+    free, tight = step_model(), step_model(worker_bytes=1700)
+    cut = tight.cut(0, 6, 1)
+    assert free.bytes_per_worker(0, free.cut(0, 6, 1), 1) > 1700 >= tight.bytes_per_worker(0, cut, 1)
+    assert len(cut.spans[0]) < len(cut.spans[-1])
+    with pytest.raises(MemoryBoundError, match="a worker has 1700"):
+        tight.cut(0, 2, 1)
+    smaller = step_model(worker_bytes=3200, micro_batch_size=None).cut(0, 4, 1)
+    assert smaller.micro_batch_size < 16
+
+
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(1, 8))
+def test_assumed_costs_cut_as_the_papers_packing_does(stages: int, boundary: int, pipelines: int) -> None:
+    model = replace(step_model(), costs=assumed_costs(12))
+    assert model.cut(boundary, stages, pipelines) == Cut(spans(12, boundary, stages), 8)
+
+
+def test_an_embedding_counts_by_its_time() -> None:
+    assert [len(span) for span in cut_units([1.0, *[1.0] * 4, 1.0], 2)] == [3, 3]
+    assert [len(span) for span in cut_units([3.0, *[1.0] * 4, 0.0], 2)] == [2, 4]

@@ -14,6 +14,8 @@ import numpy as np
 from pydantic import BaseModel
 from scipy.optimize import linear_sum_assignment
 
+from ..partition import Cut, ModelCosts
+
 
 class Origin(StrEnum):
     """Where the state of a new generation comes from."""
@@ -56,6 +58,7 @@ class RegroupPlan(BaseModel):
     control: dict[str, Any]
     roles: list[tuple[int, int]]
     spans: list[tuple[int, int]]
+    micro_batch_size: int
     moves: list[Move]
 
 
@@ -129,7 +132,7 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
 def make_plan(
     inventories: Sequence[Inventory],
     num_members: int,
-    spans_at: Callable[[int], list[range]],
+    cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
     unit_bytes: Sequence[int],
     *,
@@ -144,7 +147,7 @@ def make_plan(
     Args:
         inventories: of members, then leavers.
         num_members: how many of them are members.
-        spans_at: cuts the units into stages for a boundary.
+        cut_at: cuts the units into stages for a boundary, by measured costs if there are any.
         pipelines: data-parallel width.
         unit_bytes: weight of each unit on the wire.
         durable: the newest checkpoint, None for none.
@@ -157,25 +160,29 @@ def make_plan(
     complete = step >= 0 and set().union(*usable) >= set(range(len(unit_bytes)))
     if not complete:
         boundary = 0 if durable is None else durable.boundary
-        spans = spans_at(boundary)
-        roles = assign_roles([set()] * num_members, spans, pipelines, unit_bytes)
+        cut = cut_at(boundary, None)
+        roles = assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes)
         return RegroupPlan(
             origin=Origin.FRESH if durable is None else Origin.CHECKPOINT,
             step=0 if durable is None else durable.step,
             control={},
             roles=roles,
-            spans=[(span.start, span.stop) for span in spans],
+            spans=[(span.start, span.stop) for span in cut.spans],
+            micro_batch_size=cut.micro_batch_size,
             moves=[],
         )
     control = next(inventory.control for inventory in inventories if inventory.step == step)
-    spans = spans_at(int(control["boundary"]))
-    roles = assign_roles(usable[:num_members], spans, pipelines, unit_bytes)
-    wanted = [set(spans[stage]) for _, stage in roles]
+    cut = cut_at(
+        int(control["boundary"]), ModelCosts.model_validate(control["costs"]) if control.get("costs") else None
+    )
+    roles = assign_roles(usable[:num_members], cut.spans, pipelines, unit_bytes)
+    wanted = [set(cut.spans[stage]) for _, stage in roles]
     return RegroupPlan(
         origin=Origin.PEERS,
         step=step,
         control=control,
         roles=roles,
-        spans=[(span.start, span.stop) for span in spans],
+        spans=[(span.start, span.stop) for span in cut.spans],
+        micro_batch_size=cut.micro_batch_size,
         moves=plan_moves(usable, wanted, unit_bytes),
     )

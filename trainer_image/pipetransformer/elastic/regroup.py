@@ -24,6 +24,7 @@ from pipetransformer_contract.messages import Generation
 
 from ..layout import StageLayout
 from ..moments import Moment, Reached
+from ..partition import Cut, ModelCosts
 from ..state import Control, UnitCodec, WorkerState
 from .groups import GenerationGroups, Store, Transport
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
@@ -53,7 +54,7 @@ class RegroupTools:
         load_unit: fills a unit of the state from the checkpoint that `durable` described.
         load_control: the control state of that checkpoint.
         durable: the newest durable checkpoint; only the leader asks.
-        spans_at: the units of each stage for (boundary, stages).
+        cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
         commit_late: commits the pending step as those did who have this control state.
         shells: every unit, for shapes only.
         watchdog: ends an attempt that a newer generation has made void.
@@ -68,7 +69,7 @@ class RegroupTools:
     load_unit: Callable[[WorkerState, int], None]
     load_control: Callable[[], Control]
     durable: Callable[[], DurablePoint | None]
-    spans_at: Callable[[int, int], list[range]]
+    cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
     commit_late: Callable[[Control], None]
     watchdog: Watchdog
     reached: Reached
@@ -117,7 +118,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
     layout = None
     if attempt.is_member:
         spans = [range(start, stop) for start, stop in plan.spans]
-        layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], spans)
+        layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], spans, plan.micro_batch_size)
     return Regrouped(
         generation,
         layout,
@@ -200,7 +201,7 @@ class _Attempt:
             plan = make_plan(
                 inventories,
                 len(generation.members),
-                lambda boundary: tools.spans_at(boundary, generation.stages),
+                lambda boundary, costs: tools.cut_at(boundary, generation.stages, generation.pipelines, costs),
                 generation.pipelines,
                 [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
                 durable=tools.durable(),

@@ -1,20 +1,26 @@
 """How layers are cut into stages, and what each number of stages would cost: the ground of the operator's choice."""
 
 from .contiguous import MemoryBound, MemoryBoundError, partition
-from .costs import UnitTimes, layer_costs
+from .costs import ModelCosts, UnitCost, assumed_costs, training_seconds
 from .memory import paper_bytes
-from .offers import StepModel, make_offers, offered_stages
-from .spans import spans
+from .offers import Prediction, make_offers, offered_stages
+from .spans import cut_units, spans
+from .step_model import Cut, StepModel
 
 __all__ = [
+    "Cut",
     "MemoryBound",
     "MemoryBoundError",
+    "ModelCosts",
+    "Prediction",
     "StepModel",
-    "UnitTimes",
-    "layer_costs",
+    "UnitCost",
+    "assumed_costs",
+    "cut_units",
     "make_offers",
     "offered_stages",
     "paper_bytes",
     "partition",
     "spans",
+    "training_seconds",
 ]

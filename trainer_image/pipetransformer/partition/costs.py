@@ -1,45 +1,83 @@
-"""What one micro-batch costs in each unit, given how many blocks are frozen."""
+"""What one micro-batch costs in each unit: measured on the workers, assumed until it has been."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import BaseModel
 
 #: An embedding or head of a transformer against one of its blocks, until something has been measured.
 _END_SHARE = 0.1
 
 
-@dataclass(frozen=True)
-class UnitTimes:
-    """Seconds of one unit for one micro-batch: forward, and backward when input and weights both need a gradient."""
+class UnitCost(NamedTuple):
+    """One unit and one micro-batch.
+
+    Attributes:
+        forward: seconds.
+        backward: seconds, for the gradients of weights and input.
+        weights_backward: seconds of a backward that gives no gradient of the input.
+        saved_bytes: what the forward keeps for the backward.
+    """
 
     forward: float
     backward: float
+    weights_backward: float
+    saved_bytes: float = 0.0
 
 
-def assumed_times(num_layers: int) -> list[UnitTimes]:
-    """Times of the L + 2 units in units of one block's forward; backward takes twice the forward."""
-    end = UnitTimes(_END_SHARE, 2 * _END_SHARE)
-    return [end, *[UnitTimes(1.0, 2.0)] * num_layers, end]
+class ModelCosts(BaseModel):
+    """What all L + 2 units cost, the same numbers on every worker, and what the workers are like.
 
-
-def layer_costs(num_layers: int, boundary: int, unit_times: Sequence[UnitTimes] | None = None) -> list[float]:
-    """Cost of each of the L + 2 units when the first `boundary` blocks are frozen.
-
-    A frozen unit runs forward only; the first active one computes no gradient of its input, about half of its backward;
-    every other runs forward and backward.
-
-    Raises:
-        ValueError: `unit_times` does not have L + 2 items.
+    Attributes:
+        micro_batch_sizes: the two sizes, ascending, that `small` and `large` hold for.
+        small: cost of each unit at the smaller size.
+        large: cost of each unit at the larger size.
+        seconds_per_byte: time that a byte takes from one worker to another, 0 when there is only one.
+        worker_bytes: device memory of the smallest worker; None where it is not known, as on CPUs.
+        step: steps committed when it was measured.
+        boundary: frozen blocks when it was measured.
     """
-    times = assumed_times(num_layers) if unit_times is None else unit_times
-    if len(times) != num_layers + 2:
-        raise ValueError(f"{len(times)} times for {num_layers + 2} units")
+
+    micro_batch_sizes: tuple[int, int]
+    small: list[UnitCost]
+    large: list[UnitCost]
+    seconds_per_byte: float = 0.0
+    worker_bytes: int | None = None
+    step: int = 0
+    boundary: int = 0
+
+    def at(self, micro_batch_size: int) -> list[UnitCost]:
+        """Costs at another size, on the line through the two measured ones."""
+        return [
+            UnitCost(*(self._line(a, b, micro_batch_size) for a, b in zip(small, large, strict=True)))
+            for small, large in zip(self.small, self.large, strict=True)
+        ]
+
+    def _line(self, small: float, large: float, size: int) -> float:
+        first, second = self.micro_batch_sizes
+        slope = (large - small) / (second - first)
+        if slope < 0:
+            return max(small, large)
+        fixed = small - slope * first
+        return fixed + slope * size if fixed > 0 else large * size / second
+
+
+def assumed_costs(num_layers: int) -> ModelCosts:
+    """Costs in units of one block's forward of one sample; backward takes twice the forward, half of it for weights."""
+    units = [UnitCost(share, 2 * share, share) for share in [_END_SHARE, *[1.0] * num_layers, _END_SHARE]]
+    return ModelCosts(
+        micro_batch_sizes=(1, 2), small=units, large=[UnitCost(*(2 * value for value in unit)) for unit in units]
+    )
+
+
+def training_seconds(costs: Sequence[UnitCost], boundary: int) -> tuple[list[float], list[float]]:
+    """Forward and backward of each of the L + 2 units when the first `boundary` blocks are frozen.
+
+    A frozen unit runs forward only; the first active one computes no gradient of its input.
+    """
     first_active = boundary + 1 if boundary else 0
-    costs = []
-    for unit, time in enumerate(times):
-        if unit < first_active:
-            costs.append(time.forward)
-        elif unit == first_active:
-            costs.append(time.forward + time.backward / 2)
-        else:
-            costs.append(time.forward + time.backward)
-    return costs
+    backward = [
+        0.0 if unit < first_active else cost.weights_backward if unit == first_active else cost.backward
+        for unit, cost in enumerate(costs)
+    ]
+    return [cost.forward for cost in costs], backward

@@ -1,36 +1,22 @@
 """What the model can do now at each number of stages: the trainer's half of a choice of layout."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipetransformer_contract.messages import MAX_OFFERS, Offer, StepTime
 
-from .costs import UnitTimes, layer_costs
-from .memory import paper_bytes
-from .spans import spans
+from .contiguous import MemoryBoundError
 
 _MAX_WIDTHS = 64
 
 
 @dataclass(frozen=True)
-class StepModel:
-    """What predicts a step: measured seconds of each unit (L + 2) for one micro-batch, and how a batch is dealt."""
+class Prediction:
+    """One layout: bytes of its largest stage, and seconds of a step, None while nothing is measured."""
 
-    unit_times: Sequence[UnitTimes]
-    global_batch: int
-    micro_batch_size: int
-    seconds_outside_pipeline: float = 0.0
-
-    def step_seconds(self, boundary: int, stages: int, pipelines: int) -> float:
-        """Seconds of a step: M + K - 1 turns of the slowest stage, plus reduction, vote and optimizer."""
-        num_layers = len(self.unit_times) - 2
-        costs = layer_costs(num_layers, boundary, self.unit_times)
-        slowest = max(
-            sum(costs[unit] for unit in span) for span in spans(num_layers, boundary, stages, self.unit_times)
-        )
-        samples = -(-self.global_batch // pipelines)
-        micro_batches = -(-samples // self.micro_batch_size)
-        return slowest * (micro_batches + stages - 1) + self.seconds_outside_pipeline
+    bytes_per_worker: int
+    step_seconds: float | None
 
 
 def offered_stages(initial: int) -> list[int]:
@@ -43,40 +29,40 @@ def offered_stages(initial: int) -> list[int]:
 
 
 def make_offers(
-    unit_param_bytes: Sequence[int],
-    boundary: int,
+    predict: Callable[[int, int], Prediction],
     *,
     initial_stages: int,
     max_workers: int,
     max_pipelines: int,
-    step_model: StepModel | None,
     pause_seconds: float,
 ) -> list[Offer]:
     """One offer for each number of stages that the model could have now.
 
     Args:
-        unit_param_bytes: parameter bytes of embedding, blocks and head.
-        boundary: frozen blocks.
+        predict: what a layout of so many stages and pipelines would be like; raises `MemoryBoundError` where it does
+            not fit. What fits at no width is not offered.
         initial_stages: pipeline length at the job's start; no offer is longer.
         max_workers: no wider layout is predicted.
         max_pipelines: widest layout that the data's shards allow.
-        step_model: measurements, or None while there are none: the offers then carry bytes only.
         pause_seconds: expected cost of one regroup.
     """
     offers = []
     for stages in offered_stages(initial_stages):
-        widths = range(1, min(max_workers // stages, max_pipelines, _MAX_WIDTHS) + 1)
-        times = (
-            [StepTime(pipelines=r, seconds=step_model.step_seconds(boundary, stages, r)) for r in widths]
-            if step_model is not None
-            else []
-        )
-        offers.append(
-            Offer(
-                stages=stages,
-                step_seconds=times,
-                bytes_per_worker=paper_bytes(unit_param_bytes, boundary, stages),
-                pause_seconds=pause_seconds,
+        fitting: dict[int, Prediction] = {}
+        for pipelines in range(1, min(max_workers // stages, max_pipelines, _MAX_WIDTHS) + 1):
+            with contextlib.suppress(MemoryBoundError):
+                fitting[pipelines] = predict(stages, pipelines)
+        if fitting:
+            offers.append(
+                Offer(
+                    stages=stages,
+                    step_seconds=[
+                        StepTime(pipelines=pipelines, seconds=prediction.step_seconds)
+                        for pipelines, prediction in fitting.items()
+                        if prediction.step_seconds is not None
+                    ],
+                    bytes_per_worker=max(prediction.bytes_per_worker for prediction in fitting.values()),
+                    pause_seconds=pause_seconds,
+                )
             )
-        )
     return offers

@@ -1,23 +1,43 @@
-"""Which units each stage holds: the one function that every rank asks, so that all agree without a message."""
+"""Cuts units into stages: an embedding and a head go with the block beside them, every stage has a block."""
 
 from collections.abc import Sequence
 
-from .contiguous import partition
-from .costs import UnitTimes, layer_costs
+from .contiguous import MemoryBound, partition
+from .costs import assumed_costs, training_seconds
 
 
-def spans(num_layers: int, boundary: int, stages: int, unit_times: Sequence[UnitTimes] | None = None) -> list[range]:
-    """Unit indices (0 is the embedding, L+1 the head) of each stage, balanced by time, at least one block a stage.
-
-    `unit_times` must be the same on every rank; without it one block counts as much as another.
+def spans(num_layers: int, boundary: int, stages: int) -> list[range]:
+    """Units of each stage by assumed costs, `boundary` blocks frozen: the same wherever and whenever it is asked.
 
     Raises:
         ValueError: there are fewer blocks than stages.
     """
-    embedding, *blocks, head = layer_costs(num_layers, boundary, unit_times)
+    forward, backward = training_seconds(assumed_costs(num_layers).at(1), boundary)
+    return cut_units([f + b for f, b in zip(forward, backward, strict=True)], stages)
+
+
+def cut_units(unit_costs: Sequence[float], stages: int, memory: MemoryBound | None = None) -> list[range]:
+    """Unit indices (0 is the embedding, L+1 the head) of each stage, the dearest stage as cheap as possible.
+
+    Args:
+        unit_costs: of the L + 2 units.
+        stages: number of stages.
+        memory: what a worker may hold, by unit; no bound by default.
+
+    Raises:
+        MemoryBoundError: no cut keeps the memory bound.
+        ValueError: there are fewer blocks than stages.
+    """
+    if memory is not None:
+        memory = MemoryBound([_by_block(row) for row in memory.needs], memory.limit)
+    cut = partition(_by_block(unit_costs), stages, memory)
+    starts = [0, *(run.start + 1 for run in cut[1:])]
+    ends = [*starts[1:], len(unit_costs)]
+    return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _by_block(units: Sequence[float]) -> list[float]:
+    embedding, *blocks, head = units
     blocks[0] += embedding
     blocks[-1] += head
-    cut = partition(blocks, stages)
-    starts = [0, *(run.start + 1 for run in cut[1:])]
-    ends = [*starts[1:], num_layers + 2]
-    return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+    return blocks

@@ -1,8 +1,9 @@
 """How micro-batches flow through the stages of a pipeline."""
 
+from ..errors import ModelError
 from .actions import Action, ActionKind, AllForwardAllBackward, Chunk, InOrder, Schedule
 from .executor import ChunkIO, Executor, PlainHooks, RoundHooks, SpanModule
-from .runner import ModelError, RoundSums, StageRunner, StageSpec
+from .runner import RoundSums, StageRunner, StageSpec
 
 __all__ = [
     "Action",

@@ -17,8 +17,11 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from pipetransformer_contract.spec import ScheduleName
 
 from ..data import MicroBatch, Split, lengths_of
+from ..errors import ModelError
 from ..freezing import first_trainable
 from ..models import MicroBatchContext, PipelineModel, set_micro_batch
+from ..partition import UnitCost
+from .probe import Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,6 @@ class RoundSums:
     loss: float = 0.0
     weight: float = 0.0
     correct: float = 0.0
-
-
-class ModelError(RuntimeError):
-    """The model itself failed, which no other worker can repair."""
 
 
 class StageModule(nn.Module):
@@ -114,6 +113,29 @@ class StageRunner:
             unit.train(mode)
         sums.loss = sum(float(loss) for loss in losses)
         return sums
+
+    def measure(self, micro_batch_size: int, split: Split) -> list[UnitCost]:
+        """What each unit of the stage costs for a micro-batch of that many samples; leaves no trace in units or
+        gradients. What it does not run (the backward of frozen units) is 0."""
+        spec = self.spec
+        ids = [index % len(split) for index in range(micro_batch_size)]
+        samples, labels = split.batch(ids)
+        labels, weights = labels.to(spec.device), torch.ones(micro_batch_size, dtype=spec.dtype, device=spec.device)
+
+        def loss(output: Tensor) -> Tensor:
+            return self._model.loss(output, labels, weights)[0]
+
+        probe = Probe(spec.device, MicroBatchContext(0, ids, lengths_of(split, ids, spec.device)))
+        costs = []
+        with probe.without_trace(self._module):
+            x = samples.to(spec.device)
+            if not spec.is_first:
+                x = torch.randn(self._model.activation_shape(micro_batch_size), dtype=spec.dtype, device=spec.device)
+            for index, unit in enumerate(self._module.units):
+                last = spec.is_last and index == len(self._module.units) - 1
+                cost, x = probe.measure(unit, x, frozen=index < self._module.num_frozen, finish=loss if last else None)
+                costs.append(cost)
+        return costs
 
     def _run(
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool

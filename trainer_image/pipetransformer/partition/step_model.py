@@ -1,0 +1,141 @@
+"""Predicts a step: how a layout would cut the model, into which micro-batches, and how long its steps would take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .contiguous import MemoryBound, MemoryBoundError
+from .costs import ModelCosts, UnitCost, training_seconds
+from .spans import cut_units
+
+#: Micro-batches for each stage: PipeTransformer, section 3.2, searches from K to 6 K.
+_MICRO_BATCHES_PER_STAGE = range(1, 7)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The units of each stage, and the samples of a micro-batch."""
+
+    spans: list[range]
+    micro_batch_size: int
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """The facts of a job that decide its step, besides the layout.
+
+    Attributes:
+        costs: of the units.
+        global_batch: samples of a step.
+        micro_batch_size: samples of a micro-batch; None to choose it for each layout.
+        one_forward_one_backward: whether pipelines of at least K micro-batches run 1F1B; GPipe otherwise.
+        unit_bytes: parameter bytes of each unit.
+        trained_bytes: bytes of each unit while it trains: parameters, gradients, moments.
+        sample_bytes: what a stage sends to the next for one sample.
+    """
+
+    costs: ModelCosts
+    global_batch: int
+    micro_batch_size: int | None
+    one_forward_one_backward: bool
+    unit_bytes: Sequence[int]
+    trained_bytes: Sequence[int]
+    sample_bytes: int
+    _costs_at: dict[int, list[UnitCost]] = field(default_factory=dict, init=False, repr=False)
+
+    def cut(self, boundary: int, stages: int, pipelines: int) -> Cut:
+        """The best cut of a layout that fits the workers' memory.
+
+        The number of micro-batches is searched on stages that are cut for a middle size, since they suit the others
+        nearly; the stages are then cut again for the size found.
+
+        Raises:
+            MemoryBoundError: no cut fits.
+            ValueError: there are fewer blocks than stages.
+        """
+        samples = self._samples(pipelines)
+        if self.micro_batch_size is not None:
+            sizes = [self.micro_batch_size]
+        else:
+            sizes = sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
+            middle = sizes[len(sizes) // 2]
+            near = self._spans(boundary, stages, pipelines, middle, bounded=False)
+            sizes.sort(key=lambda size: self.step_seconds(boundary, Cut(near, size), pipelines))
+        failure: MemoryBoundError | None = None
+        for size in sizes:
+            try:
+                return Cut(self._spans(boundary, stages, pipelines, size, bounded=True), size)
+            except MemoryBoundError as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
+        """Seconds of a step: M + K - 1 turns of the slowest stage, and what of the gradients' reduction is not hidden.
+
+        Under 1F1B a turn is a forward and a backward of one stage, under GPipe the slowest of each. Sending is hidden
+        behind a turn unless it takes longer; the reduction of a stage is hidden behind its last backward.
+        """
+        stages = len(cut.spans)
+        count = self._count(cut.micro_batch_size, pipelines)
+        forward, backward = training_seconds(self._at(cut.micro_batch_size), boundary)
+        forwards = [sum(forward[unit] for unit in span) for span in cut.spans]
+        backwards = [sum(backward[unit] for unit in span) for span in cut.spans]
+        if self._in_turns(count, stages):
+            turn = max(f + b for f, b in zip(forwards, backwards, strict=True))
+        else:
+            turn = max(forwards) + max(backwards)
+        link = self.costs.seconds_per_byte
+        if stages > 1:
+            turn = max(turn, 2 * link * self.sample_bytes * cut.micro_batch_size)
+        first_active = boundary + 1 if boundary else 0
+        share = 2 * (pipelines - 1) / pipelines
+        reductions = [
+            link * share * sum(self.unit_bytes[unit] for unit in span if unit >= first_active) for span in cut.spans
+        ]
+        shown = max(0.0, *(r - b for r, b in zip(reductions, backwards, strict=True)))
+        return turn * (count + stages - 1) + shown
+
+    def bytes_per_worker(self, boundary: int, cut: Cut, pipelines: int) -> int:
+        """Bytes of the worker that holds most."""
+        needs = self._needs(boundary, len(cut.spans), pipelines, cut.micro_batch_size)
+        return round(max(sum(row[unit] for unit in span) for row, span in zip(needs, cut.spans, strict=True)))
+
+    def _spans(self, boundary: int, stages: int, pipelines: int, size: int, *, bounded: bool) -> list[range]:
+        forward, backward = training_seconds(self._at(size), boundary)
+        limit = self.costs.worker_bytes
+        memory = None
+        if bounded and limit is not None:
+            memory = MemoryBound(self._needs(boundary, stages, pipelines, size), limit)
+        return cut_units([f + b for f, b in zip(forward, backward, strict=True)], stages, memory)
+
+    def _needs(self, boundary: int, stages: int, pipelines: int, size: int) -> list[list[float]]:
+        """Bytes of each unit in each stage: what it is, and what the micro-batches in flight keep for the backward."""
+        count = self._count(size, pipelines)
+        first_active = boundary + 1 if boundary else 0
+        in_turns = self._in_turns(count, stages)
+        costs = self._at(size)
+
+        def need(unit: int, cost: UnitCost, in_flight: int) -> float:
+            if unit < first_active:
+                return self.unit_bytes[unit]
+            return self.trained_bytes[unit] + in_flight * cost.saved_bytes
+
+        return [
+            [need(unit, cost, min(count, stages - stage) if in_turns else count) for unit, cost in enumerate(costs)]
+            for stage in range(stages)
+        ]
+
+    def _at(self, size: int) -> list[UnitCost]:
+        if size not in self._costs_at:
+            self._costs_at[size] = self.costs.at(size)
+        return self._costs_at[size]
+
+    def _samples(self, pipelines: int) -> int:
+        return -(-self.global_batch // pipelines)
+
+    def _count(self, micro_batch_size: int, pipelines: int) -> int:
+        """Micro-batches of a pipeline's share of the batch (M)."""
+        return -(-self._samples(pipelines) // micro_batch_size)
+
+    def _in_turns(self, count: int, stages: int) -> bool:
+        return self.one_forward_one_backward and count >= stages
