@@ -75,7 +75,7 @@ class Ready(Wire):
     """A worker that could join: where its store listens, and what it runs."""
 
     address: Name
-    versions: dict[str, str] = Field(default_factory=dict, max_length=16)
+    versions: dict[Name, Annotated[str, Field(max_length=253)]] = Field(default_factory=dict, max_length=16)
 
 
 class StepTime(Wire):

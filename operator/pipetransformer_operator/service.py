@@ -6,6 +6,7 @@ An operator that waits for the lease listens already, so that its metrics show, 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -13,12 +14,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from .api import PLURAL
 from .channel.app import Channel
-from .channel.certificate import server_context
+from .channel.certificate import Certificate, MountedCertificate
 from .controller.manager import Controller
-from .controller.ports import JobKey
+from .controller.ports import Conflict, JobKey, Unavailable
 from .health import Health
-from .kube.api import Api, Object
-from .kube.authority import Publisher, obtain_authority
+from .kube.api import Api, NotFound, Object
+from .kube.authority import KeptAuthority, Publisher
 from .kube.lease import Lease
 from .kube.pool import KubePool
 from .kube.store import KubeStore, served
@@ -33,6 +34,7 @@ WATCH_SECONDS = 120
 #: A watch that was not opened for so long is stuck: two of its lives, and kopf's longest pause between attempts.
 WATCH_PATIENCE_SECONDS = 2 * WATCH_SECONDS + 30
 CRD_POLL_SECONDS = 2.0
+CERTIFICATE_SECONDS = 600.0
 
 
 class Service:
@@ -51,6 +53,7 @@ class Service:
         pool: KubePool,
         tokens: TokenReviewer,
         runners: list[web.AppRunner],
+        renewing: asyncio.Task[None],
     ) -> None:
         self.health = health
         self._apis = apis
@@ -59,6 +62,7 @@ class Service:
         self._pool = pool
         self._tokens = tokens
         self._runners = runners
+        self._renewing = renewing
 
     @classmethod
     async def start(
@@ -77,21 +81,23 @@ class Service:
         Raises:
             Unavailable: the API server does not let the operator start now.
             OSError: a port is taken.
+            ValueError: the mounted certificate cannot be used.
         """
         own = await Api.connect()  # a pool of its own, so that the lease never waits behind other requests
         lease = Lease(own, settings.namespace, settings.identity, seconds=settings.lease_seconds)
         health = Health([PLURAL, "pods"], lambda: lease.held, patience=WATCH_PATIENCE_SECONDS)
-        authority = await obtain_authority(own, settings.namespace)
+        certificate = _certificate(own, settings)
+        await certificate.refresh()
         api = await Api.connect(may_write=lambda: lease.held)
         tokens = TokenReviewer(api)
-        pool = KubePool(api, watched_pods, settings.channel_url, Publisher(api, authority).publish)
+        publisher = Publisher(api, lambda: certificate.trusted)
+        pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish)
         metrics = Metrics(lambda: controller.jobs())
         controller = Controller(KubeStore(api, watched_job), pool, decided=metrics.decided)
-        channel = Channel(controller.boards, tokens, metrics.requested).application()
-        tls = server_context(authority, settings.channel_hosts)
+        channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
         runners = []
         for application, port, context in (
-            (channel, settings.channel_port, tls),
+            (channel, settings.channel_port, certificate.context),
             (_exporter(metrics), settings.metrics_port, None),
             (health.application(), settings.health_port, None),
         ):
@@ -99,7 +105,8 @@ class Service:
             await runner.setup()
             await web.TCPSite(runner, settings.host, port, ssl_context=context).start()
             runners.append(runner)
-        return cls([own, api], lease, health, controller, pool, tokens, runners)
+        renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
+        return cls([own, api], lease, health, controller, pool, tokens, runners, renewing)
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator is the one: what is read from then on is whole."""
@@ -118,6 +125,7 @@ class Service:
 
     async def stop(self) -> None:
         """Stops everything; jobs and workers go on."""
+        self._renewing.cancel()
         await self._controller.stop()
         await self._lease.release()
         for runner in self._runners:
@@ -140,6 +148,24 @@ class Service:
         self._pool.gone(key, uid)
         self._tokens.forget(uid)
         self._controller.wake(key)
+
+
+def _certificate(api: Api, settings: Settings) -> Certificate:
+    if settings.certificate_dir:
+        return MountedCertificate(Path(settings.certificate_dir))
+    return KeptAuthority(api, settings.namespace, settings.channel_hosts)
+
+
+async def _renew(certificate: Certificate, publisher: Publisher, controller: Controller) -> None:
+    """Renews for ever what the channel shows, and tells namespaces of running jobs what to trust."""
+    while True:
+        await asyncio.sleep(CERTIFICATE_SECONDS)
+        try:
+            await certificate.refresh()
+            for namespace in {job.metadata.namespace for job in controller.jobs()}:
+                await publisher.publish(namespace)
+        except (Conflict, NotFound, Unavailable, ValueError) as error:
+            logger.warning("certificates are not renewed: %s; again in %g s", error, CERTIFICATE_SECONDS)
 
 
 def _exporter(metrics: Metrics) -> web.Application:

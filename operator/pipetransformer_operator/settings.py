@@ -21,6 +21,9 @@ class Settings:
     health_port: int = 8081
     host: str = "0.0.0.0"
     namespaces: tuple[str, ...] = ()
+    certificate_dir: str = ""
+    base_priority_class: str = ""
+    claim_priority_class: str = ""
     log_level: str = "INFO"
 
     @classmethod
@@ -31,7 +34,9 @@ class Settings:
         `PIPETRANSFORMER_LEASE_SECONDS`: how long an operator may be silent before another takes over;
         `PIPETRANSFORMER_CHANNEL_URL`: the channel as pods reach it;
         `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`; `PIPETRANSFORMER_HOST`: address to listen on;
-        `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`.
+        `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`;
+        `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
+        `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size.
 
         Raises:
             ValueError: a variable is missing or not sound; the message names it.
@@ -51,6 +56,9 @@ class Settings:
             health_port=_port(environment, "HEALTH", cls.health_port),
             host=environment.get("PIPETRANSFORMER_HOST", cls.host),
             namespaces=tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(","))),
+            certificate_dir=environment.get("PIPETRANSFORMER_CERTIFICATE_DIR", ""),
+            base_priority_class=environment.get("PIPETRANSFORMER_BASE_PRIORITY_CLASS", ""),
+            claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
 

@@ -1,10 +1,11 @@
-"""The channel's HTTP side: who asks, is the body sound, which board, which status code.
+"""The channel's HTTP side: who asks, how often, is the body sound, which board, which status code.
 
-Status codes: 200 and 204 done; 204 on `GET generation` nothing new; 400 no JSON, 413 too long, 422 JSON that does not
-fit (the text names the field); 401 the token is refused; 403 the token is another worker's or another job's; 409 the
-report speaks of a generation that was never published; 410 on `GET generation` the job has ended; 503 ask again later.
+200 and 204: done (204 on `GET generation`: nothing new). Everything else is a `Refusal`, with its code and its name in
+the metrics.
 """
 
+import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -14,17 +15,26 @@ from pydantic import ValidationError
 from pipetransformer_contract.messages import Heartbeat, HeartbeatReply, Ready, Report, ReportReply
 from pipetransformer_contract.wire import Path, Wire
 
-from .authenticator import Authenticator, CannotTell, Unauthenticated
+from .authenticator import Authenticator, CannotTell, Identity, Unauthenticated
 from .board import Board, Ended, NotYetDurable, Reporter
+from .rate import Rate
+from .refusal import Refusal, RefusedError
 
+logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
 JOB_HEADER = "X-Pipetransformer-Job"
 WORKER_HEADER = "X-Pipetransformer-Worker"
+#: A worker beats every two seconds, polls every twenty, and reports a few times a second at most.
+WORKER_RATE = (50.0, 100)
+#: Bad tokens that one address may show: each costs the API server a review.
+BAD_TOKEN_RATE = (1.0, 20)
 
 #: Counts a request by path and status code.
 Count = Callable[[str, int], None]
+#: Counts a refusal.
+CountRefusal = Callable[[Refusal], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Message = TypeVar("Message", bound=Wire)
 
@@ -36,6 +46,7 @@ class Channel:
         boards: by (namespace, job name); read at each request.
         authenticator: who holds a token.
         count: called after each request.
+        count_refusal: called for each request that is not served.
     """
 
     def __init__(
@@ -43,10 +54,14 @@ class Channel:
         boards: Mapping[tuple[str, str], Board],
         authenticator: Authenticator,
         count: Count = lambda path, code: None,
+        count_refusal: CountRefusal = lambda kind: None,
     ) -> None:
         self._boards = boards
         self._authenticator = authenticator
         self._count = count
+        self._count_refusal = count_refusal
+        self._workers = Rate(*WORKER_RATE)
+        self._bad_tokens = Rate(*BAD_TOKEN_RATE)
 
     def application(self) -> web.Application:
         """A new application with all routes."""
@@ -58,8 +73,11 @@ class Channel:
                 response = await handler(request)
                 code = response.status
                 return response
-            except web.HTTPException as refusal:
-                code = refusal.status
+            except RefusedError as error:
+                code = error.kind.code
+                return self._refused(request, error)
+            except web.HTTPException as unknown:  # no such path or method
+                code = unknown.status
                 raise
             finally:
                 resource = request.match_info.route.resource
@@ -88,7 +106,7 @@ class Channel:
         try:
             generation = await board.generation_after(reporter, after, timeout=timeout)
         except Ended as error:
-            raise web.HTTPGone(text=str(error)) from error
+            raise RefusedError(Refusal.ENDED, str(error)) from error
         return web.json_response(generation.to_wire()) if generation else web.Response(status=204)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
@@ -100,40 +118,67 @@ class Channel:
         board, reporter = await self._identify(request)
         report = await _body(request, Report)
         if not board.belongs(reporter):
-            raise web.HTTPForbidden(text=f"worker {reporter.name} is no member of the published generation")
+            text = f"worker {reporter.name} is no member of the published generation"
+            raise RefusedError(Refusal.NOT_MEMBER, text)
         if report.layout_generation > board.layout_generation:
-            raise web.HTTPConflict(
-                text=f"layoutGeneration: {report.layout_generation} was never published,"
-                f" the newest is {board.layout_generation}"
+            raise RefusedError(
+                Refusal.UNPUBLISHED,
+                f"layoutGeneration: {report.layout_generation} was never published,"
+                f" the newest is {board.layout_generation}",
             )
         try:
             await board.put_report(reporter, report, timeout=DURABLE_SECONDS)
         except NotYetDurable as error:
-            raise web.HTTPServiceUnavailable(text=str(error)) from error
+            raise RefusedError(Refusal.NOT_DURABLE, str(error)) from error
         return web.json_response(ReportReply(layout_generation=board.layout_generation).to_wire())
 
     async def _identify(self, request: web.Request) -> tuple[Board, Reporter]:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise web.HTTPUnauthorized(text="Authorization: a bearer token is needed")
-        try:
-            identity = await self._authenticator.identify(token.strip())
-        except Unauthenticated as error:
-            raise web.HTTPUnauthorized(text=f"Authorization: {error}") from error
-        except CannotTell as error:
-            raise web.HTTPServiceUnavailable(text=str(error)) from error
+        identity = await self._authenticate(request)
+        if wait := self._workers.take(identity.uid):
+            raise RefusedError(Refusal.TOO_MANY, f"worker {identity.name} asks too often", retry_after=wait)
         namespace, _, job = request.headers.get(JOB_HEADER, "").partition("/")
         if namespace != identity.namespace:
-            raise web.HTTPForbidden(text=f"{JOB_HEADER}: the token belongs to a pod of namespace {identity.namespace}")
+            text = f"{JOB_HEADER}: the token belongs to a pod of namespace {identity.namespace}"
+            raise RefusedError(Refusal.FOREIGN_NAMESPACE, text)
         if request.headers.get(WORKER_HEADER, identity.name) != identity.name:
-            raise web.HTTPForbidden(text=f"{WORKER_HEADER}: the token belongs to pod {identity.name}")
+            text = f"{WORKER_HEADER}: the token belongs to pod {identity.name}"
+            raise RefusedError(Refusal.FOREIGN_WORKER, text)
         board = self._boards.get((namespace, job))
         if board is None or not board.shown:
-            raise web.HTTPServiceUnavailable(text=f"{JOB_HEADER}: job {namespace}/{job} is not known here yet")
+            text = f"{JOB_HEADER}: job {namespace}/{job} is not known here yet"
+            raise RefusedError(Refusal.UNKNOWN_JOB, text)
         reporter = Reporter(identity.name, identity.uid)
         if not board.knows(reporter):
-            raise web.HTTPForbidden(text=f"pod {identity.name} is no worker of job {namespace}/{job}")
+            text = f"pod {identity.name} is no worker of job {namespace}/{job}"
+            raise RefusedError(Refusal.FOREIGN_JOB, text)
         return board, reporter
+
+    async def _authenticate(self, request: web.Request) -> Identity:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        token = token.strip() if scheme.lower() == "bearer" else ""
+        if known := self._authenticator.known(token):
+            return known
+        if wait := self._bad_tokens.wait(request.remote):
+            raise RefusedError(Refusal.TOO_MANY, "too many bad tokens from this address", retry_after=wait)
+        if not token:
+            self._bad_tokens.take(request.remote)
+            raise RefusedError(Refusal.NO_TOKEN, "Authorization: a bearer token is needed")
+        try:
+            return await self._authenticator.identify(token)
+        except Unauthenticated as error:
+            self._bad_tokens.take(request.remote)
+            raise RefusedError(Refusal.INVALID_TOKEN, f"Authorization: {error}") from error
+        except CannotTell as error:
+            raise RefusedError(Refusal.CANNOT_TELL, str(error)) from error
+
+    def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
+        """The answer. Who is no worker of ours is logged: what it claims to be and never its token."""
+        self._count_refusal(error.kind)
+        if error.kind.code in (401, 403):
+            claims = {name: request.headers.get(name, "")[:300] for name in (JOB_HEADER, WORKER_HEADER)}
+            logger.warning("%s %s from %s: %r: %s", request.method, request.path, request.remote, claims, error.text)
+        headers = {"Retry-After": str(math.ceil(error.retry_after))} if error.retry_after else {}
+        return web.Response(status=error.kind.code, text=error.text, headers=headers)
 
 
 def _number(request: web.Request, name: str) -> float:
@@ -141,20 +186,24 @@ def _number(request: web.Request, name: str) -> float:
     try:
         number = float(text)
     except ValueError as error:
-        raise web.HTTPBadRequest(text=f"{name}: {text!r} is no number") from error
+        raise RefusedError(Refusal.BAD_QUERY, f"{name}: {text!r} is no number") from error
     if not 0 <= number < 2**53:
-        raise web.HTTPBadRequest(text=f"{name}: {text!r} is out of range")
+        raise RefusedError(Refusal.BAD_QUERY, f"{name}: {text!r} is out of range")
     return number
 
 
 async def _body(request: web.Request, kind: type[Message]) -> Message:
-    text = await request.text()
+    try:
+        text = await request.text()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RefusedError(Refusal.TOO_LONG, f"a body may have {MAX_BODY_BYTES} bytes") from error
+    except (UnicodeDecodeError, LookupError) as error:
+        raise RefusedError(Refusal.NO_JSON, f"the body is no text: {error}") from error
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         message = f"{field}: {first['msg']}" if field else first["msg"]
-        if first["type"] == "json_invalid":
-            raise web.HTTPBadRequest(text=message) from error
-        raise web.HTTPUnprocessableEntity(text=message) from error
+        wrong = Refusal.NO_JSON if first["type"] == "json_invalid" else Refusal.DOES_NOT_FIT
+        raise RefusedError(wrong, message) from error

@@ -1,38 +1,80 @@
-"""The channel's certificates: an authority that outlives the operator, and a server certificate made at each start."""
+"""The channel's certificates: authorities that outlive the operator and follow each other, and server certificates.
+
+A new authority is made long before the present one ends. Workers are told to trust both; only when all of them surely
+have read that does the new one sign. Which one signs follows from their dates alone.
+"""
 
 import ipaddress
 import ssl
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_LIFETIME = timedelta(days=3650)
-SERVER_LIFETIME = timedelta(days=365)
+AUTHORITY_LIFETIME = timedelta(days=365)
+#: The next authority is made so long before the newest ends.
+RENEWAL = AUTHORITY_LIFETIME / 3
+#: Within this time all workers trust a new authority: it is published, and kubelets refresh what is mounted.
+SPREAD = timedelta(days=1)
+SERVER_LIFETIME = timedelta(days=30)
 #: Certificates are valid from a little before they were made: clocks of nodes differ.
 CLOCK_SKEW = timedelta(hours=1)
 
 
+class Certificate(Protocol):
+    """What the channel shows to workers, and what makes them trust it."""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For the server; stays the same object when what is in it is renewed."""
+        ...
+
+    @property
+    def trusted(self) -> bytes:
+        """PEM of all certificates that workers are to trust."""
+        ...
+
+    async def refresh(self) -> None:
+        """Reads and renews; what is in memory stays when that fails.
+
+        Raises:
+            Unavailable: not now.
+            ValueError: what was read cannot be used.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """PEM of the certificate that workers trust, and of its private key."""
+    """PEM of a certificate that workers trust, and of its private key."""
 
     certificate: bytes
     key: bytes
 
+    @property
+    def start(self) -> datetime:
+        """From when it is valid."""
+        return x509.load_pem_x509_certificate(self.certificate).not_valid_before_utc
 
-def new_authority(name: str = "pipetransformer-channel") -> Authority:
+    @property
+    def end(self) -> datetime:
+        """Until when it is valid."""
+        return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+
+
+def new_authority(now: datetime) -> Authority:
     """Makes a self-signed authority (P-256)."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pipetransformer-channel")])
     certificate = (
-        _builder(subject, subject, key.public_key(), AUTHORITY_LIFETIME)
+        _builder(subject, subject, key.public_key(), now, now + AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -41,8 +83,29 @@ def new_authority(name: str = "pipetransformer-channel") -> Authority:
     return Authority(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
 
 
-def server_context(authority: Authority, hosts: Sequence[str]) -> ssl.SSLContext:
-    """A TLS server context with a new certificate for `hosts` (DNS names or IP addresses), signed by `authority`.
+def renewed(authorities: Sequence[Authority], now: datetime) -> tuple[Authority, ...]:
+    """Those that have not ended, oldest first, and a new one when the newest ends soon."""
+    valid = sorted((one for one in authorities if one.end > now), key=lambda one: one.start)
+    if not valid or valid[-1].end - now < RENEWAL:
+        valid.append(new_authority(now))
+    return tuple(valid)
+
+
+def signing(authorities: Sequence[Authority], now: datetime) -> Authority:
+    """The newest that all workers trust by now, else the oldest."""
+    spread = [one for one in authorities if one.start + CLOCK_SKEW + SPREAD <= now]
+    return max(spread, key=lambda one: one.start) if spread else min(authorities, key=lambda one: one.start)
+
+
+def server_context() -> ssl.SSLContext:
+    """A TLS server context without a certificate yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def load_new_certificate(context: ssl.SSLContext, authority: Authority, hosts: Sequence[str], now: datetime) -> None:
+    """Puts a new certificate for `hosts` (DNS names or IP addresses), signed by `authority`, into `context`.
 
     Raises:
         ValueError: the authority's PEM cannot be read.
@@ -55,7 +118,7 @@ def server_context(authority: Authority, hosts: Sequence[str]) -> ssl.SSLContext
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     certificate = (
-        _builder(subject, issuer.subject, key.public_key(), SERVER_LIFETIME)
+        _builder(subject, issuer.subject, key.public_key(), now, min(now + SERVER_LIFETIME, authority.end))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -63,18 +126,43 @@ def server_context(authority: Authority, hosts: Sequence[str]) -> ssl.SSLContext
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .sign(issuer_key, hashes.SHA256())
     )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # the ssl module loads keys from files only
         Path(file.name).write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + _pem(key))
         context.load_cert_chain(file.name)
-    return context
+
+
+class MountedCertificate:
+    """A `Certificate` that cert-manager, or somebody else, renews in a folder: `tls.crt`, `tls.key` and `ca.crt`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._context = server_context()
+        self._trusted = b""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """See `Certificate`."""
+        return self._context
+
+    @property
+    def trusted(self) -> bytes:
+        """See `Certificate`."""
+        return self._trusted
+
+    async def refresh(self) -> None:
+        """See `Certificate`."""
+        try:
+            trusted = (self._folder / "ca.crt").read_bytes()
+            x509.load_pem_x509_certificates(trusted)
+            self._context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self._folder}: tls.crt, tls.key and ca.crt are needed: {error}") from error
+        self._trusted = trusted
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, lifetime: timedelta
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -82,7 +170,7 @@ def _builder(
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + lifetime)
+        .not_valid_after(end)
     )
 
 

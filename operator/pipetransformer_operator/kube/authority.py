@@ -1,74 +1,134 @@
-"""The channel's authority on a cluster: its key in a Secret beside the operator, its certificate where jobs are.
+"""The channel's authorities on a cluster: keys in a Secret beside the operator, certificates where jobs are.
 
-The Secret outlives the operator, so workers trust the next one too.
+The Secret outlives the operator, so workers trust the next one too. Any operator may renew it, the one that waits for
+the lease as well: each write is made on what was read.
 """
 
 import base64
+import ssl
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
-from ..channel.certificate import Authority, new_authority
+from ..channel.certificate import Authority, load_new_certificate, renewed, server_context, signing
 from ..controller.ports import Conflict
 from .api import MERGE_PATCH, Api, NotFound, Object
 from .pods import CA_CONFIG_MAP, CA_FILE
 
 SECRET = "pipetransformer-channel-ca"
 KEY_FILE = "ca.key"
+_KEY_END = b"-----END PRIVATE KEY-----\n"
+_CERTIFICATE_END = b"-----END CERTIFICATE-----\n"
 
 
-async def obtain_authority(api: Api, namespace: str) -> Authority:
-    """Reads the authority from its Secret in the operator's namespace, or makes it and writes it there.
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
 
-    Raises:
-        Unavailable: the Secret can be neither read nor written.
+
+class KeptAuthority:
+    """A `Certificate` of authorities that are kept in a Secret.
+
+    Args:
+        api: of the cluster.
+        namespace: of the operator.
+        hosts: names of the channel.
+        clock: the present time, aware of its zone.
     """
-    path = f"/api/v1/namespaces/{namespace}/secrets"
-    try:
-        return _decode(await api.get(f"{path}/{SECRET}"))
-    except NotFound:
-        made = new_authority()
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": SECRET, "namespace": namespace},
-        "type": "Opaque",
-        "data": {
-            CA_FILE: base64.b64encode(made.certificate).decode(),
-            KEY_FILE: base64.b64encode(made.key).decode(),
-        },
-    }
-    try:
-        await api.request("POST", path, secret)
-    except Conflict:  # another operator was quicker
-        return _decode(await api.get(f"{path}/{SECRET}"))
-    return made
+
+    def __init__(
+        self, api: Api, namespace: str, hosts: Sequence[str], clock: Callable[[], datetime] = _utc_now
+    ) -> None:
+        self._api = api
+        self._folder = f"/api/v1/namespaces/{namespace}/secrets"
+        self._hosts = hosts
+        self._clock = clock
+        self._context = server_context()
+        self._trusted = b""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """See `Certificate`."""
+        return self._context
+
+    @property
+    def trusted(self) -> bytes:
+        """See `Certificate`."""
+        return self._trusted
+
+    async def refresh(self) -> None:
+        """See `Certificate`."""
+        now = self._clock()
+        authorities = await self._renew(now)
+        load_new_certificate(self._context, signing(authorities, now), self._hosts, now)
+        self._trusted = b"".join(one.certificate for one in authorities)
+
+    async def _renew(self, now: datetime) -> tuple[Authority, ...]:
+        while True:
+            secret = await self._read()
+            known = _decode(secret) if secret else ()
+            wanted = renewed(known, now)
+            if wanted == known:
+                return known
+            try:
+                if secret is None:
+                    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "type": "Opaque"}
+                    await self._api.request("POST", self._folder, {**body, "data": _encode(wanted)})
+                else:
+                    await self._api.request("PUT", f"{self._folder}/{SECRET}", {**secret, "data": _encode(wanted)})
+            except Conflict:  # another operator was quicker
+                continue
+            return wanted
+
+    async def _read(self) -> Object | None:
+        try:
+            return await self._api.get(f"{self._folder}/{SECRET}")
+        except NotFound:
+            return None
 
 
 class Publisher:
-    """Puts the authority's certificate into namespaces, once each."""
+    """Puts what workers are to trust into namespaces, once each as long as it does not change.
 
-    def __init__(self, api: Api, authority: Authority) -> None:
+    Args:
+        api: of the cluster.
+        trusted: PEM of the certificates to trust now.
+    """
+
+    def __init__(self, api: Api, trusted: Callable[[], bytes]) -> None:
         self._api = api
-        self._certificate = authority.certificate.decode()
-        self._done: set[str] = set()
+        self._trusted = trusted
+        self._done: dict[str, bytes] = {}
 
     async def publish(self, namespace: str) -> None:
-        """Makes sure that the namespace holds the certificate.
+        """Makes sure that the namespace holds the certificates.
 
         Raises:
-            Unavailable: it cannot be written now.
+            Unavailable: they cannot be written now.
         """
-        if namespace in self._done:
+        trusted = self._trusted()
+        if self._done.get(namespace) == trusted:
             return
         path = f"/api/v1/namespaces/{namespace}/configmaps"
-        data = {CA_FILE: self._certificate}
+        data = {CA_FILE: trusted.decode()}
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": data}
         try:
             await self._api.request("POST", path, body)
         except Conflict:
             patch = {"data": data}
             await self._api.request("PATCH", f"{path}/{CA_CONFIG_MAP}", patch, content_type=MERGE_PATCH)
-        self._done.add(namespace)
+        self._done[namespace] = trusted
 
 
-def _decode(secret: Object) -> Authority:
-    data = secret["data"]
-    return Authority(base64.b64decode(data[CA_FILE]), base64.b64decode(data[KEY_FILE]))
+def _decode(secret: Object) -> tuple[Authority, ...]:
+    certificates = _split(base64.b64decode(secret["data"][CA_FILE]), _CERTIFICATE_END)
+    keys = _split(base64.b64decode(secret["data"][KEY_FILE]), _KEY_END)
+    return tuple(Authority(certificate, key) for certificate, key in zip(certificates, keys, strict=True))
+
+
+def _encode(authorities: Sequence[Authority]) -> dict[str, str]:
+    certificates = b"".join(one.certificate for one in authorities)
+    keys = b"".join(one.key for one in authorities)
+    return {CA_FILE: base64.b64encode(certificates).decode(), KEY_FILE: base64.b64encode(keys).decode()}
+
+
+def _split(text: bytes, end: bytes) -> list[bytes]:
+    return [part + end for part in text.split(end) if part.strip()]

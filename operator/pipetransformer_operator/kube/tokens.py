@@ -30,16 +30,19 @@ class TokenReviewer:
         self._clock = clock
         self._known: dict[bytes, tuple[Identity, float]] = {}
 
-    async def identify(self, token: str) -> Identity:
+    def known(self, token: str) -> Identity | None:
         """See `Authenticator`. A cached token is served even while the API server is away."""
-        digest = sha256(token.encode()).digest()
-        known = self._known.get(digest)
-        if known is not None and self._clock() < known[1]:
-            return known[0]
+        known = self._known.get(_digest(token))
+        return known[0] if known is not None and self._clock() < known[1] else None
+
+    async def identify(self, token: str) -> Identity:
+        """See `Authenticator`."""
+        if known := self.known(token):
+            return known
         identity = await self._review(token)
         if len(self._known) >= MAX_CACHED:
             self._known = {key: value for key, value in self._known.items() if self._clock() < value[1]}
-        self._known[digest] = (identity, _expiry(token))
+        self._known[_digest(token)] = (identity, _expiry(token))
         return identity
 
     def forget(self, uid: str) -> None:
@@ -66,6 +69,10 @@ class TokenReviewer:
             raise Unauthenticated("the token is not bound to a pod")
         namespace = user["username"].removeprefix(_PREFIX).split(":")[0]
         return Identity(namespace, names[0], uids[0])
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode()).digest()
 
 
 def _expiry(token: str) -> float:

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from pipetransformer_contract.messages import ResizeReason
 
 from ..api import PipeTrainingJob
+from ..channel.refusal import Refusal
 from ..plan import Plan
 
 PREFIX = "pipetransformer"
@@ -59,6 +60,13 @@ class Metrics:
             ("path", "code"),
             registry=self.registry,
         )
+        kinds = ", ".join(kind.label for kind in Refusal)
+        self._refusals = Counter(
+            f"{PREFIX}_channel_refusals",
+            f"Requests of workers that were not served, by reason: {kinds}.",
+            ("reason",),
+            registry=self.registry,
+        )
 
     def decided(self, job: PipeTrainingJob, plan: Plan) -> None:
         """Counts what a plan, made from `job`, has published."""
@@ -69,6 +77,10 @@ class Metrics:
     def requested(self, path: str, code: int) -> None:
         """Counts a request to the channel."""
         self._requests.labels(path, str(code)).inc()
+
+    def refused(self, kind: Refusal) -> None:
+        """Counts a request that was not served."""
+        self._refusals.labels(kind.label).inc()
 
 
 def _gauge(name: str, help_text: str) -> GaugeMetricFamily:

@@ -17,6 +17,7 @@ class FakeApi(Api):
     """Keeps one object with its version, as the API server does."""
 
     def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
         self.object: Object | None = None
         self.away = False
 
@@ -30,6 +31,8 @@ class FakeApi(Api):
         sent, now = copy.deepcopy(dict(body)), self.object
         if method == "POST" and now is not None:
             raise Conflict(path)
+        if now is not None and method == "PATCH":
+            sent = now | sent
         if now is not None and sent["metadata"]["resourceVersion"] != now["metadata"]["resourceVersion"]:
             raise Conflict(path)
         version = int(now["metadata"]["resourceVersion"]) + 1 if now else 1

@@ -32,7 +32,11 @@ MAX_BACKOFF_SECONDS = 10.0
 
 
 class ChannelUnavailableError(RuntimeError):
-    """The operator did not answer, or not with success; worth another try."""
+    """The operator did not answer, or not with success; worth another try, after `retry_after` seconds at least."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class JobEndedError(RuntimeError):
@@ -84,20 +88,28 @@ class Channel:
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.GONE:
                 raise JobEndedError(f"{self.job} has ended") from error
-            raise ChannelUnavailableError(f"{method} {path}: HTTP {error.code} {error.reason}") from error
+            message = f"{method} {path}: HTTP {error.code} {error.reason}"
+            raise ChannelUnavailableError(message, _retry_after(error)) from error
         except (OSError, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
 
 
+def _retry_after(error: urllib.error.HTTPError) -> float:
+    """Seconds that the operator asks for, at most a minute; it sends no dates."""
+    text = (error.headers.get("Retry-After") or "").strip()
+    return min(60.0, float(text)) if text.isdecimal() else 0.0
+
+
 class Backoff:
-    """Waits that double from half a second to `MAX_BACKOFF_SECONDS` and end early when `stop` is set."""
+    """Waits that double from half a second to `MAX_BACKOFF_SECONDS`, or as long as the operator asks for, and end early
+    when `stop` is set."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._seconds = 0.5
 
-    def wait(self) -> None:
-        self._stop.wait(self._seconds)
+    def wait(self, at_least: float = 0.0) -> None:
+        self._stop.wait(max(self._seconds, at_least))
         self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
 
     def reset(self) -> None:
@@ -125,7 +137,7 @@ class ChannelSource:
                 raise RendezvousClosedError(str(error)) from error
             except ChannelUnavailableError as error:
                 logger.info("channel: %s; trying again", error)
-                backoff.wait()
+                backoff.wait(error.retry_after)
                 continue
             if generation is not None and generation.layout_generation > after:
                 self.saw(generation.layout_generation)
@@ -236,7 +248,7 @@ class ReportSender:
                 logger.info("report: %s; trying again", error)
                 with self._lock:
                     self._urgent = True
-                backoff.wait()
+                backoff.wait(error.retry_after)
                 continue
             backoff.reset()
             last = time.monotonic()

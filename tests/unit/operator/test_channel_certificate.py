@@ -1,0 +1,119 @@
+"""Certificates of the channel: workers trust the server at every instant while authorities follow each other."""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientConnectorCertificateError, ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from pipetransformer_operator.channel.certificate import (
+    AUTHORITY_LIFETIME,
+    RENEWAL,
+    SPREAD,
+    Authority,
+    MountedCertificate,
+    load_new_certificate,
+    new_authority,
+    renewed,
+    server_context,
+    signing,
+)
+from pipetransformer_operator.kube.authority import SECRET, KeptAuthority, Publisher
+from tests.unit.operator.test_kube_lease import FakeApi
+
+pytestmark = pytest.mark.timeout(20)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_workers_know_an_authority_for_a_day_before_it_signs_and_the_old_one_until_it_ends() -> None:
+    authorities: tuple[Authority, ...] = ()
+    published: dict[bytes, datetime] = {}
+    signers: list[bytes] = []
+    for hours in range(0, 3 * 365 * 24, 12):
+        now = NOW + timedelta(hours=hours)
+        authorities = renewed(authorities, now)
+        signer = signing(authorities, now)
+        for one in authorities:
+            published.setdefault(one.certificate, now)
+        assert signer.end > now + RENEWAL - SPREAD - timedelta(days=1)
+        assert len(published) == 1 or now - published[signer.certificate] >= SPREAD or signer == authorities[0]
+        if signer.certificate not in signers:
+            signers.append(signer.certificate)
+        assert len(authorities) <= 2
+    assert len(signers) == 5  # every eight months
+
+
+def trusting(*authorities: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata="".join(one.certificate.decode() for one in authorities))
+
+
+async def test_a_running_server_changes_its_certificate_and_workers_that_know_both_never_notice() -> None:
+    now = datetime.now(UTC)
+    old, new = new_authority(now), new_authority(now)
+    context = server_context()
+
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.add_routes([web.get("/", hello)])
+    server = TestServer(app, scheme="https", host="127.0.0.1")
+    load_new_certificate(context, old, ["127.0.0.1"], now)
+    await server.start_server(ssl=context)
+
+    async def asked(trusted: ssl.SSLContext) -> int:
+        async with ClientSession() as session, session.get(server.make_url("/"), ssl=trusted) as response:
+            return response.status
+
+    assert await asked(trusting(old, new)) == 200
+    with pytest.raises(ClientConnectorCertificateError):
+        await asked(trusting(new))
+    load_new_certificate(context, new, ["127.0.0.1"], now)
+    assert await asked(trusting(old, new)) == 200
+    with pytest.raises(ClientConnectorCertificateError):
+        await asked(trusting(old))
+    await server.close()
+
+
+async def test_the_authorities_outlive_the_operator_and_are_renewed_where_they_are_kept() -> None:
+    api, times = FakeApi(), [NOW]
+    first = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
+    await first.refresh()
+    next_one = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
+    await next_one.refresh()
+    assert next_one.trusted == first.trusted
+    assert first.trusted.count(b"BEGIN CERTIFICATE") == 1
+    times.append(NOW + AUTHORITY_LIFETIME - RENEWAL + timedelta(days=1))
+    await next_one.refresh()
+    assert next_one.trusted.startswith(first.trusted)
+    assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 2
+    assert api.object is not None and api.object["metadata"]["name"] == SECRET
+
+
+async def test_namespaces_are_told_again_only_when_there_is_something_new() -> None:
+    api, trusted = FakeApi(), [b"old"]
+    publisher = Publisher(api, lambda: trusted[-1])
+    await publisher.publish("team")
+    await publisher.publish("team")
+    assert api.object is not None
+    assert api.object["metadata"]["resourceVersion"] == "1"
+    trusted.append(b"old and new")
+    await publisher.publish("team")
+    assert api.object["data"] == {"ca.crt": "old and new"}
+
+
+async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
+    mounted = MountedCertificate(tmp_path)
+    with pytest.raises(ValueError, match=r"tls\.crt, tls\.key and ca\.crt are needed"):
+        await mounted.refresh()
+    made = new_authority(NOW)
+    for name, content in (("ca.crt", made.certificate), ("tls.crt", made.certificate), ("tls.key", made.key)):
+        (tmp_path / name).write_bytes(content)
+    await mounted.refresh()
+    assert mounted.trusted == made.certificate
+    (tmp_path / "ca.crt").write_text("torn")
+    with pytest.raises(ValueError, match="needed"):
+        await mounted.refresh()
+    assert mounted.trusted == made.certificate

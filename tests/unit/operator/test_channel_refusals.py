@@ -1,0 +1,156 @@
+"""What the channel refuses, with which code and in which words: one row for each kind of refusal."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from pipetransformer_operator.channel import app as channel_app
+from pipetransformer_operator.channel.app import MAX_BODY_BYTES, Channel
+from pipetransformer_operator.channel.authenticator import CannotTell, Identity, TokenTable
+from pipetransformer_operator.channel.rate import Rate
+from pipetransformer_operator.channel.refusal import Refusal
+from tests.unit.operator.test_channel import TOKENS, headers, new_board, plan, report, show
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@dataclass
+class Row:
+    """A request and what is answered; a POST where there is a body."""
+
+    kind: Refusal
+    text: str
+    path: str = "/v1/ready"
+    given: dict[str, str] = field(default_factory=headers)
+    body: Any = None
+    times: int = 1
+
+
+class Away(TokenTable):
+    """Nobody can be asked about tokens that are not known."""
+
+    async def identify(self, token: str) -> Identity:
+        raise CannotTell("the API server is away")
+
+
+BURST = 5
+READY = {"address": "10.0.0.1:1"}
+DEEP = b'{"address": ' + b"[" * 30000 + b"]" * 30000 + b"}"
+OTHER = headers() | {"X-Pipetransformer-Worker": "digits-w1"}
+ROWS = [
+    Row(Refusal.NO_TOKEN, "a bearer token is needed", given={}, body=READY),
+    Row(Refusal.NO_TOKEN, "a bearer token is needed", given={"Authorization": "Basic eDp5"}, body=READY),
+    Row(Refusal.INVALID_TOKEN, "unknown token", given=headers("nonsense"), body=READY),
+    Row(Refusal.FOREIGN_NAMESPACE, "namespace kube-system", given=headers("elsewhere"), body=READY),
+    Row(Refusal.FOREIGN_WORKER, "belongs to pod digits-w0", given=OTHER, body=READY),
+    Row(Refusal.FOREIGN_JOB, "no worker of job", given=headers("foreign"), body=READY),
+    Row(Refusal.UNKNOWN_JOB, "not known here yet", given=headers(job="default/unheard-of"), body=READY),
+    Row(Refusal.NOT_MEMBER, "no member", path="/v1/report", given=headers("token-1"), body=report()),
+    Row(Refusal.UNPUBLISHED, "the newest is 1", path="/v1/report", body=report(layout_generation=2)),
+    Row(Refusal.NOT_DURABLE, "not in the job's status", path="/v1/report", body=report()),
+    Row(Refusal.BAD_QUERY, "after: 'x' is no number", path="/v1/generation?after=x"),
+    Row(Refusal.BAD_QUERY, "timeoutSeconds: '-1' is out of range", path="/v1/generation?timeoutSeconds=-1"),
+    Row(Refusal.BAD_QUERY, "timeoutSeconds: 'nan' is out of range", path="/v1/generation?timeoutSeconds=nan"),
+    Row(Refusal.NO_JSON, "JSON", body=b"{"),
+    Row(Refusal.NO_JSON, "no text", body=b"\xff\xfe"),
+    Row(Refusal.NO_JSON, "recursion", body=DEEP),
+    Row(Refusal.TOO_LONG, str(MAX_BODY_BYTES), body=b" " * (MAX_BODY_BYTES + 1)),
+    Row(Refusal.DOES_NOT_FIT, "address", body=b"{}"),
+    Row(Refusal.DOES_NOT_FIT, "versions", body=READY | {"versions": {str(key): "1" for key in range(17)}}),
+    Row(Refusal.DOES_NOT_FIT, "step", path="/v1/report", body=report() | {"step": -1}),
+    Row(Refusal.DOES_NOT_FIT, "loss", path="/v1/report", body=report() | {"loss": "NaN"}),
+    Row(Refusal.DOES_NOT_FIT, "offers", path="/v1/report", body=report() | {"offers": [{}] * 17}),
+    Row(Refusal.TOO_MANY, "asks too often", body=READY, times=BURST + 1),
+    Row(Refusal.TOO_MANY, "bad tokens", given=headers("nonsense"), body=READY, times=BURST + 1),
+    Row(Refusal.CANNOT_TELL, "the API server is away", given=headers("unseen"), body=READY),
+    Row(Refusal.ENDED, "has ended", path="/v1/generation", given=headers("token-1", job="default/ended")),
+]
+
+
+@pytest.fixture(autouse=True)
+def slow_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So slow that a slow machine is too quick."""
+    for name in ("WORKER_RATE", "BAD_TOKEN_RATE"):
+        monkeypatch.setattr(channel_app, name, (0.001, BURST))
+
+
+def test_each_kind_of_refusal_has_a_row() -> None:
+    assert {row.kind for row in ROWS} == set(Refusal)
+
+
+async def _send(client: TestClient[Any, Any], row: Row) -> Any:
+    if row.body is None:
+        return await client.get(row.path, headers=row.given)
+    form = {"data": row.body} if isinstance(row.body, bytes) else {"json": row.body}
+    return await client.post(row.path, headers=row.given, **form)
+
+
+async def test_a_good_token_is_served_although_its_address_shows_bad_ones() -> None:
+    board = new_board()
+    await show(board, None)
+    async with TestClient(
+        TestServer(Channel({("default", "digits"): board}, TokenTable(TOKENS)).application())
+    ) as client:
+        bad = Row(Refusal.TOO_MANY, "", given=headers("nonsense"), body=READY)
+        answers = [(await _send(client, bad)).status for _ in range(BURST + 1)]
+        assert (answers[0], answers[-1]) == (401, 429)
+        assert (await client.post("/v1/ready", json=READY, headers=headers())).status == 204
+
+
+async def test_a_job_that_was_not_looked_at_yet_is_asked_to_come_again() -> None:
+    channel = Channel({("default", "digits"): new_board()}, TokenTable(TOKENS))
+    async with TestClient(TestServer(channel.application())) as client:
+        assert (await client.post("/v1/ready", json=READY, headers=headers())).status == 503
+
+
+async def test_a_waiting_poll_learns_that_the_job_ends() -> None:
+    board = new_board()
+    await show(board, None)
+    async with TestClient(
+        TestServer(Channel({("default", "digits"): board}, TokenTable(TOKENS)).application())
+    ) as client:
+        path = "/v1/generation?after=0&timeoutSeconds=10"
+        poll = asyncio.create_task(client.get(path, headers=headers()).__aenter__())
+        await show(board, None, ended=True)
+        assert (await poll).status == 410
+
+
+def test_a_key_may_do_a_burst_and_then_its_rate() -> None:
+    now = 0.0
+    rate = Rate(2.0, 3, clock=lambda: now)
+    assert [rate.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    assert rate.take("b") == 0
+    now = 0.5
+    assert [rate.take("a"), rate.take("a")] == [0, 0.5]
+    now = 100.0
+    assert [rate.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind.label}: {row.text}")
+async def test_a_request_is_refused_with_its_code_counted_and_logged_without_the_token(
+    row: Row, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channel_app, "DURABLE_SECONDS", 0.01)
+    board, ended = new_board(), new_board()
+    await show(board, plan(1, "digits-w0"))
+    await show(ended, None, ended=True)
+    counted: Counter[Refusal] = Counter()
+    authenticator = (Away if row.kind is Refusal.CANNOT_TELL else TokenTable)(TOKENS)
+    boards = {("default", "digits"): board, ("default", "ended"): ended}
+    channel = Channel(boards, authenticator, count_refusal=lambda kind: counted.update([kind]))
+    async with TestClient(TestServer(channel.application())) as client:
+        for _ in range(row.times):
+            response = await _send(client, row)
+        text = await response.text()
+    assert (response.status, row.text in text) == (row.kind.code, True), text
+    assert counted[row.kind] >= 1
+    assert ("Retry-After" in response.headers) == (row.kind is Refusal.TOO_MANY)
+    logged = caplog.text
+    if row.kind.code in (401, 403):
+        assert row.text in logged
+    assert "nonsense" not in logged and "token-0" not in logged
+    assert not board.ready or row.kind is Refusal.TOO_MANY
