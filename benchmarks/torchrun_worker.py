@@ -20,7 +20,7 @@ from pipetransformer.data import EpochOrder, deal, load_dataset
 from pipetransformer.models import build_model, build_unit
 from pipetransformer.optimizer import make_optimizer
 from pipetransformer.partition import spans
-from pipetransformer.schedules.runner import StageRunner, StageSpec
+from pipetransformer.schedules import StageRunner, StageSpec, schedule_class
 from pipetransformer.state import WorkerState
 from pipetransformer_contract.spec import TrainerSpec
 
@@ -61,7 +61,7 @@ def main() -> None:
     group = pipeline_groups[pipeline]
     assert isinstance(group, dist.ProcessGroup)
     device = torch.device("cpu")
-    stage_spec = StageSpec(stage, stages, span, 0, spec.pipeline.schedule, group, device, dtype)
+    stage_spec = StageSpec(stage, stages, span, 0, schedule_class(spec.pipeline.schedule), group, device, dtype)
     runner = StageRunner(stage_spec, model, [state.units[index] for index in span])
     batch_size = spec.training.global_batch_size
     order = EpochOrder(seed=seed, num_samples=len(dataset.train), global_batch=batch_size, num_shards=spec.num_shards)

@@ -33,6 +33,8 @@ class SpecModel(Wire):
     rules: ClassVar[tuple[Rule, ...]] = ()
 
 
+#: Names what the pod's own program passes to `pipetransformer.train`, where the spec would name it.
+SCRIPT = "script"
 #: A name that we register, or `module:attribute` to import in the trainer's image.
 ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
@@ -41,7 +43,9 @@ _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 class Model(SpecModel):
     """The network. `options` is passed to an imported model as keyword arguments."""
 
-    name: ImportPath = Field(description="`vit`, or module:function of a model in the trainer's image.")
+    name: ImportPath = Field(
+        description="`vit`, module:function of a model in the trainer's image, or `script`: the program passes it."
+    )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
     hidden_size: Annotated[int, Field(ge=1, le=1048576)] = 64
     num_heads: Annotated[int, Field(ge=1, le=4096)] = 4
@@ -51,8 +55,8 @@ class Model(SpecModel):
     options: dict[str, Any] = Field(default_factory=dict)
     rules = (
         Rule(
-            f"self.name in ['vit'] || self.name.matches('{_IMPORT_PATH}')",
-            "unknown model: use vit, or module:function of a model in the trainer's image",
+            f"self.name in ['vit', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            "unknown model: use vit, module:function of a model in the trainer's image, or script",
             ".name",
         ),
         Rule("self.hiddenSize % self.numHeads == 0", "hiddenSize must be a multiple of numHeads", ".hiddenSize"),
@@ -62,15 +66,17 @@ class Model(SpecModel):
 class Data(SpecModel):
     """The samples. `options` is passed to imported data as keyword arguments."""
 
-    name: ImportPath = Field(description="`digits`, or module:function of a dataset in the trainer's image.")
+    name: ImportPath = Field(
+        description="`digits`, module:function of data in the trainer's image, or `script`: the program passes it."
+    )
     path: Annotated[str, Field(max_length=4096)] = Field(
         default="", description="Folder or file that the dataset reads."
     )
     options: dict[str, Any] = Field(default_factory=dict)
     rules = (
         Rule(
-            f"self.name in ['digits'] || self.name.matches('{_IMPORT_PATH}')",
-            "unknown dataset: use digits, or module:function of a dataset in the trainer's image",
+            f"self.name in ['digits', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            "unknown dataset: use digits, module:function of a dataset in the trainer's image, or script",
             ".name",
         ),
     )
@@ -126,6 +132,7 @@ class FreezePolicyName(StrEnum):
     PAPER_SCHEDULE = "PaperSchedule"
     GRADIENT_NORM = "GradientNorm"
     EXPLICIT = "Explicit"
+    SCRIPT = "Script"  #: the pod's own program passes it
 
 
 class FreezePoint(SpecModel):
@@ -159,6 +166,7 @@ class Freeze(SpecModel):
 class ScheduleName(StrEnum):
     GPIPE = "GPipe"
     ONE_FORWARD_ONE_BACKWARD = "OneForwardOneBackward"
+    SCRIPT = "Script"  #: the pod's own program passes it
 
 
 class Pipeline(SpecModel):

@@ -1,1 +1,72 @@
-"""Elastic pipeline training: layers freeze, pipelines shrink, and freed workers train on or go back to the cluster."""
+"""Elastic pipeline training: layers freeze, pipelines shrink, and freed workers train on or go back to the cluster.
+
+What a script needs is here, and imported when it is first asked for: torch imports `pipetransformer.elastic.torchrun`
+while it imports itself.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipetransformer_contract.spec import (
+        Checkpoint,
+        Data,
+        Freeze,
+        LearningRateSchedule,
+        Model,
+        Optimizer,
+        Pipeline,
+        Training,
+    )
+
+    from .data import DataInfo, Dataset, Split
+    from .errors import SpecError
+    from .freeze import FreezeObservation, FreezePolicy
+    from .library import Result, train
+    from .models import KeyedDropout, PipelineModel
+
+_HOMES = {
+    "pipetransformer_contract.spec": (
+        "Checkpoint",
+        "Data",
+        "Freeze",
+        "LearningRateSchedule",
+        "Model",
+        "Optimizer",
+        "Pipeline",
+        "Training",
+    ),
+    "pipetransformer.data": ("DataInfo", "Dataset", "Split"),
+    "pipetransformer.errors": ("SpecError",),
+    "pipetransformer.freeze": ("FreezeObservation", "FreezePolicy"),
+    "pipetransformer.library": ("Result", "train"),
+    "pipetransformer.models": ("KeyedDropout", "PipelineModel"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Checkpoint",
+    "Data",
+    "DataInfo",
+    "Dataset",
+    "Freeze",
+    "FreezeObservation",
+    "FreezePolicy",
+    "KeyedDropout",
+    "LearningRateSchedule",
+    "Model",
+    "Optimizer",
+    "Pipeline",
+    "PipelineModel",
+    "Result",
+    "SpecError",
+    "Split",
+    "Training",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)

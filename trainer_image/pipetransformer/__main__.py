@@ -10,7 +10,7 @@ from .worker import WorkerIdentity, run_worker
 def main() -> None:
     """Run this worker and exit with its code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    code = run_worker(WorkerIdentity.from_environment())
+    code = run_worker(WorkerIdentity.from_environment()).exit_code
     logging.shutdown()
     sys.stdout.flush()
     # The store's server and gloo's threads may still serve others' last reads; they need no tidy end.

@@ -53,6 +53,7 @@ class Checkpointer:
             boundary=control.boundary,
             layout_generation=layout.number,
             num_layers=self._job.num_layers,
+            num_shards=self._job.spec.num_shards,
             state=control.to_dict(),
         )
         try:

@@ -15,6 +15,10 @@ class SpecError(ValueError):
         self.reason = reason
 
 
+class WorkersDifferError(Exception):
+    """Workers of one job do not see the same data."""
+
+
 class StorageError(Exception):
     """A checkpoint or the model cannot be written where the spec says."""
 

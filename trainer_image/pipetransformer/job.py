@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,11 +12,14 @@ from torch import nn
 from pipetransformer_contract.spec import Precision, ScheduleName, TrainerSpec
 
 from .checks import check_spec
-from .data import Dataset, EpochOrder, MicroBatch, deal, default_micro_batch_size, load_dataset
+from .data import Dataset, EpochOrder, MicroBatch, deal, default_micro_batch_size, load_dataset, own_dataset
 from .errors import SpecError
-from .models import PipelineModel, build_model, build_unit
+from .freeze import FreezePolicy, make_policy
+from .models import OwnModel, PipelineModel, build_model, build_unit
 from .optimizer import moment_shapes
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
+from .parts import Parts
+from .schedules import ScheduleClass, schedule_class
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +29,10 @@ class Job:
     """The spec with its data, order and model.
 
     Attributes:
+        policy: decides the frozen boundary.
+        schedule: of every pipeline.
         model: for its names, shapes, loss and metric; its units are on the meta device.
+        build_unit: a freshly initialised unit by index, on the CPU.
         micro_batch_size: samples of every micro-batch, at every layout whose cut is not measured.
         total_steps: global steps of the whole job.
         unit_bytes: parameter bytes of each unit.
@@ -35,22 +42,26 @@ class Job:
     dtype: torch.dtype
     dataset: Dataset
     order: EpochOrder
+    policy: FreezePolicy
+    schedule: ScheduleClass
     model: PipelineModel
+    build_unit: Callable[[int], nn.Module]
     micro_batch_size: int
     total_steps: int
     unit_bytes: Sequence[int]
 
     @classmethod
-    def load(cls, spec: TrainerSpec) -> "Job":
-        """Check the spec, read the data and shape the model.
+    def load(cls, spec: TrainerSpec, parts: Parts | None = None) -> "Job":
+        """Check the spec, read the data and shape the model. `parts` are what the spec calls `script`.
 
         Raises:
             SpecError: what the user asked for cannot be trained.
         """
-        check_spec(spec)
+        parts = parts or Parts()
+        parts.check(spec)
         training = spec.training
         dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
-        dataset = load_dataset(spec.data, dtype=dtype)
+        dataset = load_dataset(spec.data, dtype=dtype) if parts.data is None else own_dataset(parts.data, dtype=dtype)
         try:
             order = EpochOrder(
                 seed=training.seed,
@@ -60,14 +71,20 @@ class Job:
             )
         except ValueError as error:
             raise SpecError("spec.training.globalBatchSize", str(error)) from error
-        model = build_model(spec.model, dataset.info, seed=training.seed, dtype=dtype, units=())
+        model, build = _model(spec, parts, dataset, dtype)
+        if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
+            spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
+        check_spec(spec)
         stages = spec.pipeline.stages
         return cls(
             spec=spec,
             dtype=dtype,
             dataset=dataset,
             order=order,
+            policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, own=parts.freeze),
+            schedule=schedule_class(spec.pipeline.schedule, parts.schedule),
             model=model,
+            build_unit=build,
             micro_batch_size=spec.pipeline.micro_batch_size
             or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),
             total_steps=training.steps or (training.epochs or 1) * order.steps_per_epoch,
@@ -85,10 +102,6 @@ class Job:
     def bytes_budget(self) -> int:
         """What the largest stage of the job's first layout needs, nothing frozen."""
         return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)
-
-    def build_unit(self, index: int) -> nn.Module:
-        """A freshly initialised unit on the CPU."""
-        return build_unit(self.spec.model, self.dataset.info, index, seed=self.spec.training.seed, dtype=self.dtype)
 
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
         """Stages and micro-batches of a layout: by measured costs, if there are any, and if it then seems to fit."""
@@ -132,3 +145,22 @@ class Job:
         count = len(self.dataset.test)
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size)
+
+
+def _model(
+    spec: TrainerSpec, parts: Parts, dataset: Dataset, dtype: torch.dtype
+) -> tuple[PipelineModel, Callable[[int], nn.Module]]:
+    """The model without weights, and what builds a unit of it."""
+    seed = spec.training.seed
+    if parts.model is None:
+        if spec.model.name == "vit" and dataset.info.num_classes < 1:
+            raise SpecError("data", "does not say how many classes it has: pass a Dataset with a DataInfo")
+        build = partial(build_unit, spec.model, dataset.info, seed=seed, dtype=dtype)
+        return build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=()), build
+    own = OwnModel(parts.model, dataset.train.batch([0])[0], seed=seed, dtype=dtype)
+    model = own.shape()
+    if "num_layers" in spec.model.model_fields_set and model.num_layers != spec.model.num_layers:
+        raise SpecError(
+            "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} blocks"
+        )
+    return model, own.build_unit

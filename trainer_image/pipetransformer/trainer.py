@@ -21,6 +21,7 @@ from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Generation
 
 from .checkpoint import write_model
+from .data import digest
 from .durable import Checkpointer
 from .elastic.groups import GenerationGroups, Store, Transport
 from .elastic.plan import Move
@@ -30,7 +31,7 @@ from .elastic.transfer import move_units
 from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
 from .errors import StorageError
-from .freeze import FreezeObservation, make_policy
+from .freeze import FreezeObservation
 from .gradients import reduce_gradients
 from .job import Job
 from .layout import StageLayout
@@ -114,7 +115,8 @@ class Trainer:
         self._watchdog = watchdog or Watchdog()
         self._ledger = Ledger(run_dir, worker)
         self._checkpointer = Checkpointer(job)
-        self._policy = make_policy(job.spec.freeze, steps_per_epoch=job.order.steps_per_epoch)
+        self._policy = job.policy
+        self._data = digest(job.dataset)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._member: _Membership | None = None
@@ -129,6 +131,11 @@ class Trainer:
     def step(self) -> int:
         """Steps committed so far."""
         return self._state.control.step
+
+    @property
+    def control(self) -> Control:
+        """What all workers know alike of the run so far."""
+        return self._state.control
 
     @property
     def generation(self) -> int:
@@ -152,6 +159,10 @@ class Trainer:
         finally:
             self._watchdog.stop()
         return ending
+
+    def close(self) -> None:
+        """Let go of the groups."""
+        self._abandon()
 
     def fail(self, reason: str, message: str) -> None:
         """Tell the operator, when this worker leads, that the job cannot go on."""
@@ -422,7 +433,7 @@ class Trainer:
             stages=layout.stages,
             span=layout.span,
             boundary=self._state.control.boundary,
-            schedule=self._job.spec.pipeline.schedule,
+            schedule=self._job.schedule,
             group=groups.pipeline,
             device=self._transport.device,
             dtype=self._job.dtype,
@@ -435,6 +446,7 @@ class Trainer:
             transport=self._transport,
             codec=self._codec,
             shells=self._job.model.units,
+            data=self._data,
             build_unit=self._job.build_unit,
             load_unit=self._checkpointer.load_unit,
             load_control=self._checkpointer.load_control,

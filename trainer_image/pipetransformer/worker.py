@@ -21,12 +21,14 @@ from pipetransformer_contract.messages import MAX_MESSAGE
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 
+from .elastic.agent import OneGeneration
 from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSender
 from .elastic.groups import Transport
-from .elastic.rendezvous import GenerationRendezvousHandler, host_store
+from .elastic.rendezvous import GenerationRendezvousHandler, GenerationSource, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import SpecError, StorageError
+from .errors import SpecError, StorageError, WorkersDifferError
 from .job import Job
+from .parts import Parts
 from .schedules import ModelError
 from .trainer import Ending, Hooks, Trainer
 
@@ -91,24 +93,41 @@ def choose_device() -> torch.device:
     return torch.device("cpu")
 
 
-def run_worker(identity: WorkerIdentity) -> int:
-    """Live as the worker that `identity` describes. Returns the exit code."""
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """How a worker ended. `trainer` is None when it never trained."""
+
+    exit_code: int
+    ending: Ending | None = None
+    trainer: Trainer | None = None
+
+
+def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEnd:
+    """Live as the worker that `identity` describes, with the parts that its spec calls `script`."""
     try:
         spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
-        job = Job.load(spec)
+        job = Job.load(spec, parts)
     except ValidationError as error:
         return _refuse(identity, "InvalidSpec", str(error))
     except SpecError as error:
         return _refuse(identity, error.reason, str(error))
 
+    agent = OneGeneration.from_environment()
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+    def stop_soon(*_: object) -> None:
+        stop.set()
+        if agent is not None:
+            agent.close()
+
+    signal.signal(signal.SIGTERM, stop_soon)
     transport = Transport(identity.address, TIMEOUT, choose_device())
-    store, address = host_store(identity.address, TIMEOUT)
     channel = identity.channel()
-    source = ChannelSource(channel, address)
+    store, address = host_store(identity.address, TIMEOUT)
+    asked = ChannelSource(channel, address)
+    source: GenerationSource = asked if agent is None else agent
     handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
-    reports = ReportSender(channel, source)
+    reports = ReportSender(channel, asked)
     trainer = Trainer(
         job,
         identity.name,
@@ -119,7 +138,7 @@ def run_worker(identity: WorkerIdentity) -> int:
         identity.run_dir,
         Hooks(stop_requested=stop.is_set),
     )
-    heartbeats = HeartbeatSender(channel, source, lambda: (trainer.generation, trainer.step, ()))
+    heartbeats = HeartbeatSender(channel, asked, lambda: (trainer.generation, trainer.step, ()))
     reports.start()
     heartbeats.start()
     try:
@@ -128,6 +147,8 @@ def run_worker(identity: WorkerIdentity) -> int:
         message = f"spec.model: {error}"
         trainer.fail("ModelFailed", message)
         return _refuse(identity, "ModelFailed", message)
+    except WorkersDifferError as error:
+        return _refuse(identity, "DataUnreadable", f"spec.data: {error}")
     except StorageError as error:
         trainer.fail("StorageFailed", str(error))
         return _refuse(identity, "StorageFailed", str(error))
@@ -138,15 +159,15 @@ def run_worker(identity: WorkerIdentity) -> int:
     logger.info("%s: %s", identity.name, ending.value)
     if ending is Ending.STOPPED:
         _terminate(identity, "Failed", "Stopped", "told to stop")
-        return EXIT_STOPPED
+        return WorkerEnd(EXIT_STOPPED, ending, trainer)
     _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
-    return 0
+    return WorkerEnd(0, ending, trainer)
 
 
-def _refuse(identity: WorkerIdentity, reason: str, message: str) -> int:
+def _refuse(identity: WorkerIdentity, reason: str, message: str) -> WorkerEnd:
     logger.error("%s: %s", reason, message)
     _terminate(identity, "Failed", reason, message)
-    return EXIT_SPEC
+    return WorkerEnd(EXIT_SPEC)
 
 
 def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.pipelining import ScheduleGPipe
 
 from pipetransformer.data import DataInfo
 from pipetransformer.elastic.groups import GenerationGroups, Transport, drop_group, make_group
@@ -17,7 +18,6 @@ from pipetransformer.partition import UnitCost
 from pipetransformer.schedules import ModelError, StageRunner, StageSpec
 from pipetransformer.state import Control
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_contract.spec import ScheduleName
 
 WIDTH = 8
 
@@ -102,7 +102,7 @@ def make_runner(model: PipelineModel, groups: GenerationGroups, boundary: int) -
     assert groups.pipeline is not None
     for unit in model.units[: boundary + 1 if boundary else 0]:
         unit.requires_grad_(False)
-    spec = StageSpec(0, 1, range(4), boundary, ScheduleName.GPIPE, groups.pipeline, torch.device("cpu"), torch.float32)
+    spec = StageSpec(0, 1, range(4), boundary, ScheduleGPipe, groups.pipeline, torch.device("cpu"), torch.float32)
     return StageRunner(spec, model, model.units)
 
 

@@ -30,8 +30,8 @@ class StaleCheckpointError(RuntimeError):
 class CheckpointInfo(Wire):
     """The marker of a durable checkpoint: where training stands, for any layout that loads it.
 
-    `min_stages` is the shortest pipeline that the boundary allows. `state` is what besides tensors was committed
-    (policy state, best metric), JSON-able.
+    `min_stages` is the shortest pipeline that the boundary allows, `num_shards` C of the order of its data. `state` is
+    what besides tensors was committed (policy state, best metric), JSON-able.
     """
 
     step: int
@@ -39,6 +39,7 @@ class CheckpointInfo(Wire):
     layout_generation: int
     num_layers: int
     min_stages: int = 1
+    num_shards: int = 1
     state: dict[str, Any] = Field(default_factory=dict)
 
     @property

@@ -33,12 +33,14 @@ class Inventory(BaseModel):
         step: steps that it has committed; -1 when it has never trained.
         pending: it holds complete gradients of step `step`, which it has not committed.
         control: its `Control`, by field name.
+        data: digest of the data that it sees.
     """
 
     units: list[int]
     step: int
     pending: bool = False
     control: dict[str, Any] = {}
+    data: str = ""
 
 
 class Move(BaseModel):

@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from pipetransformer_contract.messages import Generation
 
+from ..errors import WorkersDifferError
 from ..layout import StageLayout
 from ..moments import Moment, Reached
 from ..partition import Cut, ModelCosts
@@ -59,12 +60,14 @@ class RegroupTools:
         shells: every unit, for shapes only.
         watchdog: ends an attempt that a newer generation has made void.
         reached: told of moments.
+        data: digest of the data, the same on all workers.
     """
 
     handler: GenerationRendezvousHandler
     transport: Transport
     codec: UnitCodec
     shells: Sequence[nn.Module]
+    data: str
     build_unit: Callable[[int], nn.Module]
     load_unit: Callable[[WorkerState, int], None]
     load_control: Callable[[], Control]
@@ -98,6 +101,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
 
     Raises:
         RegroupError: it was not committed, for the reason in `__cause__`.
+        WorkersDifferError: on the leader, the job cannot go on.
         RendezvousClosedError: the job has ended.
     """
     handler = tools.handler
@@ -190,6 +194,7 @@ class _Attempt:
             step=control.step if state.units else -1,
             pending=pending,
             control=control.to_dict(),
+            data=tools.data,
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         if self.rank == [member.name for member in generation.members].index(generation.leader):
@@ -198,6 +203,8 @@ class _Attempt:
                 Inventory.model_validate_json(content)
                 for content in store.multi_get([f"inventory/{other}" for other in range(total)])
             ]
+            if any(other.data != tools.data for other in inventories):
+                raise WorkersDifferError("targets differ between processes: seed whatever draws at random for the data")
             plan = make_plan(
                 inventories,
                 len(generation.members),

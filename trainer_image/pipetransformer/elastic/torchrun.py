@@ -23,13 +23,12 @@ def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
     import datetime
 
     from ..worker import WorkerIdentity
+    from .agent import AgentRendezvousHandler
     from .channel import ChannelSource
-    from .rendezvous import GenerationRendezvousHandler, host_store
+    from .rendezvous import host_store
 
     identity = WorkerIdentity.from_environment()
     seconds = params.get_as_int("join_timeout", _JOIN_TIMEOUT_SECONDS) or _JOIN_TIMEOUT_SECONDS
     timeout = datetime.timedelta(seconds=seconds)
     store, address = host_store(identity.address, timeout)
-    return GenerationRendezvousHandler(
-        identity.name, store, ChannelSource(identity.channel(), address), timeout=timeout
-    )
+    return AgentRendezvousHandler(identity.name, store, ChannelSource(identity.channel(), address), timeout=timeout)

@@ -9,8 +9,8 @@ from .paper_schedule import PaperSchedule
 from .policy import FreezePolicy, Instants
 
 
-def make_policy(spec: Freeze, *, steps_per_epoch: int) -> FreezePolicy:
-    """The policy that the spec names, acting at the ends of epochs of `steps_per_epoch` steps."""
+def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None = None) -> FreezePolicy:
+    """The policy that the spec names, acting at the ends of epochs of `steps_per_epoch` steps; `own` for `Script`."""
     instants = Instants(steps_per_epoch, spec.start_after_epochs, spec.interval_epochs)
     match spec.policy:
         case FreezePolicyName.NONE:
@@ -21,3 +21,6 @@ def make_policy(spec: Freeze, *, steps_per_epoch: int) -> FreezePolicy:
             return GradientNorm(spec.alpha, instants)
         case FreezePolicyName.EXPLICIT:
             return Explicit(spec.boundaries)
+        case FreezePolicyName.SCRIPT:
+            assert own is not None
+            return own

@@ -4,11 +4,13 @@ from .build import build_model, build_unit
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout
 from .model import PipelineModel, unit_name
+from .own import OwnModel
 from .ties import Tie, Ties
 
 __all__ = [
     "KeyedDropout",
     "MicroBatchContext",
+    "OwnModel",
     "PipelineModel",
     "Tie",
     "Ties",

@@ -23,6 +23,14 @@ class Role:
     last_layer: int
 
 
+def clear(run_dir: Path) -> None:
+    """Remove the record of an earlier run, so that a run from the start does not add to it."""
+    for name in ("steps.jsonl", "events.jsonl", "summary.json", "timeline.png"):
+        (run_dir / name).unlink(missing_ok=True)
+    for path in (run_dir / "ledger").glob("*.jsonl"):
+        path.unlink()
+
+
 class RunRecord:
     """`steps.jsonl`, `events.jsonl`, `summary.json` and `timeline.png` of one run directory.
 

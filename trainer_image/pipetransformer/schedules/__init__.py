@@ -2,6 +2,7 @@
 
 from ..errors import ModelError
 from .actions import Action, ActionKind, AllForwardAllBackward, Chunk, InOrder, Schedule
+from .choice import ScheduleClass, schedule_class
 from .executor import ChunkIO, Executor, PlainHooks, RoundHooks, SpanModule
 from .runner import RoundSums, StageRunner, StageSpec
 
@@ -18,7 +19,9 @@ __all__ = [
     "RoundHooks",
     "RoundSums",
     "Schedule",
+    "ScheduleClass",
     "SpanModule",
     "StageRunner",
     "StageSpec",
+    "schedule_class",
 ]

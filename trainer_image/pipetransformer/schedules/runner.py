@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
-
-from pipetransformer_contract.spec import ScheduleName
 
 from ..data import MicroBatch, Split, lengths_of
 from ..errors import ModelError
 from ..freezing import first_trainable
 from ..models import MicroBatchContext, PipelineModel, set_micro_batch
 from ..partition import UnitCost
+from .choice import ScheduleClass
 from .probe import Probe
 
 
@@ -32,6 +31,7 @@ class StageSpec:
         stage: index of this stage among `stages`.
         span: the contiguous units that this stage holds.
         boundary: frozen blocks.
+        schedule: runs where a pipeline has at least as many micro-batches as stages, else GPipe.
         group: the workers of the pipeline in stage order.
     """
 
@@ -39,7 +39,7 @@ class StageSpec:
     stages: int
     span: range
     boundary: int
-    schedule: ScheduleName
+    schedule: ScheduleClass
     group: dist.ProcessGroup
     device: torch.device
     dtype: torch.dtype
@@ -180,8 +180,7 @@ class StageRunner:
                 group=spec.group,
             )
             in_turns = training and num_micro_batches >= spec.stages
-            one_f_one_b = spec.schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD and in_turns
-            schedule_class = Schedule1F1B if one_f_one_b else ScheduleGPipe
+            schedule_class = spec.schedule if in_turns else ScheduleGPipe
             # The gradients are divided once, by the global weight, after they are reduced.
             self._schedules[key] = schedule_class(stage, num_micro_batches, loss_fn=self._loss, scale_grads=False)
         return self._schedules[key]

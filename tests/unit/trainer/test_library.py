@@ -1,0 +1,124 @@
+"""The trainer as a library: one script of 20 lines, unchanged, in each of the four ways that it can be started."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipetransformer import Data, Model, SpecError, Training
+from pipetransformer.job import Job
+from pipetransformer.parts import Parts
+from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_operator.api.status import ConditionType, JobStatus
+from pipetransformer_operator.local.manifest import read_job
+from pipetransformer_operator.local.run import run_job
+from tests.builders import JobBuilder, make_job
+
+pytestmark = pytest.mark.timeout(600)
+
+SCRIPT = Path(__file__).parents[3] / "examples" / "train.py"
+STEPS = 4 * 15
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+def start(folder: Path, *command: str) -> str:
+    """Run a command in a folder, and what it printed."""
+    ran = subprocess.run([*command, str(SCRIPT)], cwd=folder, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return ran.stdout
+
+
+def script_job() -> JobBuilder:
+    """The manifest whose pods run the script: what the manifest cannot say is `script`."""
+    return (
+        make_job()
+        .set("model", {"name": "script", "numLayers": 4})
+        .set("data", {"name": "script"})
+        .set("training", {"epochs": 4, "globalBatchSize": 100})
+        .set("freeze", {"policy": "PaperSchedule", "alpha": 0.5})
+        .stages(2)
+        .workers(2)
+    )
+
+
+async def operate(job: JobBuilder, run_dir: Path, *command: str) -> JobStatus:
+    """Run a job by the operator's controller, with `command` as its pods' command."""
+    file = run_dir / "job.yaml"
+    file.write_text(yaml.safe_dump(job.manifest()))
+    return await run_job(read_job(file, run_dir), run_dir, command=(*command, str(SCRIPT)))
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return content
+
+
+def layouts(run_dir: Path) -> list[tuple[int, int]]:
+    return [(entry["stages"], entry["pipelines"]) for entry in summary(run_dir)["generations"]]
+
+
+def logs(run_dir: Path) -> list[str]:
+    return [path.read_text()[-3000:] for path in run_dir.glob("logs/*")]
+
+
+def check_run(run_dir: Path) -> None:
+    """All steps, every sample of every epoch once, and a model that has learnt."""
+    found = summary(run_dir)
+    assert (found["steps"], found["samples_lost"], found["samples_repeated"]) == (STEPS, 0, 0)
+    assert found["test_accuracy"] > 0.8
+    assert (run_dir / "model" / "model.safetensors").exists()
+
+
+def test_the_script_has_20_lines() -> None:
+    assert len(SCRIPT.read_text().splitlines()) <= 22
+
+
+def test_the_script_runs_alone(tmp_path: Path) -> None:
+    printed = start(tmp_path, sys.executable)
+
+    check_run(tmp_path / "run")
+    assert layouts(tmp_path / "run") == [(1, 1)]
+    assert re.fullmatch(r"60 steps, 4 blocks frozen, accuracy 0\.\d+\n", printed)
+
+
+def test_under_torchrun_the_leader_chooses_layouts_within_a_fixed_world(tmp_path: Path) -> None:
+    printed = start(tmp_path, *TORCHRUN, "--nproc-per-node=4")
+
+    check_run(tmp_path / "run")
+    assert layouts(tmp_path / "run") == [(2, 2), (1, 4)]
+    assert len(set(re.findall(r"60 steps.*", printed))) == 1
+
+
+async def test_as_a_pods_command_the_script_is_a_worker_of_the_operator(tmp_path: Path) -> None:
+    status = await operate(script_job(), tmp_path, sys.executable)
+
+    assert status.is_true(ConditionType.COMPLETE), logs(tmp_path)
+    check_run(tmp_path)
+    assert layouts(tmp_path) == [(2, 1), (1, 2)]
+    assert summary(tmp_path)["steps_redone"] == 0
+
+
+@pytest.mark.slow
+async def test_agents_with_our_rendezvous_start_again_from_the_checkpoint_at_the_size_that_the_operator_says(
+    tmp_path: Path,
+) -> None:
+    agent = (*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=pipetransformer")
+    status = await operate(script_job().checkpoint(), tmp_path, *agent)
+
+    assert status.is_true(ConditionType.COMPLETE), logs(tmp_path)
+    check_run(tmp_path)
+    assert layouts(tmp_path) == [(2, 1), (1, 2)]
+
+
+def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> None:
+    spec = TrainerSpec(model=Model(name="vit"), data=Data(name="digits"), training=Training(epochs=1))
+
+    with pytest.raises(SpecError, match=r"spec\.model\.name: is vit, but this program passes its own model"):
+        Job.load(spec, Parts(model=list))
+    with pytest.raises(SpecError, match=r"spec\.data\.name: is script, but this program passes no data"):
+        Job.load(spec.model_copy(update={"data": Data(name="script")}))

@@ -1,0 +1,209 @@
+"""Generations where there is no operator: the leader chooses layouts for a fixed number of ranks.
+
+Rank 0 always leads. It hears its own reports, asks the contract's `choose` as the operator would, and writes each
+generation into the store that all ranks share. Ranks that a layout leaves over wait, since a later one may name them.
+"""
+
+import datetime
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose, pays_to_recut
+from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
+
+from .groups import Store
+
+_JOB_UID = "fixed-world"
+#: A follower looks so often whether it was told to stop.
+_WAIT = datetime.timedelta(seconds=1)
+_CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks and where they meet.
+
+    Attributes:
+        store: shared by all ranks.
+        rank: of this process.
+        addresses: host:port of each rank's own store, by rank.
+    """
+
+    store: Store
+    rank: int
+    addresses: Sequence[str]
+
+    @classmethod
+    def meet(cls, store: Store, rank: int, size: int, address: str) -> "World":
+        """Tell every rank where this one's own store listens, and wait for theirs."""
+        store.set(f"address/{rank}", address)
+        return cls(store, rank, [store.get(f"address/{other}").decode() for other in range(size)])
+
+    def member(self, rank: int) -> Member:
+        return Member(name=worker_name(rank), uid=worker_name(rank), address=self.addresses[rank])
+
+
+def worker_name(rank: int) -> str:
+    """Name of a rank in generations and in the record."""
+    return f"rank-{rank}"
+
+
+class Follower:
+    """The generations that the leader writes (`GenerationSource`). Reports of a follower are nobody's (`Reporter`)."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._generations: list[Generation] = []
+        self._stopped = threading.Event()
+
+    def next_generation(self, after: int) -> Generation:
+        name = worker_name(self._world.rank)
+        while not self._stopped.is_set():
+            for generation in reversed(self._generations):
+                named = {member.name for member in [*generation.members, *generation.leavers]}
+                if generation.layout_generation > after and name in named:
+                    return generation
+            key = f"generation/{len(self._generations)}"
+            try:
+                self._world.store.wait([key], _WAIT)
+            except dist.DistNetworkError as error:
+                raise RendezvousClosedError("rank 0 has gone") from error
+            except dist.DistStoreError:
+                continue
+            content = self._world.store.get(key).decode()
+            if content == _CLOSED:
+                break
+            self._generations.append(Generation.model_validate_json(content))
+        raise RendezvousClosedError("the run has ended")
+
+    def newest(self) -> int:
+        return self._generations[-1].layout_generation if self._generations else 0
+
+    def close(self) -> None:
+        self._stopped.set()
+
+    def submit(self, report: Report, *, urgent: bool) -> None:
+        """Only leaders report."""
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return True
+
+
+class Chooser:
+    """On rank 0: takes the leader's reports (`Reporter`) and makes generations of them (`GenerationSource`).
+
+    Args:
+        world: all ranks.
+        bounds: limits of layouts.
+        packing: how to choose among them.
+        first: number of the first generation, above all that a resumed run has seen.
+    """
+
+    def __init__(self, world: World, bounds: Bounds, packing: Packing, *, first: int) -> None:
+        self._world = world
+        self._bounds = bounds
+        self._packing = packing
+        self._condition = threading.Condition()
+        self._generations: list[Generation] = []
+        self._closed = False
+        self._publish(bounds.initial, first, ResizeReason.START)
+
+    def next_generation(self, after: int) -> Generation:
+        """The newest generation above `after`. A leader that asks again has lost its group: the same layout meets
+        again."""
+        with self._condition:
+            if self._closed:
+                raise RendezvousClosedError("the run has ended")
+            if self._generations[-1].layout_generation <= after:
+                self._publish(_layout(self._generations[-1]), after + 1, ResizeReason.FAILURE)
+            return self._generations[-1]
+
+    def newest(self) -> int:
+        return self._generations[-1].layout_generation
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def submit(self, report: Report, *, urgent: bool) -> None:
+        with self._condition:
+            newest = self._generations[-1]
+            if report.outcome is not None:
+                self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
+            if report.outcome is not None or report.layout_generation != newest.layout_generation:
+                return
+            present = Present(_layout(newest), report.step_seconds, report.remaining_steps)
+            best = choose(
+                report.offers,
+                len(self._world.addresses),
+                replace(self._bounds, bytes_budget=report.bytes_budget),
+                on_pack=OnPack.WIDEN,
+                packing=self._packing,
+                present=present,
+            )
+            recut = self._packing is Packing.MEASURED and pays_to_recut(report.offers, present)
+            if best is not None and (best != present.layout or recut):
+                self._publish(best, newest.layout_generation + 1, ResizeReason.PACK)
+                self._condition.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return True
+
+    def watched(self) -> "WatchedChooser":
+        """The same generations for a watcher, which waits for the next one instead of asking for it."""
+        return WatchedChooser(self)
+
+    def wait(self, after: int) -> Generation:
+        """Block until a generation above `after` exists.
+
+        Raises:
+            RendezvousClosedError: the run has ended.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or self._generations[-1].layout_generation > after)
+            if self._closed:
+                raise RendezvousClosedError("the run has ended")
+            return self._generations[-1]
+
+    def _publish(self, layout: Layout, number: int, reason: ResizeReason) -> None:
+        before = self._generations[-1].members if self._generations else []
+        members = [self._world.member(rank) for rank in range(layout.workers)]
+        generation = Generation(
+            job_uid=_JOB_UID,
+            layout_generation=number,
+            stages=layout.stages,
+            pipelines=layout.pipelines,
+            members=members,
+            leavers=[member for member in before if member not in members],
+            leader=members[0].name,
+            nonce=secrets.token_hex(8),
+            reason=reason,
+        )
+        self._world.store.set(f"generation/{len(self._generations)}", generation.model_dump_json(by_alias=True))
+        self._generations.append(generation)
+
+
+class WatchedChooser:
+    """See `Chooser.watched`."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+
+    def next_generation(self, after: int) -> Generation:
+        return self._chooser.wait(after)
+
+    def newest(self) -> int:
+        return self._chooser.newest()
+
+    def close(self) -> None:
+        self._chooser.close()
+
+
+def _layout(generation: Generation) -> Layout:
+    return Layout(generation.stages, generation.pipelines)

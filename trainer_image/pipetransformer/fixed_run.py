@@ -1,0 +1,132 @@
+"""A run without an operator: this process alone, or the ranks that torchrun started."""
+
+import datetime
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from pipetransformer_contract.choose import Bounds, Layout
+from pipetransformer_contract.spec import TrainerSpec
+
+from .checkpoint import latest
+from .elastic.fixed_world import Chooser, Follower, World, worker_name
+from .elastic.groups import PrefixStore, Store, TCPStore, Transport
+from .elastic.rendezvous import GenerationRendezvousHandler, host_store
+from .elastic.watcher import GenerationWatcher
+from .errors import SpecError
+from .job import Job
+from .parts import Parts
+from .record import clear
+from .trainer import Ending, Hooks, Trainer
+from .worker import choose_device
+
+_TIMEOUT = datetime.timedelta(seconds=300)
+_LOOPBACK = "127.0.0.1"
+
+
+def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Trainer]:
+    """Train `spec` in a world of fixed size until it ends. A checkpoint at its location is resumed.
+
+    Raises:
+        SpecError: what the user asked for cannot be trained.
+        ModelError: the model failed.
+        StorageError: a checkpoint or the model cannot be written.
+    """
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise SpecError("train", "makes the process groups that it needs: do not call init_process_group before it")
+    shared, rank, size = _meeting_point(os.environ)
+    resumed = latest(spec.checkpoint.location) if spec.checkpoint is not None else None
+    stages = min(spec.pipeline.stages, size)
+    spec = spec.model_copy(
+        update={
+            "workers": size,
+            "num_shards": size if resumed is None else resumed.num_shards,
+            "pipeline": spec.pipeline.model_copy(update={"stages": stages}),
+        }
+    )
+    job = Job.load(spec, parts)
+    address = _own_address(os.environ)
+    own_store, listens_at = host_store(address, _TIMEOUT)
+    world = World.meet(own_store if shared is None else shared, rank, size, listens_at)
+    source: Chooser | Follower
+    if rank == 0:
+        if resumed is None:
+            clear(run_dir)
+        initial = Layout(stages, min(size // stages, spec.num_shards))
+        bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
+        first = 1 if resumed is None else resumed.layout_generation + 1
+        source = Chooser(world, bounds, spec.pipeline.packing, first=first)
+        watcher = GenerationWatcher(source.watched())
+    else:
+        source = Follower(world)
+        watcher = GenerationWatcher(source)
+    stop = threading.Event()
+    device = _device_alone() if shared is None else choose_device()
+    handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
+    with _stopping(stop, source):
+        ending = Ending.LEFT
+        while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
+            trainer = Trainer(
+                job, worker_name(rank), handler, watcher, Transport(address, _TIMEOUT, device), source, run_dir,
+                Hooks(stop_requested=stop.is_set),
+            )  # fmt: skip
+            try:
+                ending = trainer.run()
+            finally:
+                trainer.close()
+        handler.shutdown()
+    return ending, trainer
+
+
+def _meeting_point(environment: Mapping[str, str]) -> tuple[Store | None, int, int]:
+    """The store that torchrun's ranks share, this rank and their number; (None, 0, 1) without torchrun."""
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None, 0, 1
+    store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
+    assert isinstance(store, TCPStore)
+    # Processes that torchrun starts again may find the keys of those before them.
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"pipetransformer/{attempt}", store), rank, size
+
+
+def _own_address(environment: Mapping[str, str]) -> str:
+    """The address of this machine on the way to rank 0."""
+    host = environment.get("MASTER_ADDR")
+    if host is None or environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE"):
+        return _LOOPBACK
+    family, kind, _, _, target = socket.getaddrinfo(host, int(environment["MASTER_PORT"]), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def _device_alone() -> torch.device:
+    """One process has the machine to itself, so torch's own number of threads stays."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@contextmanager
+def _stopping(stop: threading.Event, source: Chooser | Follower) -> Iterator[None]:
+    """SIGTERM leaves at a round's end, where the run is in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop_soon(*_: object) -> None:
+        stop.set()
+        if isinstance(source, Follower):
+            source.close()
+
+    before = signal.signal(signal.SIGTERM, stop_soon)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,121 @@
+"""The trainer as a library: one function that runs a script's model and data wherever the script is started.
+
+- `python train.py`: in this process alone.
+- `torchrun --nproc-per-node 4 train.py`: a fixed world; its leader chooses layouts.
+- `torchrun --rdzv-backend pipetransformer train.py` in a worker's pod: the agents' processes start again, from the last
+  checkpoint, whenever the operator changes the size.
+- as the command of a `PipeTrainingJob`'s pod template: a worker of the operator, which regroups in process.
+
+In the last two the manifest says all that it can say; the script brings only the parts that are `script` there.
+"""
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipetransformer_contract.spec import (
+    SCRIPT,
+    Checkpoint,
+    Data,
+    Freeze,
+    FreezePolicyName,
+    Model,
+    Pipeline,
+    ScheduleName,
+    TrainerSpec,
+    Training,
+)
+from pipetransformer_contract.wire import Env
+
+from .fixed_run import run_fixed
+from .freeze import FreezePolicy
+from .parts import ModelFunction, OwnData, Parts
+from .schedules import ScheduleClass
+from .state import Control
+from .trainer import Ending
+from .worker import EXIT_STOPPED, WorkerIdentity, run_worker
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a finished run leaves, known alike in every process that trained to its end.
+
+    Attributes:
+        steps: committed steps.
+        frozen_layers: blocks that were frozen at the end.
+        accuracy: of the final model on the held-out samples; None in a process that was left over at the end.
+        run_dir: the run's record, and the model in its folder `model`.
+    """
+
+    steps: int
+    frozen_layers: int
+    accuracy: float | None
+    run_dir: Path
+
+
+def train(
+    *,
+    model: Model | ModelFunction,
+    data: Data | OwnData,
+    training: Training,
+    freeze: Freeze | FreezePolicy | None = None,
+    pipeline: Pipeline | None = None,
+    schedule: ScheduleClass | None = None,
+    checkpoint: Checkpoint | None = None,
+    run_dir: str | Path = "run",
+) -> Result:
+    """Train to the end, on as many processes as there are.
+
+    Args:
+        model: a `Model` of ours, or a function without arguments that builds yours: a `PipelineModel`, or a list of
+            modules (embedding, blocks, head). Every process calls it with `training.seed` set.
+        data: `Data` of ours, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target).
+        training: how long, and how.
+        freeze: a `Freeze` of ours or a policy of yours; the paper's schedule by default.
+        pipeline: stages and micro-batches. Fewer processes than stages make shorter pipelines.
+        schedule: a pipeline schedule class of torch or of yours, with one stage a worker.
+        checkpoint: where to save; a run that finds one there goes on from it.
+        run_dir: for the record and the model. In a pod the operator says where.
+
+    Raises:
+        SpecError: what was asked for cannot be trained.
+        ModelError: the model failed.
+        StorageError: a checkpoint or the model cannot be written.
+        SystemExit: this process was told to stop, or it is a worker of the operator whose part has ended otherwise than
+            with the finished model.
+    """
+    parts = Parts(
+        model=None if isinstance(model, Model) else model,
+        data=None if isinstance(data, Data) else data,
+        freeze=None if freeze is None or isinstance(freeze, Freeze) else freeze,
+        schedule=schedule,
+    )
+    spec = TrainerSpec(
+        model=Model(name=SCRIPT) if parts.model is not None else model,
+        data=Data(name=SCRIPT) if parts.data is not None else data,
+        training=training,
+        freeze=Freeze(policy=FreezePolicyName.SCRIPT) if parts.freeze is not None else freeze or Freeze(),
+        pipeline=(pipeline or Pipeline()).model_copy(update={"schedule": ScheduleName.SCRIPT} if schedule else {}),
+        checkpoint=checkpoint,
+    )
+    if Env.WORKER_NAME in os.environ:
+        return _as_worker(parts)
+    ending, trainer = run_fixed(spec, parts, Path(run_dir))
+    if ending is Ending.STOPPED:
+        raise SystemExit(EXIT_STOPPED)
+    return _result(trainer.control, Path(run_dir))
+
+
+def _as_worker(parts: Parts) -> Result:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    identity = WorkerIdentity.from_environment()
+    end = run_worker(identity, parts)
+    if end.ending is Ending.FINISHED and end.trainer is not None:
+        return _result(end.trainer.control, identity.run_dir)
+    raise SystemExit(end.exit_code)
+
+
+def _result(control: Control, run_dir: Path) -> Result:
+    return Result(control.step, control.boundary, control.last_accuracy, run_dir)

@@ -1,0 +1,76 @@
+"""A model that a program builds by a function of its own, instead of one that the spec names."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SpecError
+from .model import PipelineModel
+
+
+class OwnModel:
+    """Calls the function with the job's seed set, so that every worker starts from the same weights.
+
+    Args:
+        build: gives a `PipelineModel`, or a list of modules: embedding, blocks, head.
+        sample: (1, ...) an input, to find the shape of activations.
+        seed: the same seed gives the same weights.
+        dtype: of all floating-point parameters.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], PipelineModel | Sequence[nn.Module]],
+        sample: Tensor,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._build_function = build
+        self._sample = sample
+        self._seed = seed
+        self._dtype = dtype
+        self._fresh: dict[int, nn.Module] = {}
+
+    def shape(self) -> PipelineModel:
+        """The model with all units on the meta device.
+
+        Raises:
+            SpecError: the function failed, or gave no model.
+        """
+        model = self._build()
+        for unit in model.units:
+            unit.to("meta")
+        return model
+
+    def build_unit(self, index: int) -> nn.Module:
+        """Unit `index` (0 is the embedding, L+1 the head) as the function initialises it, on the CPU."""
+        if index not in self._fresh:
+            self._fresh = dict(enumerate(self._build().units))
+        return copy.deepcopy(self._fresh.pop(index))  # a copy: units of one worker may share a parameter
+
+    def _build(self) -> PipelineModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            try:
+                model = self._build_function()
+                if not isinstance(model, PipelineModel):
+                    model = self._from_modules(list(model))
+            except SpecError:
+                raise
+            except Exception as error:
+                raise SpecError("model", f"cannot be built: {type(error).__name__}: {error}") from error
+        for unit in model.units:
+            unit.to(self._dtype)
+        return model
+
+    def _from_modules(self, modules: list[nn.Module]) -> PipelineModel:
+        if len(modules) < 3 or not all(isinstance(module, nn.Module) for module in modules):
+            raise SpecError("model", "must be a PipelineModel, or a list of modules: embedding, blocks, head")
+        embedding = modules[0].to(self._dtype).eval()
+        with torch.no_grad():
+            activation = embedding(self._sample)
+        embedding.train()
+        return PipelineModel(embedding, modules[1:-1], modules[-1], tuple(activation.shape[1:]))

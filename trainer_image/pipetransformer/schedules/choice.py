@@ -1,0 +1,30 @@
+"""Which of torch's pipeline schedules a job runs."""
+
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from pipetransformer_contract.spec import ScheduleName
+
+from ..errors import SpecError
+
+#: A schedule with one stage a worker, such as torch's `Schedule1F1B`.
+ScheduleClass = type[PipelineScheduleSingle]
+
+
+def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> ScheduleClass:
+    """The schedule that a spec names; `own` for `Script`.
+
+    Raises:
+        SpecError: `own` is no schedule with one stage a worker (the others lose gradients beside frozen layers).
+    """
+    match name:
+        case ScheduleName.GPIPE:
+            return ScheduleGPipe
+        case ScheduleName.ONE_FORWARD_ONE_BACKWARD:
+            return Schedule1F1B
+        case ScheduleName.SCRIPT:
+            if not isinstance(own, type) or not issubclass(own, PipelineScheduleSingle):
+                raise SpecError(
+                    "schedule", f"{own!r} is no subclass of torch.distributed.pipelining's PipelineScheduleSingle"
+                )
+            return own
