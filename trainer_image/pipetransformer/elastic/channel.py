@@ -88,8 +88,8 @@ class Channel:
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.GONE:
                 raise JobEndedError(f"{self.job} has ended") from error
-            message = f"{method} {path}: HTTP {error.code} {error.reason}"
-            raise ChannelUnavailableError(message, _retry_after(error)) from error
+            said = f"{method} {path}: HTTP {error.code} {error.reason}"
+            raise ChannelUnavailableError(said, _retry_after(error)) from error
         except (OSError, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
 
