@@ -122,6 +122,9 @@ class Training(SpecModel):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Clips the global norm.")
+    max_skipped_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=10, description="Steps in a row that may be skipped since their loss or gradient is not finite."
+    )
     precision: Precision = Precision.FLOAT32
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     rules = (Rule("has(self.epochs) != has(self.steps)", "exactly one of epochs and steps is needed", ""),)
@@ -131,6 +134,7 @@ class FreezePolicyName(StrEnum):
     NONE = "None"
     PAPER_SCHEDULE = "PaperSchedule"
     GRADIENT_NORM = "GradientNorm"
+    NORM_CHANGE = "NormChange"
     EXPLICIT = "Explicit"
     SCRIPT = "Script"  #: the pod's own program passes it
 
@@ -143,18 +147,51 @@ class FreezePoint(SpecModel):
 
 
 class Freeze(SpecModel):
-    """Which blocks no longer train (PipeTransformer, section 3.1)."""
+    """Which blocks no longer train. `options` is passed to an imported policy as keyword arguments."""
 
-    policy: FreezePolicyName = FreezePolicyName.PAPER_SCHEDULE
+    policy: ImportPath = Field(
+        default=FreezePolicyName.PAPER_SCHEDULE.value,
+        description="None, PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze), Explicit, or"
+        " module:function of a policy in the trainer's image.",
+    )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=1 / 3, description="Largest share of the still active blocks that one decision freezes."
+        default=1 / 3,
+        description="Of PaperSchedule and GradientNorm: largest share of the still active blocks that one decision"
+        " freezes.",
     )
-    start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        default=0, description="Epochs before the first decision; freezing too early costs accuracy."
+    percentile: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=50.0,
+        description="Of NormChange: blocks freeze up to the first whose gradient norm changes at least as much as this"
+        " percentile of the active ones.",
     )
-    interval_epochs: Positive = Field(default=1, description="Epochs between decisions.")
+    start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Epochs before decisions begin; freezing too early costs accuracy. By default none."
+    )
+    start_after_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="In place of startAfterEpochs."
+    )
+    interval_epochs: Positive | None = Field(
+        default=None, description="Epochs before the first decision and between decisions. By default one."
+    )
+    interval_steps: Positive | None = Field(default=None, description="In place of intervalEpochs.")
     boundaries: list[FreezePoint] = Field(default_factory=list, max_length=4096, description="For policy Explicit.")
+    options: dict[str, Any] = Field(default_factory=dict)
     rules = (
+        Rule(
+            f"self.policy in {[str(name) for name in FreezePolicyName]} || self.policy.matches('{_IMPORT_PATH}')",
+            f"unknown policy: use {', '.join(FreezePolicyName)}, or module:function of a policy in the trainer's image",
+            ".policy",
+        ),
+        Rule(
+            "!has(self.startAfterEpochs) || !has(self.startAfterSteps)",
+            "give startAfterEpochs or startAfterSteps, not both",
+            ".startAfterSteps",
+        ),
+        Rule(
+            "!has(self.intervalEpochs) || !has(self.intervalSteps)",
+            "give intervalEpochs or intervalSteps, not both",
+            ".intervalSteps",
+        ),
         Rule(
             "self.policy != 'Explicit' || (has(self.boundaries) && size(self.boundaries) > 0)",
             "policy Explicit needs boundaries",

@@ -29,7 +29,7 @@ class Job:
     """The spec with its data, order and model.
 
     Attributes:
-        policy: decides the frozen boundary.
+        policy: decides the frozen boundary; as it is before the first step, so a worker asks a copy.
         schedule: of every pipeline.
         model: for its names, shapes, loss and metric; its units are on the meta device.
         build_unit: a freshly initialised unit by index, on the CPU.

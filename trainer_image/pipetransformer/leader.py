@@ -11,6 +11,7 @@ from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome,
 
 from .job import Job
 from .layout import StageLayout
+from .models import unit_name
 from .partition import Cut, ModelCosts, Prediction, StepModel, make_offers, paper_bytes
 from .record import Role, RunRecord
 from .state import Control
@@ -85,7 +86,9 @@ class Leader:
         samples = sum(map(len, self._job.order.batch(line["step"])))
         self.record.step(**line, samples_per_second=samples / seconds)
         if not vote.finite:
-            self.record.event("StepSkipped", step=line["step"], reason="NonFinite")
+            unit = vote.first_non_finite_unit
+            place = "loss" if unit is None else unit_name(unit, self._job.num_layers)
+            self.record.event("StepSkipped", step=line["step"], reason="NonFinite", place=place)
         measured = len(self._seconds) == _STEPS_TO_OFFER or (
             len(self._seconds) > _STEPS_TO_OFFER and control.costs != self._measured_costs
         )

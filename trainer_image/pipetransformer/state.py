@@ -35,6 +35,7 @@ class Control:
         last_accuracy: test accuracy of the newest evaluation.
         round_ended_at: wall clock at the end of the last round, 0 before the first: a pause is counted from it.
         costs: what the units cost, `ModelCosts` by field name; None before it was measured.
+        skipped_steps: steps in a row, up to now, that were not finite.
         last_vote: the vote that committed the last step; lets a worker that missed it commit the same.
         last_step: the last step's line in the run's record, in case that the leader died before it was written.
         evaluated_step: steps that were committed at the newest evaluation.
@@ -48,6 +49,7 @@ class Control:
     last_accuracy: float | None = None
     round_ended_at: float = 0.0
     costs: dict[str, Any] | None = None
+    skipped_steps: int = 0
     last_vote: list[float] = field(default_factory=list)
     last_step: dict[str, Any] = field(default_factory=dict)
     evaluated_step: int = 0

@@ -5,6 +5,7 @@ evaluation, checkpoint, regroup) happens between rounds, decided alike on all wo
 breaks, the worker keeps its state, lets go of the group and waits for the next generation.
 """
 
+import copy
 import gc
 import logging
 import time
@@ -30,13 +31,14 @@ from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.transfer import move_units
 from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import StorageError
-from .freeze import FreezeObservation
+from .errors import SpecError, StorageError
+from .freeze import FreezeObservation, decide
 from .gradients import reduce_gradients
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
 from .measuring import measure_costs, measurement_due
+from .models import unit_name
 from .moments import Moment, Reached, ignore
 from .optimizer import learning_rate, make_optimizer, set_learning_rate
 from .record import Ledger
@@ -115,7 +117,7 @@ class Trainer:
         self._watchdog = watchdog or Watchdog()
         self._ledger = Ledger(run_dir, worker)
         self._checkpointer = Checkpointer(job)
-        self._policy = job.policy
+        self._policy = copy.deepcopy(job.policy)
         self._data = digest(job.dataset)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
@@ -147,6 +149,7 @@ class Trainer:
 
         Raises:
             ModelError: the model failed.
+            SpecError: the training diverged, or the freeze policy failed.
             StorageError: a checkpoint or the model cannot be written.
         """
         self._watchdog.start()
@@ -192,6 +195,7 @@ class Trainer:
             return Ending.FINISHED
         with self._watchdog.timing("round", member.groups.connections):
             vote = self._round(member)
+        self._check_progress(vote)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
         moved = self._move_boundary(member, vote)
         if self._evaluation_due():
@@ -279,6 +283,7 @@ class Trainer:
             "frozen_layers": control.boundary,
         }
         control.step += 1
+        control.skipped_steps = 0 if vote.finite else control.skipped_steps + 1
         self._committed_in = layout
         self._pending = False
 
@@ -309,6 +314,20 @@ class Trainer:
             costs = measure_costs(member.runner, member.layout, member.groups, self._job.dataset.train, control)
             control.costs = costs.model_dump()
 
+    def _check_progress(self, vote: Vote) -> None:
+        """Give up, on all workers alike, when too many steps in a row were not finite."""
+        control, limit = self._state.control, self._job.spec.training.max_skipped_steps
+        if control.skipped_steps <= limit:
+            return
+        unit = vote.first_non_finite_unit
+        place = "the loss" if unit is None else f"the gradient of {unit_name(unit, self._job.num_layers)}"
+        raise SpecError(
+            "spec.training.maxSkippedSteps",
+            f"{control.skipped_steps} steps in a row were not finite, {limit} may be skipped; at step"
+            f" {control.step - 1} it was {place}. A lower learningRate or a maxGradientNorm may help",
+            reason="NonFinite",
+        )
+
     def _move_boundary(self, member: _Membership, vote: Vote) -> bool:
         """Ask the policy; whether blocks froze or train again."""
         control = self._state.control
@@ -322,16 +341,14 @@ class Trainer:
     def _decide(self, vote: Vote | None) -> bool:
         """Ask the policy, before the first step or after a vote; whether the boundary moved."""
         control = self._state.control
-        boundary = self._policy.decide(
-            FreezeObservation(
-                step=control.step,
-                epoch=self._job.order.epoch(control.step),
-                boundary=control.boundary,
-                num_layers=self._job.num_layers,
-                unit_gradient_norms=vote.unit_norms if vote is not None and vote.finite else (),
-            )
+        observation = FreezeObservation(
+            step=control.step,
+            epoch=self._job.order.epoch(control.step),
+            boundary=control.boundary,
+            num_layers=self._job.num_layers,
+            unit_gradient_norms=vote.unit_norms if vote is not None and vote.finite else (),
         )
-        control.policy = self._policy.state_dict()
+        boundary, control.policy = decide(self._policy, observation)
         if boundary == control.boundary:
             return False
         control.boundary = boundary
@@ -390,6 +407,7 @@ class Trainer:
     def _join(self, result: Regrouped, layout: StageLayout) -> None:
         """Become a member of the committed generation."""
         control = self._state.control
+        self._policy = copy.deepcopy(self._job.policy)
         if control.policy:
             self._policy.load_state_dict(control.policy)
         if control.step == 0:

@@ -36,6 +36,11 @@ class Vote:
         return math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
 
     @property
+    def first_non_finite_unit(self) -> int | None:
+        """The first unit with a gradient that is no number; None when only the loss is none."""
+        return next((unit for unit, square in enumerate(self.square_norms) if not math.isfinite(square)), None)
+
+    @property
     def loss(self) -> float:
         """Mean loss of the round."""
         return self.loss_sum / self.weight

@@ -149,6 +149,9 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         return _refuse(identity, "ModelFailed", message)
     except WorkersDifferError as error:
         return _refuse(identity, "DataUnreadable", f"spec.data: {error}")
+    except SpecError as error:
+        trainer.fail(error.reason, str(error))
+        return _refuse(identity, error.reason, str(error))
     except StorageError as error:
         trainer.fail("StorageFailed", str(error))
         return _refuse(identity, "StorageFailed", str(error))

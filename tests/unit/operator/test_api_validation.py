@@ -14,6 +14,8 @@ VALID = [
     make_job().stages(2).workers(4).release(),
     make_job().checkpoint("s3://bucket/x").suspended(),
     make_job().set("model.name", "mine.models:build").set("model.options", {"depth": 3}),
+    make_job().set("freeze.policy", "mine.policies:Mine").set("freeze.options", {"blocks": 3}),
+    make_job().set("freeze.startAfterSteps", 100).set("freeze.intervalSteps", 10),
     make_job("a" * 50),
 ]
 
@@ -37,6 +39,13 @@ REFUSED = [
     (make_job().set("training.epochs", "4"), "spec.training.epochs"),
     (make_job().set("freeze.policy", "Explicit"), "spec.freeze.boundaries"),
     (make_job().set("freeze.alpha", 1.5), "spec.freeze.alpha"),
+    (make_job().set("freeze.policy", "Sometimes"), "spec.freeze.policy"),
+    (make_job().set("freeze.percentile", 101), "spec.freeze.percentile"),
+    (
+        make_job().set("freeze.startAfterEpochs", 1).set("freeze.startAfterSteps", 1),
+        "spec.freeze.startAfterSteps",
+    ),
+    (make_job().set("freeze.intervalEpochs", 1).set("freeze.intervalSteps", 1), "spec.freeze.intervalSteps"),
     (make_job().set("freeze.aplha", 0.5), "spec.freeze.aplha"),
     (make_job().set("model.name", "bert"), "spec.model.name"),
     (make_job().set("model.numHeads", 5), "spec.model.hiddenSize"),

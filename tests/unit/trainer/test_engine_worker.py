@@ -103,6 +103,20 @@ def test_a_job_packs_widens_and_leaves_a_model_even_while_the_operator_is_away(w
     assert load_model(str(workers.folder / "run" / "model")).num_layers == 4
 
 
+def test_a_run_that_diverges_fails_and_says_at_which_step(workers: Workers) -> None:
+    diverging = {"epochs": 4, "optimizer": {"name": "SGD", "learningRate": 1e30}, "maxSkippedSteps": 3}
+    workers.start(SPEC | {"training": diverging})
+
+    assert workers.wait() == [2, 2]
+    assert workers.channel.outcome == "Failed"
+    assert workers.channel.reports[-1].reason == "NonFinite"
+    for number in range(2):
+        message = workers.termination(number)["message"]
+        assert (
+            "4 steps in a row were not finite, 3 may be skipped; at step 4 it was the gradient of embedding" in message
+        )
+
+
 @pytest.mark.parametrize("workers", [OnPack.RELEASE], indirect=True)
 def test_a_released_worker_exits_0_and_a_checkpoint_at_the_new_boundary_is_reported(workers: Workers) -> None:
     location = str(workers.folder / "checkpoint")

@@ -1,7 +1,11 @@
-"""Freeze policies against the paper's tables and formula."""
+"""Freeze policies against the papers' tables and formulas."""
+
+import copy
+import json
 
 import pytest
 
+from pipetransformer.errors import SpecError
 from pipetransformer.freeze import (
     Explicit,
     FreezeObservation,
@@ -9,12 +13,14 @@ from pipetransformer.freeze import (
     GradientNorm,
     Instants,
     NoFreeze,
+    NormChange,
     PaperSchedule,
+    decide,
     make_policy,
 )
 from pipetransformer_contract.spec import Freeze, FreezePoint
 
-EVERY_STEP = Instants(steps_per_epoch=1)
+EVERY_STEP = Instants(start=0, interval=1)
 
 
 def observe(step: int, boundary: int = 0, norms: list[float] | None = None, num_layers: int = 12) -> FreezeObservation:
@@ -23,7 +29,7 @@ def observe(step: int, boundary: int = 0, norms: list[float] | None = None, num_
         epoch=step,
         boundary=boundary,
         num_layers=num_layers,
-        unit_gradient_norms=norms or [1.0] * (num_layers + 2),
+        unit_gradient_norms=[1.0] * (num_layers + 2) if norms is None else norms,
     )
 
 
@@ -52,8 +58,8 @@ def test_paper_schedule_gives_the_papers_tables(num_layers: int, alpha: float, e
     assert run(PaperSchedule(alpha, EVERY_STEP), num_layers, len(expected)) == expected
 
 
-def test_policies_by_epochs_act_only_at_their_instants() -> None:
-    instants = Instants(steps_per_epoch=10, start_after_epochs=2, interval_epochs=3)
+def test_policies_act_only_at_their_instants() -> None:
+    instants = Instants(start=20, interval=30)
     acting = {step: number for step in range(120) if (number := instants.number(step)) is not None}
     assert acting == {50: 1, 80: 2, 110: 3}
 
@@ -102,25 +108,135 @@ def test_explicit_boundaries_hold_from_their_step_on() -> None:
         NoFreeze(),
         PaperSchedule(0.9, EVERY_STEP),
         GradientNorm(0.9, EVERY_STEP),
-        Explicit([FreezePoint(step=1, boundary=4096)]),
+        NormChange(100, EVERY_STEP),
+        Explicit([FreezePoint(step=1, boundary=4096), FreezePoint(step=7, boundary=0)]),
     ],
     ids=lambda policy: type(policy).__name__,
 )
-def test_no_policy_lowers_the_boundary_or_freezes_more_than_there_is(policy: FreezePolicy) -> None:
+def test_a_policy_freezes_no_more_than_there_is_and_goes_on_from_its_state(policy: FreezePolicy) -> None:
     boundary = 0
     for step in range(30):
-        decided = policy.decide(observe(step, boundary))
-        assert boundary <= decided <= 12
+        norms = [1.0 + (7 * unit + 3 * step) % 5 for unit in range(14)]
+        heir = copy.deepcopy(policy)
+        heir.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+        decided = policy.decide(observe(step, boundary, norms))
+        assert 0 <= decided <= 12
+        assert heir.decide(observe(step, boundary, norms)) == decided
         boundary = decided
-    state = policy.state_dict()
-    policy.load_state_dict(state)
-    assert policy.state_dict() == state
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("None", NoFreeze), ("PaperSchedule", PaperSchedule), ("GradientNorm", GradientNorm), ("Explicit", Explicit)],
+    [
+        ("None", NoFreeze),
+        ("PaperSchedule", PaperSchedule),
+        ("GradientNorm", GradientNorm),
+        ("NormChange", NormChange),
+        ("Explicit", Explicit),
+    ],
 )
 def test_every_policy_of_the_spec_can_be_made(name: str, kind: type) -> None:
     spec = Freeze.model_validate({"policy": name, "boundaries": [{"step": 1, "boundary": 1}]})
     assert isinstance(make_policy(spec, steps_per_epoch=7), kind)
+
+
+@pytest.mark.parametrize(
+    ("unit", "instants"),
+    [
+        ({}, Instants(0, 7)),
+        ({"startAfterEpochs": 2, "intervalEpochs": 3}, Instants(14, 21)),
+        ({"startAfterSteps": 5, "intervalSteps": 4}, Instants(5, 4)),
+        ({"startAfterSteps": 0, "intervalEpochs": 2}, Instants(0, 14)),
+    ],
+)
+def test_instants_are_given_in_steps_or_epochs(unit: dict[str, int], instants: Instants) -> None:
+    policy = make_policy(Freeze.model_validate({"policy": "GradientNorm"} | unit), steps_per_epoch=7)
+    assert isinstance(policy, GradientNorm)
+    assert policy.instants == instants
+
+
+def change_norms(policy: NormChange, intervals: list[list[float]], boundary: int = 0) -> list[int]:
+    """Boundaries after each interval of two steps, in which four blocks have these mean gradient norms."""
+    boundaries = []
+    for number, means in enumerate(intervals):
+        for step, share in ((2 * number + 1, 0.5), (2 * number + 2, 1.5)):
+            norms = [9.0, *(share * mean for mean in means), 9.0]
+            boundary = policy.decide(observe(step, boundary, norms, num_layers=4))
+        boundaries.append(boundary)
+    return boundaries
+
+
+def test_norm_change_freezes_the_blocks_before_the_first_that_changes_as_much_as_the_median() -> None:
+    # Changes 0.1, 0.2, 0.6, 0.3: the median is 0.25 and the third block is the first at or above it.
+    policy = NormChange(50, Instants(0, 2))
+    assert change_norms(policy, [[10, 10, 10, 10], [11, 8, 4, 7]]) == [0, 2]
+
+
+def test_norm_change_looks_only_at_active_blocks_and_never_freezes_the_last() -> None:
+    policy = NormChange(100, Instants(0, 2))
+    norms: list[list[float]] = [[10, 10, 10, 10], [99, 11, 13, 14], [99, 11, 13, 15], [99, 99, 13, 15]]
+    assert change_norms(policy, norms, boundary=1) == [1, 3, 3, 3]
+
+
+def test_norm_change_neither_counts_skipped_steps_nor_those_before_its_start() -> None:
+    policy = NormChange(100, Instants(start=4, interval=2))
+    boundary = 0
+    for step in range(1, 9):
+        norms = [9.0, *([99.0] * 4 if step <= 4 else [10, 10, 10, 10] if step <= 6 else [10, 10, 20, 10]), 9.0]
+        skipped = step == 7
+        observation = observe(step, boundary, [] if skipped else norms, num_layers=4)
+        boundary = policy.decide(observation)
+    assert boundary == 2
+
+
+class EveryOther(FreezePolicy):
+    """A policy of a user: freezes `blocks` at every instant with an odd number, none at the others."""
+
+    def __init__(self, instants: Instants, blocks: int) -> None:
+        self.instants, self.blocks = instants, blocks
+
+    def decide(self, observation: FreezeObservation) -> int:
+        number = self.instants.number(observation.step)
+        return observation.boundary if number is None else self.blocks * (number % 2)
+
+
+def not_a_policy(instants: Instants) -> str:
+    return "policy"
+
+
+def imported(name: str, **options: int) -> FreezePolicy:
+    path = f"tests.unit.trainer.test_freeze:{name}"
+    return make_policy(Freeze.model_validate({"policy": path, "options": options}), steps_per_epoch=10)
+
+
+def test_a_policy_can_be_imported() -> None:
+    policy = imported("EveryOther", blocks=3)
+    assert [policy.decide(observe(step, 1)) for step in (5, 10, 15, 20)] == [1, 3, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        ("Missing", {}, "spec.freeze.policy"),
+        ("not_a_policy", {}, "spec.freeze.policy"),
+        ("EveryOther", {"depth": 3}, "spec.freeze.options"),
+    ],
+)
+def test_an_imported_policy_that_cannot_be_made_is_refused(name: str, options: dict[str, int], field: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        imported(name, **options)
+    assert refusal.value.field == field
+
+
+class Broken(FreezePolicy):
+    def decide(self, observation: FreezeObservation) -> int:
+        if observation.step:
+            raise RuntimeError("no such layer")
+        return observation.num_layers + 1
+
+
+@pytest.mark.parametrize(("step", "words"), [(0, "wants 13 of 12"), (1, "RuntimeError: no such layer")])
+def test_a_policy_that_fails_is_the_users_to_mend_and_no_broken_connection(step: int, words: str) -> None:
+    with pytest.raises(SpecError, match=words) as refusal:
+        decide(Broken(), observe(step))
+    assert refusal.value.reason == "PolicyFailed"

@@ -4,8 +4,9 @@ from .explicit import Explicit
 from .gradient_norm import GradientNorm
 from .make import make_policy
 from .none import NoFreeze
+from .norm_change import NormChange
 from .paper_schedule import PaperSchedule
-from .policy import FreezeObservation, FreezePolicy, Instants
+from .policy import FreezeObservation, FreezePolicy, Instants, decide
 
 __all__ = [
     "Explicit",
@@ -14,6 +15,8 @@ __all__ = [
     "GradientNorm",
     "Instants",
     "NoFreeze",
+    "NormChange",
     "PaperSchedule",
+    "decide",
     "make_policy",
 ]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from pipetransformer_contract.spec import FreezePoint
 
-from .policy import FreezeObservation, Stateless
+from .policy import FreezeObservation, FreezePolicy
 
 
-class Explicit(Stateless):
+class Explicit(FreezePolicy):
     """From each point's step on its boundary holds, higher or lower than the one before."""
 
     def __init__(self, points: Sequence[FreezePoint]) -> None:

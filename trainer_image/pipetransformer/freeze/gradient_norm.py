@@ -4,10 +4,10 @@ The released code hard-codes the bound and never looks at a gradient. Here L_fro
 layer l" freezes l itself, the one that moves least, and all before it.
 """
 
-from .policy import FreezeObservation, Instants, Stateless, ceil_share
+from .policy import FreezeObservation, FreezePolicy, Instants, ceil_share
 
 
-class GradientNorm(Stateless):
+class GradientNorm(FreezePolicy):
     """min(L_frozen + alpha * (L - L_frozen), argmin of the active blocks' gradient norms) (section 3.1, Eq. 1)."""
 
     def __init__(self, alpha: float, instants: Instants) -> None:

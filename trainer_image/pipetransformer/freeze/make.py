@@ -2,16 +2,25 @@
 
 from pipetransformer_contract.spec import Freeze, FreezePolicyName
 
+from ..errors import SpecError
+from ..imports import import_function
 from .explicit import Explicit
 from .gradient_norm import GradientNorm
 from .none import NoFreeze
+from .norm_change import NormChange
 from .paper_schedule import PaperSchedule
 from .policy import FreezePolicy, Instants
 
 
 def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None = None) -> FreezePolicy:
-    """The policy that the spec names, acting at the ends of epochs of `steps_per_epoch` steps; `own` for `Script`."""
-    instants = Instants(steps_per_epoch, spec.start_after_epochs, spec.interval_epochs)
+    """The policy that the spec names, as it is before the first step; `own` for `Script`.
+
+    An imported function is called with the `Instants` at which the spec wants decisions, and with the spec's options.
+
+    Raises:
+        SpecError: the policy is unknown, does not import or refuses its options.
+    """
+    instants = _instants(spec, steps_per_epoch)
     match spec.policy:
         case FreezePolicyName.NONE:
             return NoFreeze()
@@ -19,8 +28,32 @@ def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None 
             return PaperSchedule(spec.alpha, instants)
         case FreezePolicyName.GRADIENT_NORM:
             return GradientNorm(spec.alpha, instants)
+        case FreezePolicyName.NORM_CHANGE:
+            return NormChange(spec.percentile, instants)
         case FreezePolicyName.EXPLICIT:
             return Explicit(spec.boundaries)
         case FreezePolicyName.SCRIPT:
             assert own is not None
             return own
+        case _:
+            return _imported(spec, instants)
+
+
+def _instants(spec: Freeze, steps_per_epoch: int) -> Instants:
+    start = (spec.start_after_epochs or 0) * steps_per_epoch
+    interval = (spec.interval_epochs or 1) * steps_per_epoch
+    return Instants(
+        start if spec.start_after_steps is None else spec.start_after_steps,
+        interval if spec.interval_steps is None else spec.interval_steps,
+    )
+
+
+def _imported(spec: Freeze, instants: Instants) -> FreezePolicy:
+    function = import_function(spec.policy, field="spec.freeze.policy")
+    try:
+        policy = function(instants, **spec.options)
+    except Exception as error:
+        raise SpecError("spec.freeze.options", f"{spec.policy} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(policy, FreezePolicy):
+        raise SpecError("spec.freeze.policy", f"{spec.policy} returned {type(policy).__name__}, not a FreezePolicy")
+    return policy

@@ -1,9 +1,9 @@
 """No freezing: plain pipeline training."""
 
-from .policy import FreezeObservation, Stateless
+from .policy import FreezeObservation, FreezePolicy
 
 
-class NoFreeze(Stateless):
+class NoFreeze(FreezePolicy):
     """Keeps the boundary where it is."""
 
     def decide(self, observation: FreezeObservation) -> int:

@@ -1,9 +1,9 @@
-"""The geometric schedule of PipeTransformer's released code: the upper bound of Eq. 1, at every epoch's end."""
+"""The geometric schedule of PipeTransformer's released code: the upper bound of Eq. 1, alone."""
 
-from .policy import FreezeObservation, Instants, Stateless, ceil_share
+from .policy import FreezeObservation, FreezePolicy, Instants, ceil_share
 
 
-class PaperSchedule(Stateless):
+class PaperSchedule(FreezePolicy):
     """ceil(L * (1 - (1 - alpha)^T)) frozen blocks after the T-th decision (PipeTransformer, section 3.1, Eq. 1)."""
 
     def __init__(self, alpha: float, instants: Instants) -> None:

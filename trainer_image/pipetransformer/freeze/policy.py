@@ -1,8 +1,11 @@
-"""The interface of a freeze policy, and the instants at which one that works by epochs acts."""
+"""The interface of a freeze policy, and the instants at which one that decides now and then does so."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from ..errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -22,45 +25,56 @@ class FreezeObservation:
     unit_gradient_norms: Sequence[float]
 
 
-class FreezePolicy(Protocol):
-    """Decides the frozen boundary after each step, from the observation and its own state alone."""
+class FreezePolicy(ABC):
+    """Decides the frozen boundary after each step, from the observation and its own state alone.
 
+    Every rank asks its own copy, so the answer must depend on nothing else. A policy that remembers something between
+    steps gives it by `state_dict`: it moves with regroups and stands in checkpoints.
+    """
+
+    @abstractmethod
     def decide(self, observation: FreezeObservation) -> int:
         """Blocks to freeze from the next step on, 0 to `num_layers`: more or fewer than `observation.boundary`."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state; a policy that gets it back goes on as if nothing had happened."""
-        ...
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave."""
+        del state
+
+
+def decide(policy: FreezePolicy, observation: FreezeObservation) -> tuple[int, dict[str, Any]]:
+    """The policy's boundary, and its state after the decision.
+
+    Raises:
+        SpecError: the policy failed, or decided what cannot be. Never an error that looks like a broken connection.
+    """
+    try:
+        boundary, state = int(policy.decide(observation)), policy.state_dict()
+    except Exception as error:
+        message = f"{type(policy).__name__} failed after step {observation.step}: {type(error).__name__}: {error}"
+        raise SpecError("spec.freeze.policy", message, reason="PolicyFailed") from error
+    if not 0 <= boundary <= observation.num_layers:
+        message = f"{type(policy).__name__} wants {boundary} of {observation.num_layers} blocks frozen"
+        raise SpecError("spec.freeze.policy", message, reason="PolicyFailed")
+    return boundary, state
 
 
 @dataclass(frozen=True)
 class Instants:
-    """Ends of epochs at which a policy may act: `start_after_epochs` pass, then every `interval_epochs`."""
+    """Steps after which a policy may act: `start` steps pass, then every `interval`-th is one."""
 
-    steps_per_epoch: int
-    start_after_epochs: int = 0
-    interval_epochs: int = 1
+    start: int
+    interval: int
 
     def number(self, step: int) -> int | None:
         """T of the decision after `step` committed steps, from 1; None when this is no instant."""
-        epochs, inside = divmod(step, self.steps_per_epoch)
-        number, between = divmod(epochs - self.start_after_epochs, self.interval_epochs)
-        return None if inside or between or number < 1 else number
+        number, between = divmod(step - self.start, self.interval)
+        return None if between or number < 1 else number
 
 
 def ceil_share(value: float) -> int:
     """Ceiling that forgives the rounding of a float: 4.000000000000001 is 4."""
     return -int(-(value - 1e-9) // 1)
-
-
-class Stateless:
-    """Mixed into policies that recompute everything from the observation."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        del state
