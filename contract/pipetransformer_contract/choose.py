@@ -21,6 +21,12 @@ class OnPack(StrEnum):
     WIDEN = "Widen"  #: use them as more pipelines
     RELEASE = "Release"  #: give them back to the cluster
     HOLD = "Hold"  #: keep them, idle and warm
+    AUTO = "Auto"  #: use them, unless another job would gain more by them: the operator says how many there are
+
+    @property
+    def widens(self) -> bool:
+        """Whether all workers that there are become pipelines."""
+        return self in (OnPack.WIDEN, OnPack.AUTO)
 
 
 class Packing(StrEnum):
@@ -137,7 +143,7 @@ def _pipelines(stages: int, limit: int, bounds: Bounds, on_pack: OnPack) -> rang
     """Legal widths at `stages`, ascending: within the bounds, and no wider than needed unless packing widens."""
     fewest = max(bounds.min_pipelines, -(-bounds.min_workers // stages))
     most = min(limit // stages, bounds.max_pipelines)
-    if on_pack is not OnPack.WIDEN:
+    if not on_pack.widens:
         most = min(most, max(bounds.initial.pipelines, fewest))
     return range(fewest, most + 1)
 
@@ -170,12 +176,12 @@ def _cheapest(
     stay = None
     if present is not None:
         stay = seconds.get(present.layout) if present.step_seconds is None else present.step_seconds
-    if on_pack is not OnPack.WIDEN:
+    if not on_pack.widens:
         bar = RELEASE_TOLERANCE * (min(seconds.values()) if stay is None else stay)
         seconds = {layout: taken for layout, taken in seconds.items() if taken <= bar}
 
     def price(layout: Layout, taken: float) -> float:
-        return taken if on_pack is OnPack.WIDEN else taken * layout.workers
+        return taken if on_pack.widens else taken * layout.workers
 
     def price_of_change(layout: Layout) -> float:
         pause = 0.0 if present is None else present.share_of(by_stages[layout.stages].pause_seconds)

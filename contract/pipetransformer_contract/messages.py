@@ -38,8 +38,10 @@ class ResizeReason(StrEnum):
     RELEASE = "Release"  #: fewer workers, because the model no longer needs them
     CLAIM = "Claim"  #: more workers
     FAILURE = "Failure"  #: a member was lost
+    DRAIN = "Drain"  #: a member was taken away: preempted, evicted, drained or deleted
     SPEC = "Spec"  #: the user changed elasticPolicy
     BALANCE = "Balance"  #: the same layout, its stages cut anew
+    UNDO = "Undo"  #: the members could not commit the generation before: back to the layout that they have
 
 
 class Generation(Wire):
@@ -175,10 +177,16 @@ class ReportReply(Wire):
 
 
 class Heartbeat(Wire):
-    """Sign of life of a member. `lost_peers` are member names whose connection broke."""
+    """Sign of life of a worker.
+
+    `layout_generation` is the newest that this worker has committed, 0 for none. A worker that is in no group says in
+    `waiting_after` above which generation the next one must be: its group broke, or the generation of that number did
+    not come about. `lost_peers` are member names whose connection broke.
+    """
 
     layout_generation: Count
     step: Count
+    waiting_after: Count | None = None
     lost_peers: list[Name] = Field(default_factory=list, max_length=64)
 
 

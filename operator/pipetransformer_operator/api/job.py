@@ -76,6 +76,11 @@ class RunPolicy(SpecModel):
         default=None, description="Without a step for so long: condition Stalled."
     )
     resize_timeout_seconds: Positive = Field(default=600, description="A resize not published by then is cancelled.")
+    claim_timeout_seconds: Positive = Field(
+        default=120,
+        description="Workers beyond elasticPolicy.workers that are not all scheduled by then are given up, and tried"
+        " again later.",
+    )
     active_deadline_seconds: Positive | None = None
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="The job is deleted so long after its end."

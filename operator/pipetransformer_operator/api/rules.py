@@ -71,8 +71,8 @@ CROSS_FIELD_RULES = (
         ".suspend",
     ),
     Rule(
-        "has(self.checkpoint) || self.elasticPolicy.onPack != 'Release'",
-        "onPack Release needs spec.checkpoint: no worker is released before a checkpoint is durable",
+        "has(self.checkpoint) || !(self.elasticPolicy.onPack in ['Release', 'Auto'])",
+        "onPack Release and Auto need spec.checkpoint: no worker is released before a checkpoint is durable",
         ".elasticPolicy.onPack",
     ),
 )

@@ -50,12 +50,17 @@ class Reason(StrEnum):
     CREATION_REFUSED = "CreationRefused"  #: the cluster does not take the workers' pods
     RECOVERING = "Recovering"  #: members were lost and the rest is too few for any legal layout
     FINISHED = "Finished"
-    # Resizing: preparing, then committing
+    # Resizing: preparing, committing, cleaning
     PREPARING = "Preparing"  #: waits until each member of the next generation is ready
     COMMITTING = "Committing"  #: published; waits until the leader confirms
     RELEASING = "Releasing"  #: confirmed; waits for a durable checkpoint and for the leavers' end
     SETTLED = "Settled"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    # Why a preparation was cancelled, or a start put off (CreationRefused as well)
+    UNSCHEDULABLE = "Unschedulable"  #: no node takes one of the workers
+    IMAGE_PULL = "ImagePull"  #: the image of a worker cannot be pulled
+    NOT_READY = "NotReady"  #: a worker runs and did not say that it is ready
+    WORKER_FAILED = "WorkerFailed"  #: a worker ended before it was ready
+    NOT_COMMITTED = "NotCommitted"  #: published, and the members could not commit it
     # Stalled
     PROGRESSING = "Progressing"
     NO_PROGRESS = "NoProgress"
@@ -65,6 +70,7 @@ class Reason(StrEnum):
     # Complete and Failed
     TRAINING_SUCCEEDED = "TrainingSucceeded"
     TRAINING_FAILED = "TrainingFailed"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"  #: `activeDeadlineSeconds`
     USER_ERROR = "UserError"  #: the trainer refused the spec, the model or the data
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     # Events only
@@ -75,6 +81,9 @@ class Reason(StrEnum):
     LAYERS_FROZEN = "LayersFrozen"
     LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
+    WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
+    SHARE_CHANGED = "ShareChanged"
+    GROUP_BROKEN = "GroupBroken"  #: all members live, and they lost their connections
     GPUS_RELEASED = "GPUsReleased"
 
 
@@ -127,6 +136,7 @@ class PublishedPlan(Wire):
     boundary: Count = 0
     boundary_step: Count = 0
     confirmed_generation: Count = 0
+    published_time: datetime | None = None
 
     @property
     def layout(self) -> Layout:
@@ -158,18 +168,42 @@ class PublishedPlan(Wire):
         )
 
 
-class Resize(Wire):
-    """A layout that is being prepared. It is dropped when published, when cancelled, and past its `deadline`."""
+class ResizePhase(StrEnum):
+    """Where a change of layout stands."""
+
+    PREPARE = "Prepare"  #: workers are created and warm up; the old layout trains, and it can be cancelled
+    COMMIT = "Commit"  #: published; the trainers' vote decides
+    CLEAN = "Clean"  #: confirmed; leavers are given back once a checkpoint is durable
+
+
+class LayoutSize(Wire):
+    """A layout as it stands in the status."""
 
     stages: Positive
     pipelines: Positive
-    reason: ResizeReason
-    start_time: datetime
-    deadline: datetime
 
     @property
     def layout(self) -> Layout:
         return Layout(self.stages, self.pipelines)
+
+    @classmethod
+    def of(cls, layout: Layout) -> "LayoutSize":
+        return cls(stages=layout.stages, pipelines=layout.pipelines)
+
+
+class Resize(Wire):
+    """The one change of layout that is under way.
+
+    `from` is absent at a start. Past `deadline` a preparation is cancelled; a published generation that its members say
+    they could not commit is followed by one with the old layout. Nothing waits for a deadline while it is cleaned up.
+    """
+
+    from_: LayoutSize | None = Field(default=None, alias="from")
+    to: LayoutSize
+    phase: ResizePhase
+    reason: ResizeReason
+    start_time: datetime
+    deadline: datetime | None = None
 
 
 class LastReport(Report):
@@ -199,8 +233,18 @@ class JobStatus(Wire):
         max_length=MAX_MEMBERS,
         description="Workers that ought to exist; written before they are created.",
     )
+    leaving_ids: list[Count] = Field(
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="Workers that left a generation and wait for a durable checkpoint before they are given back.",
+    )
     releasing_ids: list[Count] = Field(
         default_factory=list, max_length=MAX_MEMBERS, description="Workers given back whose pod is not gone yet."
+    )
+    claimed_ids: list[Count] = Field(
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="Workers beyond the job's starting size: they have the lower priority, and go first.",
     )
     layout_generation: Count = Field(default=0, description="Highest generation ever published; it only rises.")
     next_worker_id: Count = Field(default=0, description="Ids are never used twice.")
@@ -213,6 +257,9 @@ class JobStatus(Wire):
     workers: Count = Field(default=0, description="Pods that are not gone; replicas of the scale subresource.")
     selector: str = Field(
         default="", max_length=1024, description="Label selector of the pods, for the scale subresource."
+    )
+    share: Count | None = Field(
+        default=None, description="Workers that an onPack Auto job may have while others want some."
     )
     gpus: Gpus = Field(default_factory=Gpus)
     gpu_seconds_saved: Seconds = Field(
@@ -227,6 +274,9 @@ class JobStatus(Wire):
         default=0, description="Preparations cancelled in a row; each doubles the wait for the next."
     )
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
+    not_committed: LayoutSize | None = Field(
+        default=None, description="Layout that the members could not commit; not tried before `nextResizeTime`."
+    )
     observed_generation: Count = 0
 
     def condition(self, kind: ConditionType) -> Condition | None:

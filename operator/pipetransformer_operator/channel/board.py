@@ -13,6 +13,7 @@ from datetime import datetime
 from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
 
 from ..api.status import PublishedPlan
+from ..plan.types import Beat
 
 
 class Ended(Exception):
@@ -46,7 +47,8 @@ class Board:
         self._workers: dict[str, str] = {}
         self._ready: dict[str, Ready] = {}
         self._heard: dict[str, datetime] = {}
-        self._heartbeats: dict[str, Heartbeat] = {}
+        self._beats: dict[str, Beat] = {}
+        self._lost_peers: dict[str, frozenset[str]] = {}
         self._report: Report | None = None
         self._generation: Generation | None = None
         self._shown = False
@@ -62,9 +64,14 @@ class Board:
         return dict(self._ready)
 
     @property
-    def heartbeats(self) -> Mapping[str, datetime]:
-        """By worker uid, when the worker was last heard."""
+    def heard(self) -> Mapping[str, datetime]:
+        """By worker uid, when the worker last said anything."""
         return dict(self._heard)
+
+    @property
+    def beats(self) -> Mapping[str, Beat]:
+        """By worker uid, its newest heartbeat."""
+        return dict(self._beats)
 
     @property
     def report(self) -> Report | None:
@@ -73,16 +80,10 @@ class Board:
 
     @property
     def lost_peers(self) -> frozenset[str]:
-        """Members of the shown generation whose connection broke, as its other members say."""
-        if self._generation is None:
-            return frozenset()
-        present = self._generation.layout_generation
-        return frozenset(
-            name
-            for heartbeat in self._heartbeats.values()
-            if heartbeat.layout_generation == present
-            for name in heartbeat.lost_peers
-        )
+        """Members of the shown generation whose connection broke, as those say who have committed it."""
+        present = self.layout_generation
+        said = (names for uid, names in self._lost_peers.items() if self._beats[uid].layout_generation == present)
+        return frozenset().union(*said)
 
     @property
     def arrived(self) -> int:
@@ -103,7 +104,7 @@ class Board:
             ended: whether the job has ended.
         """
         self._workers = {uid: name for name, uid in workers}
-        for memory in (self._ready, self._heard, self._heartbeats):
+        for memory in (self._ready, self._heard, self._beats, self._lost_peers):
             for uid in memory.keys() - self._workers.keys():
                 del memory[uid]
         generation = plan.generation(job_uid) if plan else None
@@ -148,10 +149,17 @@ class Board:
 
     def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> None:
         """Notes a sign of life."""
-        self._heard[reporter.uid] = self._clock()
-        before = self.lost_peers
-        self._heartbeats[reporter.uid] = heartbeat
-        if self.lost_peers != before:
+        now, uid = self._clock(), reporter.uid
+        before, lost = self._beats.get(uid), self.lost_peers
+        since = None
+        if heartbeat.waiting_after is not None:
+            same = before is not None and before.waiting_after == heartbeat.waiting_after
+            since = before.waiting_since if before is not None and same else now
+        self._heard[uid] = now
+        self._beats[uid] = Beat(now, heartbeat.layout_generation, heartbeat.waiting_after, since)
+        self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
+        waits_anew = since == now and self._generation is not None
+        if waits_anew or self.lost_peers != lost:
             self._wake()
 
     async def put_report(self, reporter: Reporter, report: Report, *, timeout: float) -> None:

@@ -105,6 +105,8 @@ def observe(pod: Object, trainer: str) -> Worker | None:
         exit_code=None if ended is None else int(ended["exitCode"]),
         message=_message(status, ended),
         scheduled=bool(pod["spec"].get("nodeName")),
+        waiting=_waiting(status),
+        disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
     )
 
 
@@ -116,10 +118,30 @@ def _ended(status: Object, trainer: str) -> Object | None:
     return None
 
 
+def _condition(status: Object, kind: str) -> Object:
+    return next((condition for condition in status.get("conditions", []) if condition["type"] == kind), {})
+
+
+def _waiting(status: Object) -> str:
+    """Why the pod does not run yet: no node takes it, or a container of it cannot start."""
+    placed = _condition(status, "PodScheduled")
+    if placed.get("status") == "False":
+        return _words(placed)
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    waiting = (container.get("state", {}).get("waiting", {}) for container in containers)
+    return next((_words(one) for one in waiting if one), "")
+
+
+def _words(one: Object) -> str:
+    return ": ".join(str(one[key]) for key in ("reason", "message") if one.get(key))
+
+
 def _message(status: Object, ended: Object | None) -> str:
+    if ended is not None and ended.get("reason") == "OOMKilled":
+        return "OOMKilled: the worker needed more memory than its limit"
     if ended is not None:
         return str(ended.get("message") or ended.get("reason") or "")
-    return ": ".join(text for text in (status.get("reason"), status.get("message")) if text)
+    return _words(status)
 
 
 def _trainer(containers: list[Object], name: str) -> Object:

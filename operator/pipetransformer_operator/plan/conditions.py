@@ -1,12 +1,23 @@
 """Says in conditions what the other rules decided, and in one word for the printer column what the conditions say."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import Condition, ConditionStatus, ConditionType, PublishedPlan, Reason, Resize, State
+from ..api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    LayoutSize,
+    PublishedPlan,
+    Reason,
+    Resize,
+    ResizePhase,
+    State,
+)
 from .draft import Draft
+from .prepare import why_not_ready
+from .stall import stall_time
 from .types import EventType
 
 _STATES = (
@@ -18,6 +29,11 @@ _STATES = (
     (ConditionType.RUNNING, State.RUNNING),
     (ConditionType.ADMITTED, State.STARTING),
 )
+_PHASES = {
+    ResizePhase.PREPARE: Reason.PREPARING,
+    ResizePhase.COMMIT: Reason.COMMITTING,
+    ResizePhase.CLEAN: Reason.RELEASING,
+}
 
 
 def derive_state(conditions: Iterable[Condition]) -> State:
@@ -59,15 +75,17 @@ def _clear(draft: Draft, kind: ConditionType) -> None:
 def _running(draft: Draft) -> None:
     status = draft.status
     plan = status.plan
-    if plan is None:
-        if draft.spec.suspend:
-            draft.set_condition(ConditionType.RUNNING, False, Reason.SUSPENDED_BY_USER)
-        elif not _refused(draft, ConditionType.RUNNING, False):
-            message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready"
-            draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
+    if draft.spec.suspend:
+        draft.set_condition(ConditionType.RUNNING, False, Reason.SUSPENDED_BY_USER)
+    elif plan is None:
+        if status.resize is not None and not _refused(draft, ConditionType.RUNNING, False):
+            reason, why = why_not_ready(draft)
+            message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
+            waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
+            draft.set_condition(ConditionType.RUNNING, False, waiting, message)
     elif _recovering(draft):
-        message = "too few workers are left for any layout; they hold their state until replacements are ready"
-        draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message)
+        message = "too few workers are left for any layout; they hold their state until replacements are ready: "
+        draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft)[1])
     else:
         message = f"generation {plan.layout_generation}: {_size(plan)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
@@ -84,48 +102,50 @@ def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
 
 
 def _recovering(draft: Draft) -> bool:
-    return draft.status.resize is not None and draft.status.resize.reason is ResizeReason.FAILURE
+    resize = draft.status.resize
+    return resize is not None and resize.reason is ResizeReason.FAILURE and resize.phase is ResizePhase.PREPARE
 
 
 def _resizing(draft: Draft) -> None:
-    plan, resize = draft.status.plan, draft.status.resize
-    if resize is not None and plan is not None:
-        if not _refused(draft, ConditionType.RESIZING, True):
-            message = f"{_size(plan)} to {_size(resize)} ({resize.reason.value})"
-            draft.set_condition(ConditionType.RESIZING, True, Reason.PREPARING, message)
-    elif plan is not None and plan.reason is not ResizeReason.START and not plan.confirmed:
-        message = f"to {_size(plan)} ({plan.reason.value}), generation {plan.layout_generation}"
-        draft.set_condition(ConditionType.RESIZING, True, Reason.COMMITTING, message)
-    elif plan is not None and _leavers_left(draft, plan):
-        message = (
-            f"to {_size(plan)} ({plan.reason.value}): leavers wait for a durable checkpoint at boundary {plan.boundary}"
-        )
-        draft.set_condition(ConditionType.RESIZING, True, Reason.RELEASING, message)
-    elif draft.status.condition(ConditionType.RESIZING):
-        draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED)
+    resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
+    if resize is None:
+        if before is not None and before.status is ConditionStatus.TRUE:
+            draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED)
+    elif resize.from_ is not None and not (
+        resize.phase is ResizePhase.PREPARE and _refused(draft, ConditionType.RESIZING, True)
+    ):
+        until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
+        message = f"{_size(resize.from_)} to {_size(resize.to)} ({resize.reason.value}){until}: "
+        draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft, resize))
 
 
-def _size(layout: PublishedPlan | Resize) -> str:
+def _awaited(draft: Draft, resize: Resize) -> str:
+    plan = draft.status.plan
+    assert plan is not None
+    if resize.phase is ResizePhase.PREPARE:
+        return why_not_ready(draft)[1]
+    if resize.phase is ResizePhase.COMMIT:
+        return f"generation {plan.layout_generation} is published"
+    return f"{len(draft.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {plan.boundary}"
+
+
+def _size(layout: PublishedPlan | LayoutSize) -> str:
     return f"{layout.pipelines} pipelines of {layout.stages} stages"
 
 
-def _leavers_left(draft: Draft, plan: PublishedPlan) -> bool:
-    names = {member.name for member in plan.leavers}
-    return any(draft.name_of(key) in names for key in draft.status.worker_ids)
-
-
 def _stalled(draft: Draft) -> None:
-    seconds, report = draft.spec.run_policy.stall_timeout_seconds, draft.status.last_report
-    if seconds is None:
-        return
-    if report is None or draft.status.plan is None:
+    report, stall, before = draft.status.last_report, stall_time(draft), draft.status.condition(ConditionType.STALLED)
+    stood = draft.status.is_true(ConditionType.STALLED)
+    if stall is None or report is None:
         _clear(draft, ConditionType.STALLED)
-        return
-    progress = max(report.time, draft.observed.since or report.time)
-    stall = progress + timedelta(seconds=seconds)
-    if draft.now >= stall:
-        message = f"no step after step {report.step} for spec.runPolicy.stallTimeoutSeconds ({seconds} s)"
+    elif draft.now >= stall or (draft.suspects and not stood):
+        seconds = draft.spec.run_policy.stall_timeout_seconds
+        message = f"no step after step {report.step} for spec.runPolicy.stallTimeoutSeconds ({seconds} s); "
+        suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
+        message += suspects or "every member is heard"
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
+    elif stood and before is not None and report.time < before.last_transition_time:
+        draft.wake_at(stall)  # somebody was replaced: it lasts until a step is made
     else:
         draft.wake_at(stall)
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)

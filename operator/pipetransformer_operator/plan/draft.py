@@ -13,7 +13,17 @@ from pipetransformer_contract.messages import Member, Offer, ResizeReason
 
 from ..api.job import CleanPodPolicy, JobSpec
 from ..api.labels import label_errors
-from ..api.status import Condition, ConditionStatus, ConditionType, JobStatus, PublishedPlan, Reason
+from ..api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    JobStatus,
+    LayoutSize,
+    PublishedPlan,
+    Reason,
+    Resize,
+    ResizePhase,
+)
 from .types import EventType, Observed, Plan, PlanEvent, Worker, worker_name
 
 #: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
@@ -29,6 +39,7 @@ class Draft:
         self.now = now
         self.status: JobStatus = observed.status
         self.expired = False
+        self.suspects: dict[str, str] = {}
         self.label_errors = label_errors(observed.labels, spec)
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
@@ -94,11 +105,18 @@ class Draft:
         return sorted((worker for worker in self.observed.workers if worker.id in ids), key=lambda worker: worker.id)
 
     @property
-    def joiners(self) -> list[Worker]:
-        """Wanted living workers that are neither members nor leavers, by id."""
+    def joining_ids(self) -> list[int]:
+        """Ids of wanted workers that are to join: neither members nor on their way out; some may not exist yet."""
         plan = self.status.plan
         taken = {member.name for member in (*plan.members, *plan.leavers)} if plan else set()
-        return [worker for worker in self.wanted if worker.alive and worker.name not in taken]
+        leaving = set(self.status.leaving_ids)
+        return [key for key in self.status.worker_ids if self.name_of(key) not in taken and key not in leaving]
+
+    @property
+    def joiners(self) -> list[Worker]:
+        """Living workers that are to join, by id."""
+        ids = set(self.joining_ids)
+        return [worker for worker in self.wanted if worker.alive and worker.id in ids]
 
     @property
     def ready_joiners(self) -> list[Member]:
@@ -110,18 +128,49 @@ class Draft:
             if worker.uid in ready
         ]
 
+    def ids_of(self, members: Iterable[Member]) -> list[int]:
+        """Those of the wanted workers' ids that belong to `members`."""
+        names = {member.name for member in members}
+        return [key for key in self.status.worker_ids if self.name_of(key) in names]
+
     def keep_workers(self, ids: Iterable[int]) -> None:
         """Says which workers ought to exist; the others will be deleted."""
-        self.update(worker_ids=sorted(set(ids)))
+        wanted = set(ids)
+        self.update(
+            worker_ids=sorted(wanted),
+            leaving_ids=[key for key in self.status.leaving_ids if key in wanted],
+            claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
+        )
 
-    def top_up(self, ids: Sequence[int], count: int) -> list[int]:
-        """`ids` and as many new ones as make `count`."""
+    def want(self, ids: Sequence[int], count: int) -> None:
+        """Wants `ids` and as many new workers as make `count`, besides those that are leaving.
+
+        What exceeds the job's starting size is claimed: it has the lower priority from its creation on.
+        """
+        status = self.status
         missing = max(0, count - len(ids))
-        first = self.status.next_worker_id
+        created = range(status.next_worker_id, status.next_worker_id + missing)
+        base = sum(key not in status.claimed_ids for key in ids)
         if missing:
-            self.update(next_worker_id=first + missing)
+            claimed = created[max(0, status.initial_workers - base) :]
+            self.update(next_worker_id=created.stop, claimed_ids=[*status.claimed_ids, *claimed])
             self.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {count} in all")
-        return [*ids, *range(first, first + missing)]
+        self.keep_workers([*ids, *created, *status.leaving_ids])
+
+    # -- what workers say
+
+    def waits(self, member: Member) -> bool:
+        """Whether the worker is in no group and waits for a newer generation than the published one."""
+        plan, beat = self.status.plan, self.observed.beats.get(member.uid)
+        if plan is None or beat is None or beat.waiting_after is None:
+            return False
+        return beat.waiting_after >= plan.layout_generation
+
+    @property
+    def broken_since(self) -> datetime | None:
+        """Since when some holder of state waits for a newer generation than the published one; None while none does."""
+        beats = (self.observed.beats[member.uid] for member in self.state_holders if self.waits(member))
+        return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
 
     # -- layouts
 
@@ -138,6 +187,11 @@ class Draft:
             max_pipelines=min(self.spec.max_pipelines, self.status.num_shards or self.spec.max_pipelines),
             bytes_budget=report.bytes_budget if report else 0,
         )
+
+    def limited(self, workers: int) -> int:
+        """`workers`, or the job's share of the cluster if that is less; only `onPack: Auto` has one."""
+        share = self.status.share
+        return workers if share is None or self.on_pack is not OnPack.AUTO else min(workers, share)
 
     def choose(self, workers: int) -> Layout | None:
         """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
@@ -183,32 +237,53 @@ class Draft:
     def publish(self, layout: Layout, candidates: Sequence[Member], reason: ResizeReason) -> None:
         """Publishes the next generation on the first candidates; holders of state that are left over become leavers.
 
-        Candidates that hold state come first, so the leader holds state whenever any member does.
+        Candidates that hold state come first, so the leader holds state whenever any member does. A holder of state
+        that is no candidate takes no part.
         """
-        before = self.status.plan
-        number = self.status.layout_generation + 1
+        before, status = self.status.plan, self.status
+        number = status.layout_generation + 1
         members = list(candidates[: layout.workers])
         names = [member.name for member in members]
-        holders = self.state_holders
-        report = self.status.last_report
+        leavers = [member for member in candidates[layout.workers :] if member in self.state_holders]
+        report = status.last_report
         plan = PublishedPlan(
             layout_generation=number,
             stages=layout.stages,
             pipelines=layout.pipelines,
             members=members,
-            leavers=[member for member in holders if member.name not in names],
+            leavers=leavers,
             leader=before.leader if before and before.leader in names else names[0],
             nonce=hashlib.sha256(f"{self.observed.uid}/{number}/{self.observed.nonce}".encode()).hexdigest()[:32],
             reason=reason,
             boundary=report.boundary if report else 0,
             boundary_step=report.boundary_step if report else 0,
             confirmed_generation=before.confirmed_generation if before else 0,
+            published_time=self.now,
         )
-        self.update(plan=plan, layout_generation=number, resize=None)
+        leaving = {*status.leaving_ids, *self.ids_of(leavers)} - set(self.ids_of(members))
+        self.update(plan=plan, layout_generation=number, leaving_ids=sorted(leaving))
+        self.enter(ResizePhase.COMMIT, layout, reason, before.layout if before else None)
         self.tell(
             Reason.GENERATION_PUBLISHED,
             f"Generation {number} ({reason.value}): {layout.pipelines} pipelines of {layout.stages} stages,"
-            f" {len(plan.leavers)} workers leave",
+            f" {len(leavers)} workers leave",
+        )
+
+    def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason, old: Layout | None) -> None:
+        """Notes where the change of layout stands. A preparation keeps the deadline of its first turn."""
+        before = self.status.resize
+        deadline = self.now + timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
+        if before is not None and before.phase is phase and phase is ResizePhase.PREPARE:
+            deadline = before.deadline or deadline
+        self.update(
+            resize=Resize(
+                from_=LayoutSize.of(old) if old else None,
+                to=LayoutSize.of(to),
+                phase=phase,
+                reason=reason,
+                start_time=before.start_time if before and before.phase is ResizePhase.PREPARE else self.now,
+                deadline=deadline,
+            )
         )
 
     @property
@@ -240,10 +315,7 @@ class Draft:
         )
 
     def _missing(self) -> tuple[int, ...]:
-        plan = self.status.plan
-        once = {member.name for member in (*plan.members, *plan.leavers)} if plan else set()
-        names = {worker_id: self.name_of(worker_id) for worker_id in self.status.worker_ids}
-        return tuple(key for key, name in names.items() if name not in self._by_name and name not in once)
+        return tuple(key for key in self.joining_ids if self.name_of(key) not in self._by_name)
 
     def _unwanted(self) -> tuple[tuple[str, str], ...]:
         ids = set(self.status.worker_ids)

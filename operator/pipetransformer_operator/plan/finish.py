@@ -27,7 +27,7 @@ def judge(draft: Draft) -> None:
     elif refusal := next((worker for worker in draft.wanted if worker.exit_code == EXIT_USER_ERROR), None):
         reason, message = _termination(refusal)
         draft.fail(reason or Reason.USER_ERROR, message or f"{refusal.name} exited with code {EXIT_USER_ERROR}")
-    elif _leader_says_succeeded(draft):
+    elif _ended_in_success(draft):
         _complete(draft, "")
     else:
         _check_deadline(draft)
@@ -52,17 +52,27 @@ def says_succeeded(worker: Worker | None) -> bool:
     return worker is not None and worker.exit_code == 0 and _outcome(worker) == Outcome.SUCCEEDED
 
 
+def says_left(worker: Worker) -> bool:
+    """Whether a worker exited because it was told to leave, although it is wanted again."""
+    return worker.exit_code == 0 and _outcome(worker) == "Left"
+
+
 def _complete(draft: Draft, message: str) -> None:
     draft.set_condition(ConditionType.COMPLETE, True, Reason.TRAINING_SUCCEEDED, message)
     draft.tell(Reason.TRAINING_SUCCEEDED, message or "The model is trained and written")
     draft.update(completion_time=draft.now)
 
 
-def _leader_says_succeeded(draft: Draft) -> bool:
-    """The leader's termination message: how an end is found that was reported to nobody."""
+def _ended_in_success(draft: Draft) -> bool:
+    """How an end is found that was reported to nobody: members exit as successful only once the model is durable.
+
+    While the leader lives its report is waited for.
+    """
     plan = draft.status.plan
-    leader = next((member for member in plan.members if member.name == plan.leader), None) if plan else None
-    return leader is not None and says_succeeded(draft.worker(leader))
+    if plan is None:
+        return False
+    leader = next(member for member in plan.members if member.name == plan.leader)
+    return not draft.alive(leader) and any(says_succeeded(draft.worker(member)) for member in plan.members)
 
 
 def _check_deadline(draft: Draft) -> None:

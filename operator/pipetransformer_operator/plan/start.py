@@ -1,9 +1,15 @@
-"""Starting, and starting again: workers are created, and when all are warm a generation is published."""
+"""Starting, and starting again: workers are created, and when all are warm a generation is published.
+
+All or none: workers of a start that the cluster cannot place whole are given back after a time, and tried again later.
+"""
 
 from pipetransformer_contract.choose import Bounds, Layout, Packing, choose
 from pipetransformer_contract.messages import Offer, ResizeReason
 
+from ..api.status import ConditionType, ResizePhase
 from .draft import Draft
+from .prepare import all_scheduled, back_off, why_not_ready
+from .types import EventType
 
 
 def start(draft: Draft) -> None:
@@ -11,17 +17,38 @@ def start(draft: Draft) -> None:
     status, elastic = draft.status, draft.spec.elastic_policy
     if status.start_time is None:
         draft.update(start_time=draft.now, initial_workers=elastic.workers, num_shards=draft.spec.max_pipelines)
+    if status.next_resize_time is not None and draft.now < status.next_resize_time:
+        draft.wake_at(status.next_resize_time)
+        return
     layout = starting_layout(draft)
     ready = draft.ready_joiners
     if len(ready) >= layout.workers:
         draft.publish(layout, ready, ResizeReason.START)
-        draft.keep_workers(
-            worker.id for worker in draft.wanted if worker.name in {m.name for m in ready[: layout.workers]}
-        )
+        draft.keep_workers(draft.ids_of(ready[: layout.workers]))
+        draft.update(resize_failures=0, next_resize_time=None)
         return
     alive = [worker.id for worker in draft.joiners]
-    uncreated = [key for key in draft.status.worker_ids if key not in {worker.id for worker in draft.wanted}]
-    draft.keep_workers(draft.top_up([*alive, *uncreated][: layout.workers], layout.workers))
+    ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
+    draft.want(ids[: layout.workers], layout.workers)
+    draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
+    _put_off_what_cannot_be_placed(draft)
+
+
+def _put_off_what_cannot_be_placed(draft: Draft) -> None:
+    resize = draft.status.resize
+    assert resize is not None and resize.deadline is not None
+    if all_scheduled(draft):
+        return
+    if draft.now < resize.deadline:
+        draft.wake_at(resize.deadline)
+        return
+    reason, why = why_not_ready(draft)
+    wait = back_off(draft)
+    message = f"Start put off, its workers are given back: {why}; next attempt in {wait.total_seconds():.0f} s"
+    draft.set_condition(ConditionType.RUNNING, False, reason, message)
+    draft.tell(reason, message, EventType.WARNING)
+    draft.update(resize=None)
+    draft.keep_workers([])
 
 
 def starting_layout(draft: Draft) -> Layout:

@@ -5,11 +5,14 @@ from .draft import Draft
 
 
 def suspend(draft: Draft) -> None:
-    """Stops the job: no worker is wanted, and the plan is forgotten, but never the number of its generation."""
+    """Stops the job: no worker is wanted, and once all are gone the plan is forgotten, but never its number."""
     if not draft.status.is_true(ConditionType.SUSPENDED):
         draft.tell(Reason.SUSPENDED_BY_USER, "Suspended: all workers are deleted")
     draft.set_condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, "spec.suspend is true")
-    draft.update(plan=None, resize=None, worker_ids=[], next_resize_time=None)
+    draft.update(resize=None, next_resize_time=None, resize_failures=0)
+    draft.keep_workers([])
+    if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
+        draft.update(plan=None)
 
 
 def resume(draft: Draft) -> None:

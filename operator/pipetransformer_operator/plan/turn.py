@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from ..api.job import JobSpec
-from . import accounting, conditions, failure, finish, reports, resize, start, suspend
+from . import accounting, conditions, failure, finish, reports, resize, share, start, suspend
 from .draft import Draft
 from .types import Observed, Plan
 
@@ -35,6 +35,8 @@ def _advance(draft: Draft) -> None:
     if draft.label_errors and draft.status.plan is None:
         return
     suspend.resume(draft)
+    share.take(draft)
+    _try_an_edit_at_once(draft)
     failure.recover(draft)
     if draft.status.finished:
         return
@@ -42,3 +44,9 @@ def _advance(draft: Draft) -> None:
         start.start(draft)
     else:
         resize.resize(draft)
+
+
+def _try_an_edit_at_once(draft: Draft) -> None:
+    """Who edits the spec does not wait until earlier attempts are slept over."""
+    if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
+        draft.update(next_resize_time=None, resize_failures=0)

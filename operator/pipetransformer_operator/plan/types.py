@@ -29,7 +29,8 @@ class Worker:
 
     `exit_code` and `message` are of the trainer container alone: None and empty while it runs. `phase` is Succeeded or
     Failed as soon as the trainer container has ended, whatever sidecars do. A pod that was evicted or lost before its
-    trainer exited is Failed without an exit code.
+    trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
+    `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
     """
 
     id: int
@@ -42,11 +43,30 @@ class Worker:
     exit_code: int | None = None
     message: str = ""
     scheduled: bool = False
+    waiting: str = ""
+    disrupted: bool = False
 
     @property
     def alive(self) -> bool:
         """Whether it can train, now or later."""
-        return not self.terminating and self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+        return not self.terminating and not self.disrupted and self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a worker's newest heartbeat said.
+
+    Attributes:
+        time: when it came.
+        layout_generation: the newest generation that the worker has committed, 0 for none.
+        waiting_after: the worker is in no group and waits for a generation above this one; None while it is in one.
+        waiting_since: when it first said so.
+    """
+
+    time: datetime
+    layout_generation: int
+    waiting_after: int | None = None
+    waiting_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +79,12 @@ class Observed:
             complete: a member that is missing here is taken for lost. Pods just created belong here at once.
         ready: by worker uid, what workers said that are warm; lost when the operator restarts and soon said again.
         report: newest report that the channel got; None until one came after the operator's start.
-        heartbeats: by worker uid, when the worker was last heard.
+        heard: by worker uid, when the worker last said anything.
+        beats: by worker uid, its newest heartbeat.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
         conflicts: names of pods that should be workers of this job and belong to someone else.
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
+        share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         since: when this operator began to observe the job; silence before it says nothing.
     """
@@ -76,10 +98,12 @@ class Observed:
     metadata_generation: int = 1
     ready: Mapping[str, Ready] = field(default_factory=lambda: MappingProxyType({}))
     report: Report | None = None
-    heartbeats: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+    heard: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+    beats: Mapping[str, Beat] = field(default_factory=lambda: MappingProxyType({}))
     lost_peers: frozenset[str] = frozenset()
     conflicts: tuple[str, ...] = ()
     refusal: str = ""
+    share: int | None = None
     nonce: str = ""
     since: datetime | None = None
 

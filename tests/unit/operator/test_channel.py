@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from pipetransformer_contract.messages import Member, Report, ResizeReason
+from pipetransformer_contract.messages import Heartbeat, Member, Report, ResizeReason
 from pipetransformer_operator.api.status import PublishedPlan
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
-from pipetransformer_operator.channel.board import Board
+from pipetransformer_operator.channel.board import Board, Reporter
 
 pytestmark = pytest.mark.timeout(20)
 WORKERS = [("digits-w0", "uid-0"), ("digits-w1", "uid-1")]
@@ -116,3 +116,20 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
         assert board.lost_peers == {"digits-w1"}
         await show(board, plan(2, "digits-w0"))
         assert not board.lost_peers
+
+
+async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -> None:
+    woken: list[int] = []
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    clock = iter(start + timedelta(seconds=second) for second in range(100))
+    board = Board(lambda: woken.append(1), lambda: next(clock))
+    await show(board, plan(1, "digits-w0", "digits-w1"))
+    reporter = Reporter("digits-w0", "uid-0")
+    said = []
+    for generation, waiting_after in ((1, None), (1, 1), (1, 1), (1, 2), (3, None)):
+        board.put_heartbeat(reporter, Heartbeat(layout_generation=generation, step=1, waiting_after=waiting_after))
+        beat = board.beats["uid-0"]
+        since = beat.waiting_since and (beat.waiting_since - start).seconds
+        said.append((beat.layout_generation, beat.waiting_after, since))
+    assert said == [(1, None, None), (1, 1, 1), (1, 1, 1), (1, 2, 3), (3, None, None)]
+    assert len(woken) == 2, "each new wait wakes the loop"

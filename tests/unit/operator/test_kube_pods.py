@@ -111,6 +111,46 @@ def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:
     assert (worker.phase, worker.exit_code, worker.message) == (WorkerPhase.FAILED, None, "Evicted: low on memory")
 
 
+@pytest.mark.parametrize(
+    ("status", "waiting"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]},
+            "Unschedulable: 0/3",
+        ),
+        (
+            {
+                "conditions": [{"type": "PodScheduled", "status": "True"}],
+                "containerStatuses": [
+                    {"name": "logs", "state": {"running": {}}},
+                    {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}},
+                ],
+            },
+            "ErrImagePull: not found",
+        ),
+        ({"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "Creating"}}}]}, "Creating"),
+        ({}, ""),
+    ],
+)
+def test_a_pod_that_does_not_run_yet_says_what_it_waits_for(status: dict[str, Any], waiting: str) -> None:
+    worker = observe(seen({"phase": "Pending", **status}), "trainer")
+    assert worker is not None and worker.waiting == waiting
+
+
+def test_a_pod_that_the_cluster_takes_away_is_disrupted() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    worker = observe(seen({"phase": "Running", "conditions": [target]}), "trainer")
+    assert worker is not None and worker.disrupted and not worker.alive
+    worker = observe(seen({"phase": "Running", "conditions": [target | {"status": "False"}]}), "trainer")
+    assert worker is not None and worker.alive
+
+
+def test_a_worker_that_ran_out_of_memory_says_so() -> None:
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    worker = observe(seen({"phase": "Failed", "containerStatuses": [ended]}), "trainer")
+    assert worker is not None and worker.message.startswith("OOMKilled: ")
+
+
 def test_a_pod_that_is_being_deleted_cannot_train() -> None:
     worker = observe(seen({"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z"), "trainer")
     assert worker is not None and worker.terminating and not worker.alive

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.api.status import ResizePhase
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import LAYERS, World
 
@@ -84,9 +85,8 @@ def check_plan(world: World, before_generation: int) -> None:
     assert len(names) <= world.spec.elastic_policy.workers + 7
     assert status.plan.leader in names
     assert not set(names) & {member.name for member in status.plan.leavers}
-    if status.is_true(ConditionType.RESIZING) and not status.finished:
-        unsettled = [member.name for member in status.plan.leavers if member.name in world.workers]
-        assert status.resize is None or not unsettled, "two resizes at a time"
+    if status.resize is not None and status.resize.phase is ResizePhase.PREPARE and not status.leaving_ids:
+        assert status.plan.confirmed or status.resize.reason is ResizeReason.FAILURE, "two resizes at a time"
 
 
 @settings(max_examples=40, deadline=None)

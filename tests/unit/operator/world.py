@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_operator.api import JobSpec, JobStatus
 from pipetransformer_operator.api.status import PublishedPlan, State
-from pipetransformer_operator.plan import Observed, Plan, Worker, WorkerPhase, plan, worker_name
+from pipetransformer_operator.plan import Beat, Observed, Plan, Worker, WorkerPhase, plan, worker_name
 from tests.builders import JobBuilder
 
 JOB = "digits"
@@ -26,9 +27,17 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.warm: set[str] = set()
         self.report: Report | None = None
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.now = self.since = datetime(2026, 1, 1, tzinfo=UTC)
         self.deleted: list[str] = []
         self.deleted_alive: list[str] = []
+        self.unschedulable = False
+        self.refusal = ""
+        self.metadata_generation = 1
+        self.share: int | None = None
+        self.silent: set[str] = set()
+        self.lost_peers: set[str] = set()
+        self._committed: dict[str, int] = {}
+        self._waiting: dict[str, tuple[int, datetime]] = {}
         self._uids = 0
 
     @property
@@ -59,8 +68,20 @@ class World:
             workers=tuple(self.workers.values()),
             ready=ready,
             report=self.report,
-            since=datetime(2026, 1, 1, tzinfo=UTC),
+            heard={w.uid: self.beat(w).time for w in self.workers.values()},
+            beats={w.uid: self.beat(w) for w in self.workers.values() if w.alive},
+            lost_peers=frozenset(self.lost_peers),
+            refusal=self.refusal,
+            metadata_generation=self.metadata_generation,
+            share=self.share,
+            since=self.since,
         )
+
+    def beat(self, worker: Worker) -> Beat:
+        """What the worker's last heartbeat said; silent ones said it long ago."""
+        time = self.now - timedelta(hours=1) if worker.name in self.silent else self.now
+        after, since = self._waiting.get(worker.uid, (None, None))
+        return Beat(time, self._committed.get(worker.uid, 0), after, since)
 
     def turn(self) -> Plan:
         """One plan, executed."""
@@ -74,7 +95,11 @@ class World:
             name = worker_name(JOB, worker_id)
             assert name not in self.workers
             self._uids += 1
-            self.workers[name] = Worker(worker_id, name, f"uid-{self._uids}", WorkerPhase.RUNNING, scheduled=True)
+            phase = WorkerPhase.PENDING if self.unschedulable else WorkerPhase.RUNNING
+            waiting = "Unschedulable: 0/3 nodes are available" if self.unschedulable else ""
+            self.workers[name] = Worker(
+                worker_id, name, f"uid-{self._uids}", phase, scheduled=not self.unschedulable, waiting=waiting
+            )
         for name, uid in decided.delete:
             assert self.workers[name].uid == uid
             worker = self.workers.pop(name)
@@ -97,7 +122,11 @@ class World:
 
     def warm_up(self, names: Iterable[str] | None = None) -> None:
         """Workers import and post ready."""
-        self.warm |= {self.workers[name].uid for name in (self.workers if names is None else names)}
+        self.warm |= {
+            self.workers[name].uid
+            for name in (self.workers if names is None else names)
+            if self.workers[name].scheduled
+        }
         self.settle()
 
     def commit(
@@ -137,6 +166,15 @@ class World:
             step_seconds=step_seconds,
             total_steps=TOTAL_STEPS,
         )
+        for member in self.plan.members:
+            self._committed[member.uid] = self.plan.layout_generation
+            self._waiting.pop(member.uid, None)
+        self.settle()
+
+    def break_group(self, names: Iterable[str]) -> None:
+        """These workers lost their group, or never met, and wait for a newer generation than the published one."""
+        for name in names:
+            self._waiting[self.workers[name].uid] = (self.plan.layout_generation, self.now)
         self.settle()
 
     def leave(self) -> None:
@@ -148,7 +186,11 @@ class World:
 
     def end(self, name: str, exit_code: int, message: str = "") -> None:
         phase = WorkerPhase.FAILED if exit_code else WorkerPhase.SUCCEEDED
-        self.workers[name] = replace(self.workers[name], phase=phase, exit_code=exit_code, message=message)
+        self.change(name, phase=phase, exit_code=exit_code, message=message)
+
+    def change(self, name: str, **fields: Any) -> None:
+        """The pod's status changes."""
+        self.workers[name] = replace(self.workers[name], **fields)
 
     def kill(self, name: str) -> None:
         """The pod is gone, as after an eviction."""

@@ -1,0 +1,29 @@
+"""The third phase of a resize: leavers are given back once a checkpoint that knows its boundary is durable.
+
+Before that they are kept, ended or not: a job that has to start again must find the size that it starts with.
+"""
+
+from pipetransformer_contract.choose import OnPack
+from pipetransformer_contract.messages import ResizeReason
+
+from ..api.status import Reason, ResizePhase
+from .draft import Draft
+
+
+def under_way(draft: Draft) -> bool:
+    """Gives back what may go; whether leavers still wait for a checkpoint."""
+    status = draft.status
+    plan, leaving = status.plan, status.leaving_ids
+    assert plan is not None
+    if leaving and draft.spec.checkpoint and not plan.covered_by(status.checkpoint):
+        if status.resize is not None:
+            draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
+        return True
+    if leaving:
+        draft.tell(Reason.WORKERS_DELETED, f"{len(leaving)} workers have left generation {plan.layout_generation}")
+        if plan.reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and draft.on_pack is not OnPack.HOLD:
+            draft.update(releasing_ids=sorted({*status.releasing_ids, *leaving}))
+        draft.keep_workers(set(status.worker_ids) - set(leaving))
+    if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
+        draft.update(resize=None)
+    return False

@@ -1,0 +1,106 @@
+"""The second phase of a resize: a generation is published, and the trainers' vote decides; it is never taken back.
+
+Workers say with each heartbeat what they have committed and whether they wait for a newer generation: then their group
+broke, or never met. When all of them live, another generation follows: with the same layout if anyone has committed
+this one, else with the layout before it, and the attempt is slept over.
+"""
+
+from datetime import datetime, timedelta
+
+from pipetransformer_contract.messages import Member, ResizeReason
+
+from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
+from .draft import Draft
+from .prepare import back_off
+from .stall import SILENCE
+from .types import EventType
+
+#: A worker notices within this time that its group is broken; one that does not is told anyway.
+PATIENCE = timedelta(seconds=15)
+#: Between generations that nobody commits, at most; from two seconds on, doubled each time.
+LONGEST_PAUSE_SECONDS = 300
+#: Generations that have no layout to go back to.
+_FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
+
+
+def under_way(draft: Draft) -> bool:
+    """Watches over the published generation; whether it is not confirmed yet, or another had to follow."""
+    plan = draft.status.plan
+    assert plan is not None
+    since = draft.broken_since
+    if since is not None:
+        _mend(draft, plan, since)
+    elif not plan.confirmed:
+        _check_deadline(draft, plan)
+    return draft.status.plan is not plan or not plan.confirmed
+
+
+def _mend(draft: Draft, plan: PublishedPlan, since: datetime) -> None:
+    noticed = all(_settled_elsewhere(draft, plan, member, since) for member in draft.state_holders)
+    due = since if noticed else since + PATIENCE
+    if not plan.confirmed and plan.published_time:
+        attempts = plan.layout_generation - plan.confirmed_generation
+        pause = timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**attempts))
+        due = max(due, plan.published_time + pause)
+    if draft.now < due:
+        draft.wake_at(due)
+    elif plan.confirmed or plan.reason in _FINAL or _committed_by_some(draft, plan):
+        draft.tell(Reason.GROUP_BROKEN, f"Generation {plan.layout_generation} lost its connections", EventType.WARNING)
+        draft.publish(plan.layout, [*plan.members, *plan.leavers], ResizeReason.FAILURE)
+    else:
+        _go_back(draft, plan, "its members could not meet, or could not move their state")
+
+
+def _settled_elsewhere(draft: Draft, plan: PublishedPlan, member: Member, since: datetime) -> bool:
+    """Whether the worker is surely not in the published generation's group: it waits, or is still in the old group."""
+    if draft.waits(member):
+        return True
+    beat = draft.observed.beats.get(member.uid)
+    return beat is not None and beat.time > since and beat.layout_generation < plan.layout_generation
+
+
+def _check_deadline(draft: Draft, plan: PublishedPlan) -> None:
+    resize = draft.status.resize
+    if resize is None or resize.phase is not ResizePhase.COMMIT or resize.deadline is None or plan.reason in _FINAL:
+        return
+    if draft.now < resize.deadline:
+        draft.wake_at(resize.deadline)
+    elif not _committed_by_some(draft, plan):
+        _go_back(draft, plan, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
+
+
+def _committed_by_some(draft: Draft, plan: PublishedPlan) -> bool:
+    beats = [draft.observed.beats.get(member.uid) for member in draft.state_holders]
+    return any(beat is not None and beat.layout_generation >= plan.layout_generation for beat in beats)
+
+
+def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
+    """Publishes the layout before this one. Who joined for this one comes last, and so leaves again.
+
+    Those of the old layout must be heard: silence may be the operator's own deafness, and proves nothing.
+    """
+    resize = draft.status.resize
+    assert resize is not None and resize.from_ is not None
+    old = resize.from_.layout
+    stayed = len(plan.members) - max(0, plan.layout.workers - old.workers)
+    holders = [*plan.members[:stayed], *plan.leavers]
+    joined = [member for member in plan.members[stayed:] if draft.alive(member) and _is_heard(draft, member)]
+    if not all(_is_heard(draft, member) for member in holders if draft.alive(member)):
+        return
+    candidates = [*(member for member in holders if draft.alive(member)), *joined]
+    layout = old if old.workers <= len(candidates) else draft.choose(len(candidates))
+    if layout is None:
+        return
+    wait = back_off(draft)
+    draft.update(not_committed=LayoutSize.of(plan.layout))
+    draft.tell(
+        Reason.NOT_COMMITTED,
+        f"Generation {plan.layout_generation}: {why}; next attempt in {wait.total_seconds():.0f} s",
+        EventType.WARNING,
+    )
+    draft.publish(layout, candidates, ResizeReason.UNDO)
+
+
+def _is_heard(draft: Draft, member: Member) -> bool:
+    beat = draft.observed.beats.get(member.uid)
+    return beat is not None and beat.time > draft.now - SILENCE

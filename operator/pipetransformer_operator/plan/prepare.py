@@ -1,0 +1,149 @@
+"""The first phase of a resize: workers are created and warm up while the old layout trains; then it is published.
+
+A preparation that is not done by its deadline is cancelled, says why, and is tried again, each time twice as late.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.messages import Member, ResizeReason
+
+from ..api.status import ConditionType, LayoutSize, Reason, ResizePhase
+from .claim import is_claim, target
+from .draft import Draft
+from .types import EventType, Worker
+
+FIRST_BACKOFF = timedelta(seconds=60)
+LONGEST_BACKOFF = timedelta(hours=1)
+
+
+def publish(draft: Draft) -> bool:
+    """Publishes a better layout, or a better cut, if the members, with all joiners or with none, carry one.
+
+    Past the deadline those joiners are taken that are ready.
+    """
+    plan, status = draft.status.plan, draft.status
+    assert plan is not None
+    warm = draft.ready_joiners
+    complete = len(warm) == len(draft.joining_ids)
+    candidates = [*_expendable_last(draft, plan.members), *(warm if complete or _late(draft) else [])]
+    layout = draft.choose(draft.limited(len(candidates))) or draft.choose(len(candidates))
+    if layout is None or (layout == plan.layout and not draft.pays_to_recut) or _snoozed(draft, layout):
+        return False
+    draft.publish(layout, candidates, reason_of(draft, plan.layout, layout))
+    if layout.workers > plan.layout.workers:
+        draft.update(resize_failures=0, next_resize_time=None, not_committed=None)
+    elif draft.limited(len(plan.members)) < len(plan.members):
+        back_off(draft)
+    elif status.not_committed:
+        draft.update(not_committed=None)
+    return True
+
+
+def prepare(draft: Draft) -> None:
+    """Wants the workers of the next layout, until they are ready or its time is up."""
+    plan = draft.status.plan
+    assert plan is not None
+    if draft.status.resize is not None and _late(draft):
+        cancel(draft, *why_not_ready(draft))
+    to = target(draft)
+    members = draft.ids_of(plan.members)
+    count = max(to.workers, len(members), draft.status.initial_workers if draft.on_pack is OnPack.HOLD else 0)
+    draft.want([*members, *draft.joining_ids][:count], count)
+    if to == plan.layout:
+        draft.update(resize=None)
+        return
+    draft.enter(ResizePhase.PREPARE, to, reason_of(draft, plan.layout, to), plan.layout)
+    draft.wake_at(deadline(draft))
+
+
+def deadline(draft: Draft) -> datetime:
+    """When the preparation is cancelled: a claim has less time, as long as some of its workers have no node."""
+    resize = draft.status.resize
+    assert resize is not None and resize.deadline is not None
+    if not is_claim(draft, resize.to.layout) or all_scheduled(draft):
+        return resize.deadline
+    claim = timedelta(seconds=draft.spec.run_policy.claim_timeout_seconds)
+    return min(resize.deadline, resize.start_time + claim)
+
+
+def cancel(draft: Draft, reason: Reason, why: str) -> None:
+    """Drops a preparation, says why, and waits before the next."""
+    wait = back_off(draft)
+    draft.update(resize=None)
+    message = f"cancelled: {why}; next attempt in {wait.total_seconds():.0f} s"
+    draft.set_condition(ConditionType.RESIZING, False, reason, message)
+    draft.tell(reason, f"Resize {message}", EventType.WARNING)
+
+
+def back_off(draft: Draft) -> timedelta:
+    """Lets no worker be created for a while: a minute, doubled with each time in a row. Returns how long."""
+    failures = draft.status.resize_failures
+    wait = min(LONGEST_BACKOFF, FIRST_BACKOFF * (1 << min(failures, 16)))
+    draft.update(resize_failures=failures + 1, next_resize_time=draft.now + wait)
+    return wait
+
+
+def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
+    """Why a job goes from one layout to the other."""
+    if after == before:
+        return ResizeReason.BALANCE
+    if after.workers > before.workers:
+        return ResizeReason.CLAIM
+    if after.stages > before.stages:
+        return ResizeReason.DEEPEN
+    if after.workers == before.workers or draft.on_pack is OnPack.HOLD:
+        return ResizeReason.PACK
+    if after.stages < before.stages or draft.limited(before.workers) < before.workers:
+        return ResizeReason.RELEASE
+    return ResizeReason.SPEC
+
+
+def why_not_ready(draft: Draft) -> tuple[Reason, str]:
+    """What the workers that are to join wait for: the worst reason, and each late worker's own words."""
+    if draft.observed.refusal:
+        return Reason.CREATION_REFUSED, draft.observed.refusal
+    ready = {member.name for member in draft.ready_joiners}
+    workers = {worker.id: worker for worker in draft.joiners}
+    late = [key for key in draft.joining_ids if draft.name_of(key) not in ready]
+    reasons = [_why(workers.get(key)) for key in late]
+    order = [Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY]
+    worst = next((reason for reason in order if reason in [reason for reason, _ in reasons]), Reason.NOT_READY)
+    words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
+    return worst, words or "no worker is awaited"
+
+
+def all_scheduled(draft: Draft) -> bool:
+    """Whether each worker that is to join exists and has a node."""
+    return len(draft.joiners) == len(draft.joining_ids) and all(worker.scheduled for worker in draft.joiners)
+
+
+def _why(worker: Worker | None) -> tuple[Reason, str]:
+    if worker is None:
+        return Reason.NOT_READY, "is not created yet"
+    if not worker.scheduled:
+        return Reason.UNSCHEDULABLE, worker.waiting or "has no node"
+    if worker.waiting.startswith(("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")):
+        return Reason.IMAGE_PULL, worker.waiting
+    return Reason.NOT_READY, worker.waiting or "runs and is not ready"
+
+
+def _late(draft: Draft) -> bool:
+    resize = draft.status.resize
+    return resize is not None and resize.phase is ResizePhase.PREPARE and draft.now >= deadline(draft)
+
+
+def _snoozed(draft: Draft, layout: Layout) -> bool:
+    """Whether the members could not commit this very layout a short time ago."""
+    status = draft.status
+    if status.not_committed != LayoutSize.of(layout) or not status.next_resize_time:
+        return False
+    draft.wake_at(status.next_resize_time)
+    return draft.now < status.next_resize_time
+
+
+def _expendable_last(draft: Draft, members: Sequence[Member]) -> list[Member]:
+    """Members with the claimed ones behind: when some leave, those go."""
+    claimed = {draft.name_of(key) for key in draft.status.claimed_ids}
+    return sorted(members, key=lambda member: member.name in claimed)

@@ -1,0 +1,49 @@
+"""When a job makes no steps, and who is the reason: a member that its peers lost, or that is not heard any more.
+
+Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
+hear. It counts only once something else is wrong.
+"""
+
+from datetime import datetime, timedelta
+
+from pipetransformer_contract.messages import Member
+
+from .draft import Draft
+
+#: A member that its peers call lost and that is not heard for so long is lost, although its pod looks alive.
+NAMED_SILENCE = timedelta(seconds=6)
+#: The same for a member that nobody names while its peers wait, or while no step is made. Workers beat every 2 seconds.
+SILENCE = timedelta(seconds=15)
+
+
+def stall_time(draft: Draft) -> datetime | None:
+    """When the job counts as stalled unless a step comes before; None while it is not to be judged."""
+    seconds, report, plan = draft.spec.run_policy.stall_timeout_seconds, draft.status.last_report, draft.status.plan
+    if seconds is None or report is None or plan is None:
+        return None
+    since = [time for time in (report.time, draft.observed.since, plan.published_time) if time is not None]
+    return max(since) + timedelta(seconds=seconds)
+
+
+def is_stalled(draft: Draft) -> bool:
+    """Whether the job makes no steps."""
+    stall = stall_time(draft)
+    return stall is not None and draft.now >= stall
+
+
+def suspicion(draft: Draft, member: Member) -> str:
+    """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
+    observed = draft.observed
+    named = member.name in observed.lost_peers
+    stalled = is_stalled(draft)
+    if named and stalled:
+        return "its peers lost it, and no step was made since"
+    deserted = draft.broken_since is not None and not draft.waits(member)
+    if not (named or stalled or deserted):
+        return ""
+    limit = NAMED_SILENCE if named else SILENCE
+    heard = max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
+    if draft.now < heard + limit:
+        draft.wake_at(heard + limit)
+        return ""
+    return f"not heard for {limit.total_seconds():.0f} s" + (", and its peers lost it" if named else "")

@@ -1,0 +1,207 @@
+"""Who is lost and who is not, what counts against the budget, and what the user is told."""
+
+import pytest
+
+from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.api.status import ConditionType, State
+from pipetransformer_operator.plan import WorkerPhase
+from tests.builders import make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def training(pipelines: int = 2, most: int | None = None) -> World:
+    world = World(make_job().stages(2).workers(2 * pipelines, most=most))
+    world.start()
+    return world
+
+
+def message(world: World, kind: ConditionType) -> str:
+    condition = world.status.condition(kind)
+    assert condition is not None
+    return condition.message
+
+
+@pytest.mark.parametrize(
+    ("change", "failures", "reason"),
+    [
+        ({"phase": WorkerPhase.FAILED, "exit_code": 1, "message": "Segmentation fault"}, 1, ResizeReason.FAILURE),
+        ({"phase": WorkerPhase.FAILED, "exit_code": 137}, 1, ResizeReason.FAILURE),
+        ({"phase": WorkerPhase.FAILED, "exit_code": 137, "message": "OOMKilled: too much"}, 1, ResizeReason.FAILURE),
+        ({"phase": WorkerPhase.FAILED, "message": "NodeLost: node is gone"}, 1, ResizeReason.FAILURE),
+        ({"phase": WorkerPhase.SUCCEEDED, "exit_code": 0}, 1, ResizeReason.FAILURE),
+        ({"phase": WorkerPhase.SUCCEEDED, "exit_code": 0, "message": '{"outcome": "Left"}'}, 0, ResizeReason.DRAIN),
+        ({"terminating": True}, 0, ResizeReason.DRAIN),
+        ({"terminating": True, "phase": WorkerPhase.FAILED, "exit_code": 143}, 0, ResizeReason.DRAIN),
+        ({"disrupted": True}, 0, ResizeReason.DRAIN),
+        ({"disrupted": True, "phase": WorkerPhase.FAILED, "message": "Evicted: low on memory"}, 0, ResizeReason.DRAIN),
+    ],
+    ids=["crash", "killed", "oom", "node-lost", "exit-0", "left", "deleted", "stopped", "preempted", "evicted"],
+)
+def test_what_ends_a_worker_decides_whether_it_counts(
+    change: dict[str, object], failures: int, reason: ResizeReason
+) -> None:
+    world = training()
+    world.change("digits-w3", **change)
+    world.settle()
+    assert (world.shape, world.plan.reason) == ((2, 1), reason)
+    assert world.status.failures == failures
+    assert "digits-w3" not in {member.name for member in (*world.plan.members, *world.plan.leavers)}
+    world.commit()
+    world.leave()
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 2), "the starting size is taken back"
+    assert world.status.failures == failures
+
+
+@pytest.mark.parametrize("worker", ["digits-w2", "digits-w3"])
+def test_a_preempted_claim_takes_its_pipeline_along_and_is_not_claimed_again_at_once(worker: str) -> None:
+    world = training(pipelines=1, most=4)
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 2)
+    world.change(worker, disrupted=True)
+    world.settle()
+    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w1"]
+    world.commit()
+    world.leave()
+    assert set(world.workers) == {"digits-w0", "digits-w1"}
+    world.wait(59)
+    world.settle()
+    assert len(world.workers) == 2
+    world.wait(2)
+    world.settle()
+    assert len(world.workers) == 4
+    assert world.status.failures == 0
+
+
+def test_drains_and_resizes_never_use_up_the_budget() -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
+    world.start()
+    for _ in range(5):
+        world.change(max(world.workers), terminating=True)
+        world.settle()
+        world.kill(max(name for name, worker in world.workers.items() if worker.terminating))
+        world.settle()
+        world.commit()
+        world.leave()
+        world.warm_up()
+        world.commit()
+    assert world.state() is not State.FAILED
+    assert world.shape == (2, 2)
+
+
+def test_the_failure_says_what_each_lost_worker_said() -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
+    world.start()
+    world.end("digits-w1", exit_code=137, message="OOMKilled: the worker needed more memory than its limit")
+    world.settle()
+    assert "digits-w1 (exit code 137: OOMKilled: the worker needed more" in message(world, ConditionType.FAILED)
+
+
+def test_a_joiner_that_crashes_cancels_the_claim_and_counts_nothing() -> None:
+    world = training(pipelines=1, most=4)
+    world.end("digits-w2", exit_code=1, message="no such module")
+    world.settle()
+    resizing = world.status.condition(ConditionType.RESIZING)
+    assert resizing is not None and resizing.reason == "WorkerFailed"
+    assert "digits-w2 (exit code 1: no such module)" in resizing.message
+    assert world.status.failures == 0
+    assert set(world.workers) == {"digits-w0", "digits-w1"}
+
+
+def test_a_member_that_peers_lost_and_that_is_silent_is_replaced_at_once() -> None:
+    world = training()
+    world.wait(100)
+    world.lost_peers = {"digits-w3"}
+    world.silent = {"digits-w3"}
+    decided = world.turn()
+    assert world.plan.reason is ResizeReason.FAILURE
+    assert "not heard for 6 s, and its peers lost it" in " ".join(event.message for event in decided.events)
+    assert "digits-w3" not in world.workers
+
+
+def test_a_member_that_peers_lost_and_that_still_beats_is_kept() -> None:
+    world = training()
+    world.lost_peers = {"digits-w3"}
+    world.wait(3600)
+    world.settle()
+    assert world.plan.layout_generation == 1
+
+
+def test_a_silent_member_is_left_alone_while_the_job_trains() -> None:
+    world = training()
+    world.silent = {"digits-w3"}
+    world.wait(3600)
+    world.settle()
+    assert world.plan.layout_generation == 1
+
+
+def test_a_silent_member_whose_peers_all_wait_is_replaced() -> None:
+    world = training()
+    world.wait(100)
+    world.silent = {"digits-w3"}
+    world.break_group(["digits-w0", "digits-w1", "digits-w2"])
+    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.FAILURE)
+    assert world.status.failures == 1
+
+
+def test_silence_before_the_operators_start_says_nothing() -> None:
+    world = training()
+    world.since = world.now
+    world.silent = {"digits-w3"}
+    world.lost_peers = {"digits-w3"}
+    decided = world.turn()
+    assert world.plan.layout_generation == 1
+    assert decided.requeue_after == 6
+    world.wait(6)
+    world.settle()
+    assert world.plan.layout_generation == 2
+
+
+def stalling() -> World:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.stallTimeoutSeconds", 60))
+    world.start()
+    return world
+
+
+def test_a_stalled_job_whose_members_are_all_heard_says_so_and_waits() -> None:
+    world = stalling()
+    world.wait(61)
+    world.settle()
+    assert world.state() is State.STALLED
+    assert world.plan.layout_generation == 1
+    world.commit()
+    assert world.state() is State.RUNNING
+
+
+@pytest.mark.parametrize("sign", ["silent", "named"])
+def test_the_suspect_of_a_stall_is_named_and_replaced(sign: str) -> None:
+    world = stalling()
+    if sign == "silent":
+        world.silent = {"digits-w2"}
+    else:
+        world.lost_peers = {"digits-w2"}
+    world.wait(59)
+    world.settle()
+    assert world.plan.layout_generation == 1
+    world.wait(1)
+    decided = world.turn()
+    assert "digits-w2" in next(event.message for event in decided.events if event.reason == "WorkerLost")
+    assert "digits-w2" in message(world, ConditionType.STALLED)
+    assert (world.shape, world.status.failures) == ((2, 1), 1)
+    world.commit()
+    assert world.state() is not State.STALLED
+
+
+def test_success_is_known_from_any_member_once_the_leader_is_gone() -> None:
+    world = training()
+    for name in ("digits-w1", "digits-w2", "digits-w3"):
+        world.end(name, exit_code=0, message='{"outcome": "Succeeded"}')
+    world.settle()
+    assert world.state() is State.RUNNING
+    world.kill("digits-w0")
+    world.settle()
+    assert world.state() is State.COMPLETE
