@@ -230,6 +230,14 @@ class Checkpoint(SpecModel):
     )
 
 
+class Mirror(SpecModel):
+    """Copies of each stage in the host memory of the next worker, while one pipeline alone holds the model: a worker
+    that dies then costs at most `everySteps` steps. Takes host memory of twice a stage's state, four times for a
+    moment."""
+
+    every_steps: Positive
+
+
 class Output(SpecModel):
     """Where results go: the model in `LOCATION/JOB/model`, and on a mounted path the run's record in `LOCATION/JOB`."""
 
@@ -252,6 +260,7 @@ class TrainerSpec(SpecModel):
     freeze: Freeze = Field(default_factory=Freeze)
     pipeline: Pipeline = Field(default_factory=Pipeline)
     checkpoint: Checkpoint | None = None
+    mirror: Mirror | None = None
     output: Output | None = None
     num_shards: Positive = 1
     workers: Positive = 1

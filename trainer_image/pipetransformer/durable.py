@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pipetransformer_contract.messages import DurableCheckpoint
 
@@ -95,15 +96,14 @@ class Checkpointer:
         self._loading = None
         return replace(Control.from_dict(dict(self._checkpoint().state)), costs=None)
 
-    def load_unit(self, state: WorkerState, index: int) -> None:
-        """Fill a unit of `state`, and its moments, from the checkpoint of the last `load_control`.
+    def load_unit(self, index: int) -> dict[str, Tensor]:
+        """A unit's tensors, on the CPU, from the checkpoint of the last `load_control`.
 
         Raises:
-            LookupError, OSError, ValueError: it is not there, or not whole.
+            LookupError, OSError: it is not there, or not whole.
         """
         assert self._spec is not None
-        tensors = load_unit(self._spec.location, self._checkpoint(), unit_name(index, self._job.num_layers))
-        state.put_unit(index, state.units[index], tensors)
+        return load_unit(self._spec.location, self._checkpoint(), unit_name(index, self._job.num_layers))
 
     def _newest(self) -> CheckpointInfo | None:
         if self._spec is None:

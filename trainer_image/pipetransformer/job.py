@@ -1,5 +1,6 @@
 """What a job is before any worker has a role: the facts that every worker derives alike from the spec."""
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -124,6 +125,14 @@ class Job:
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
         )
+
+    def blank_unit(self, index: int) -> nn.Module:
+        """A unit whose parameters and buffers are to be replaced: on the meta device, where that is all it holds."""
+        shell = self.model.units[index]
+        kept = shell.state_dict()
+        if all(name in kept for name, _ in shell.named_buffers()):
+            return copy.deepcopy(shell)
+        return self.build_unit(index)
 
     def _trained_bytes(self, unit: nn.Module) -> int:
         """Of a unit's parameters, their gradients and moments."""

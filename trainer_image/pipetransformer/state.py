@@ -1,14 +1,13 @@
 """The committed state of a worker, and its form on the wire.
 
 One list of what is committed serves regroup, checkpoint and the final model: parameters and buffers of the units held,
-their optimizer moments, and the control state that is the same on all workers. A unit travels as one flat byte buffer
-whose layout follows from the unit, the optimizer and the boundary alone, so a receiver knows its size before anything
-is sent.
+their optimizer moments, and the control state that is the same on all workers. What of a unit travels follows from the
+unit, the optimizer and the boundary alone, so a receiver knows all shapes before anything is sent.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,8 @@ from .models import Ties, unit_name
 from .optimizer import Moments, moment_shapes
 
 _ALIGNMENT = 16
+#: Bytes from which on a tensor travels by itself.
+_LARGE = 1 << 16
 
 
 @dataclass
@@ -106,26 +107,34 @@ class WorkerState:
         return tensors
 
     def put_unit(self, index: int, unit: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Hold `unit`, filled from what `unit_tensors` gave.
+        """Hold `unit`, whose parameters and buffers become those that `unit_tensors` gave: nothing is copied.
+
+        Args:
+            index: of the unit.
+            unit: may be on the meta device.
+            tensors: on the device of training, and nobody else's from here on.
 
         Raises:
             ValueError: a parameter or buffer of the unit is missing.
         """
         prefix = unit_name(index, self.num_layers)
-        with torch.no_grad():
-            for name, target in unit.state_dict().items():
-                source = tensors.get(f"{prefix}.{name}")
-                if source is None:
-                    raise ValueError(f"state of {prefix} has no {name}")
-                target.copy_(source)
+        if missing := [name for name in unit.state_dict() if f"{prefix}.{name}" not in tensors]:
+            raise ValueError(f"state of {prefix} has no {missing[0]}")
+        parameters: dict[int, nn.Parameter] = {}
+        for name, old in list(unit.named_parameters(remove_duplicate=False)):
+            new = parameters.setdefault(id(old), nn.Parameter(tensors[f"{prefix}.{name}"], old.requires_grad))
+            _set(unit, name, new)
+        for name, _ in list(unit.named_buffers(remove_duplicate=False)):
+            if f"{prefix}.{name}" in tensors:
+                _set(unit, name, tensors[f"{prefix}.{name}"])
         self.units[index] = unit
         for name, _ in self.named_parameters(index):
-            moments = {
-                key.removeprefix(f"{name}@"): tensor.clone()
+            # Adam's count of steps is on the CPU wherever the parameters are.
+            self.moments[name] = {
+                key.removeprefix(f"{name}@"): tensor if tensor.ndim else tensor.cpu()
                 for key, tensor in tensors.items()
                 if key.startswith(f"{name}@")
             }
-            self.moments[name] = moments
 
     def joined(self, other: "WorkerState | None") -> "WorkerState":
         """This state with the units that only `other` holds, if both are of the same step; nothing is copied."""
@@ -139,70 +148,89 @@ class WorkerState:
             self.num_layers, self.ties, self.control, {**other.units, **self.units}, {**other.moments, **self.moments}
         )
 
-    def keep_only(self, indices: set[int]) -> None:
-        """Forget every other unit and its moments."""
-        for index in set(self.units) - indices:
-            for name, _ in self.named_parameters(index):
-                self.moments.pop(name, None)
-            del self.units[index]
+
+def _set(unit: nn.Module, name: str, tensor: Tensor) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(unit.get_submodule(owner), attribute, tensor)
+
+
+class _Slot(NamedTuple):
+    """A tensor of a unit, by its name in `WorkerState.unit_tensors`."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes, padded so that any type may follow."""
+        return -(-self.shape.numel() * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class UnitCodec:
-    """Lays a unit out as one flat uint8 buffer. Both ends derive the layout; only the bytes travel.
+    """Gives a unit as a few tensors to send, and takes it from those that came.
 
-    A parameter that still trains carries its moments, each after a flag that says whether the optimizer has made them
-    yet.
+    The first of them packs everything small, for a message costs more than its bytes; what is large travels from where
+    it lies and stays where it arrives. Both ends derive the shapes; only the bytes travel. A parameter that still
+    trains carries its moments. One that was never stepped has none yet, and travels with zeros, which mean the same to
+    every optimizer here.
     """
 
     optimizer: Optimizer
     num_layers: int
     ties: Ties = field(default_factory=Ties)
 
-    def _slots(self, index: int, unit: nn.Module, boundary: int) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
+    def size(self, index: int, unit: nn.Module, boundary: int) -> int:
+        """Bytes on the wire."""
+        return sum(slot.size for slot in self._slots(index, unit, boundary))
+
+    def give(self, state: WorkerState, index: int, device: torch.device) -> list[Tensor]:
+        """A unit of `state`: views of it where they are large, copies where they are small."""
+        small, large = self._split(index, state.units[index], state.control.boundary)
+        tensors = state.unit_tensors(index, with_moments=True)
+        packed = torch.zeros(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
+        for slot, view in _views(small, packed):
+            if slot.name in tensors:
+                view.copy_(tensors[slot.name].detach())
+        given = [
+            tensors[slot.name].detach().contiguous()
+            if slot.name in tensors
+            else torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+            for slot in large
+        ]
+        return [packed, *given]
+
+    def blank(self, index: int, unit: nn.Module, boundary: int, device: torch.device) -> list[Tensor]:
+        """Tensors to receive what `give` gives elsewhere. `unit` is for its shapes only."""
+        small, large = self._split(index, unit, boundary)
+        packed = torch.empty(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
+        return [packed, *(torch.empty(slot.shape, dtype=slot.dtype, device=device) for slot in large)]
+
+    def take(self, parts: Sequence[Tensor], index: int, unit: nn.Module, boundary: int) -> dict[str, Tensor]:
+        """What `WorkerState.put_unit` takes, from received tensors, which it owns from then on."""
+        small, large = self._split(index, unit, boundary)
+        tensors = {slot.name: view.clone() for slot, view in _views(small, parts[0])}
+        return tensors | {slot.name: part for slot, part in zip(large, parts[1:], strict=True)}
+
+    def _split(self, index: int, unit: nn.Module, boundary: int) -> tuple[list[_Slot], list[_Slot]]:
+        slots = list(self._slots(index, unit, boundary))
+        return [slot for slot in slots if slot.size < _LARGE], [slot for slot in slots if slot.size >= _LARGE]
+
+    def _slots(self, index: int, unit: nn.Module, boundary: int) -> Iterator[_Slot]:
         prefix = unit_name(index, self.num_layers)
         for name, tensor in unit.state_dict().items():
-            yield f"{prefix}.{name}", tensor.shape, tensor.dtype
+            yield _Slot(f"{prefix}.{name}", tensor.shape, tensor.dtype)
         for name, parameter in unit.named_parameters():
             if not trains(index, name, boundary, self.ties):
                 continue
             for key, (shape, dtype) in moment_shapes(self.optimizer, parameter).items():
-                yield f"{prefix}.{name}@{key}", shape, dtype
-
-    def size(self, index: int, unit: nn.Module, boundary: int) -> int:
-        """Bytes of the buffer."""
-        return sum(_ALIGNMENT + _padded(shape, dtype) for _, shape, dtype in self._slots(index, unit, boundary))
-
-    def pack(self, state: WorkerState, index: int, device: torch.device) -> Tensor:
-        """The unit's buffer, (size,) uint8 on `device`."""
-        boundary = state.control.boundary
-        unit = state.units[index]
-        tensors = state.unit_tensors(index, with_moments=True)
-        buffer = torch.zeros(self.size(index, unit, boundary), dtype=torch.uint8, device=device)
-        offset = 0
-        for name, shape, dtype in self._slots(index, unit, boundary):
-            tensor = tensors.get(name)
-            if tensor is not None:
-                buffer[offset] = 1
-                self._view(buffer, offset, shape, dtype).copy_(tensor.detach())
-            offset += _ALIGNMENT + _padded(shape, dtype)
-        return buffer
-
-    def unpack(self, buffer: Tensor, index: int, unit: nn.Module, boundary: int) -> dict[str, Tensor]:
-        """The tensors of a buffer, views into it, as `WorkerState.put_unit` takes them."""
-        tensors = {}
-        offset = 0
-        for name, shape, dtype in self._slots(index, unit, boundary):
-            if buffer[offset].item():
-                tensors[name] = self._view(buffer, offset, shape, dtype)
-            offset += _ALIGNMENT + _padded(shape, dtype)
-        return tensors
-
-    @staticmethod
-    def _view(buffer: Tensor, offset: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        start = offset + _ALIGNMENT
-        return buffer[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+                yield _Slot(f"{prefix}.{name}@{key}", shape, dtype)
 
 
-def _padded(shape: torch.Size, dtype: torch.dtype) -> int:
-    return -(-shape.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+def _views(slots: Iterable[_Slot], packed: Tensor) -> Iterator[tuple[_Slot, Tensor]]:
+    offset = 0
+    for slot in slots:
+        end = offset + slot.shape.numel() * slot.dtype.itemsize
+        yield slot, packed[offset:end].view(slot.dtype).view(slot.shape)
+        offset += slot.size

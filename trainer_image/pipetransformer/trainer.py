@@ -25,10 +25,11 @@ from .checkpoint import write_model
 from .data import digest
 from .durable import Checkpointer
 from .elastic.groups import GenerationGroups, Store, Transport
+from .elastic.mirror import Mirrors
 from .elastic.plan import Move
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
-from .elastic.transfer import move_units
+from .elastic.transfer import Parts, move_units
 from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
 from .errors import SpecError, StorageError
@@ -83,6 +84,7 @@ class _Membership:
     bytes_moved: int
     regroup_seconds: float
     paused_at: float
+    first_step: int
     stepped: bool = field(default=False)
 
     @property
@@ -121,6 +123,7 @@ class Trainer:
         self._data = digest(job.dataset)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
+        self._mirrors = self._make_mirrors()
         self._member: _Membership | None = None
         self._pending = False
         self._in_doubt: WorkerState | None = None
@@ -204,6 +207,8 @@ class Trainer:
             self._save(member)
         if not vote.leaving and not vote.saw_next:
             self._measure(member)
+        if self._mirrors.due(self.step, member.layout, member.first_step):
+            self._mirrors.take(self._state, member.layout, member.world)
         self._state.control.round_ended_at = wall_clock()
         self._hooks.reached(Moment.ENDED, self.step - 1)
         if vote.leaving and self._hooks.stop_requested():
@@ -232,6 +237,7 @@ class Trainer:
             float(self._pass_on_next(member)), float(self._hooks.stop_requested()), sums.loss, sums.weight, norms
         )
         vote = ballot.reduce(member.world)
+        self._mirrors.settle()
         self._hooks.reached(Moment.VOTED, control.step)
         self._commit(vote)
         if member.leader is not None:
@@ -394,6 +400,7 @@ class Trainer:
         self._pending = False
         self._in_doubt = None
         self._state = result.state
+        self._mirrors.forget_after(self.step)
         self._member = None
         if old is not None:
             old.groups.drop()
@@ -422,6 +429,7 @@ class Trainer:
             bytes_moved=result.bytes_moved,
             regroup_seconds=result.seconds,
             paused_at=control.round_ended_at or wall_clock() - result.seconds,
+            first_step=control.step,
         )
         self._equip(member)
         self._member = member
@@ -458,6 +466,14 @@ class Trainer:
         )
         return StageRunner(spec, self._job.model, [self._state.units[index] for index in layout.span])
 
+    def _make_mirrors(self) -> Mirrors:
+        spec, codec, shells = self._job.spec.mirror, self._codec, self._job.model.units
+        return Mirrors(
+            None if spec is None else spec.every_steps,
+            lambda state, index: codec.give(state, index, self._transport.device),
+            lambda index, boundary: codec.blank(index, shells[index], boundary, torch.device("cpu")),
+        )
+
     def _tools(self) -> RegroupTools:
         return RegroupTools(
             handler=self._handler,
@@ -466,11 +482,13 @@ class Trainer:
             shells=self._job.model.units,
             data=self._data,
             build_unit=self._job.build_unit,
+            blank_unit=self._job.blank_unit,
             load_unit=self._checkpointer.load_unit,
             load_control=self._checkpointer.load_control,
             durable=self._checkpointer.durable,
             cut_at=self._job.cut,
             commit_late=self._commit_late,
+            mirrors=self._mirrors,
             watchdog=self._watchdog,
             reached=self._hooks.reached,
         )
@@ -501,21 +519,24 @@ class Trainer:
             for unit in span
             if unit not in held
         ]
-        received = move_units(
-            moves, layout.rank, member.world, self._state, self._codec, self._job.model.units,
-            self._state.control.boundary, self._transport.device,
-        )  # fmt: skip
+        received = move_units(moves, layout.rank, member.world, self._give, self._blank)
         if member.leader is not None:
             self._write_model(received)
         dist.all_reduce(torch.ones(1), group=member.world)
         if member.leader is not None:
             member.leader.finished(self._state.control, self._state.control.last_accuracy)
 
-    def _write_model(self, received: dict[int, torch.Tensor]) -> None:
-        for index, buffer in received.items():
-            unit = self._job.build_unit(index).to(self._transport.device)
-            tensors = self._codec.unpack(buffer, index, unit, self._state.control.boundary)
-            self._state.put_unit(index, unit, tensors)
+    def _give(self, index: int) -> Parts:
+        return self._codec.give(self._state, index, self._transport.device)
+
+    def _blank(self, index: int) -> Parts:
+        control, shell = self._state.control, self._job.model.units[index]
+        return self._codec.blank(index, shell, control.boundary, self._transport.device)
+
+    def _write_model(self, received: dict[int, Parts]) -> None:
+        for index, parts in received.items():
+            unit = self._job.blank_unit(index)
+            self._state.put_unit(index, unit, self._codec.take(parts, index, unit, self._state.control.boundary))
         tensors = {}
         for index in range(self._job.num_layers + 2):
             tensors.update(self._state.unit_tensors(index, with_moments=False))

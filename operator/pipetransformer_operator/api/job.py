@@ -12,6 +12,7 @@ from pipetransformer_contract.spec import (
     Checkpoint,
     Data,
     Freeze,
+    Mirror,
     Model,
     Output,
     Pipeline,
@@ -135,6 +136,7 @@ class JobSpec(SpecModel):
     elastic_policy: ElasticPolicy
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     checkpoint: Checkpoint | None = None
+    mirror: Mirror | None = None
     output: Output | None = None
     suspend: bool = False
     accelerator_resource: Annotated[str, Field(max_length=317)] = Field(
@@ -214,6 +216,7 @@ def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:
         freeze=spec.freeze,
         pipeline=spec.pipeline,
         checkpoint=spec.checkpoint,
+        mirror=spec.mirror,
         output=spec.output,
         num_shards=num_shards,
         workers=spec.elastic_policy.workers,

@@ -92,7 +92,7 @@ def _unchanged_optional(field: str) -> Rule:
 
 IMMUTABILITY_RULES = (
     *(_unchanged(field) for field in ("model", "data", "training", "freeze", "pipeline", "acceleratorResource")),
-    *(_unchanged_optional(field) for field in ("checkpoint", "output", "managedBy")),
+    *(_unchanged_optional(field) for field in ("checkpoint", "mirror", "output", "managedBy")),
     Rule(
         "oldSelf.suspend || self.podTemplate == oldSelf.podTemplate",
         "podTemplate can only be changed while the job is suspended",

@@ -90,6 +90,23 @@ def test_when_the_only_copy_of_a_stage_is_lost_everybody_goes_back_to_the_checkp
     assert findings.clean and findings.redone == 3
 
 
+@pytest.mark.parametrize("dead", [0, 2], ids=["leader", "middle"])
+def test_a_neighbours_mirror_saves_a_lone_stage_and_at_most_so_many_steps_are_redone(
+    dead: int, stayed: Ran, tmp_path: Path
+) -> None:
+    survivors = [number for number in range(4) if number != dead]
+    script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, survivors, after_loss=dead)]
+
+    run = run_job(
+        make_spec(ADAMW, mirror={"everySteps": 4}), script, tmp_path, faults={dead: Faults(killed_at=(Moment.VOTED, 6))}
+    )
+
+    order = compare_last(run, stayed)
+    assert order.count(3) == 1, "the mirror after four steps is newer than step 3"
+    findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
+    assert findings.clean and findings.redone <= 4
+
+
 def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp_path: Path) -> None:
     script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], after_loss=1)]
 

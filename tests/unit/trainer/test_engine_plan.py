@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pipetransformer.elastic.plan import (
     DurablePoint,
     Inventory,
+    Mirrored,
     Origin,
     RegroupPlan,
     assign_roles,
@@ -76,6 +77,33 @@ def test_what_is_behind_and_has_no_pending_step_does_not_count() -> None:
     plan = plan_for([bring(range(4), 8), bring(range(4, 8), 7)], 2, 1, DurablePoint(5, 0))
 
     assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 5)
+
+
+def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0) -> Inventory:
+    mirrored = Mirrored(step=step, units=list(units), control={"step": step, "boundary": boundary})
+    return inventory.model_copy(update={"mirrors": [*inventory.mirrors, mirrored]})
+
+
+def test_when_a_stage_is_lost_the_newest_step_that_all_mirrors_hold_together_counts() -> None:
+    survivors = [
+        mirror(mirror(bring(range(2), 9), range(4), 6, boundary=1), range(2), 8),
+        mirror(bring(range(4, 8), 9), range(4, 8), 6, boundary=1),
+    ]
+
+    plan = plan_for(survivors, 1, 2, DurablePoint(5, 0))
+
+    assert (plan.origin, plan.step, plan.control["boundary"]) == (Origin.MIRROR, 6, 1)
+    assert {(move.unit, move.source, move.target) for move in plan.moves} == {
+        (unit, int(unit >= 4), int(unit < 4)) for unit in range(NUM_UNITS)
+    }
+
+
+def test_a_checkpoint_that_is_newer_than_the_mirrors_counts() -> None:
+    survivors = [mirror(bring(range(4), 9), range(8), 6)]
+
+    plan = plan_for(survivors, 1, 1, DurablePoint(8, 0))
+
+    assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 8)
 
 
 def test_a_leaver_gives_what_only_it_holds() -> None:

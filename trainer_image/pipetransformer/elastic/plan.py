@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,16 @@ class Origin(StrEnum):
 
     FRESH = "Fresh"  #: initialised from the seed
     PEERS = "Peers"  #: what the participants hold in memory
+    MIRROR = "Mirror"  #: what the participants mirrored of an earlier step
     CHECKPOINT = "Checkpoint"  #: the newest durable checkpoint
+
+
+class Mirrored(BaseModel):
+    """What one participant mirrored of a step: units that it held and units of its neighbour; `control` of then."""
+
+    step: int
+    units: list[int]
+    control: dict[str, Any]
 
 
 class Inventory(BaseModel):
@@ -34,6 +44,7 @@ class Inventory(BaseModel):
         pending: it holds complete gradients of step `step`, which it has not committed.
         control: its `Control`, by field name.
         data: digest of the data that it sees.
+        mirrors: what it has mirrored.
     """
 
     units: list[int]
@@ -41,6 +52,7 @@ class Inventory(BaseModel):
     pending: bool = False
     control: dict[str, Any] = {}
     data: str = ""
+    mirrors: list[Mirrored] = []
 
 
 class Move(BaseModel):
@@ -144,7 +156,8 @@ def make_plan(
 
     If anyone has committed a step then everyone has voted for it, and holds its complete gradients: those that have not
     committed it do so late (`RegroupPlan.step`), so the step is done everywhere. If nobody has, it is redone
-    everywhere. When a unit is lost, everybody goes back to the checkpoint, or to the start when there is none.
+    everywhere. When a unit is lost, everybody goes back to the newest step that is whole in mirrors or in a checkpoint,
+    or to the start when there is none.
 
     Args:
         inventories: of members, then leavers.
@@ -159,32 +172,55 @@ def make_plan(
         set(inventory.units) if inventory.step == step or (inventory.step == step - 1 and inventory.pending) else set()
         for inventory in inventories
     ]
-    complete = step >= 0 and set().union(*usable) >= set(range(len(unit_bytes)))
-    if not complete:
-        boundary = 0 if durable is None else durable.boundary
-        cut = cut_at(boundary, None)
-        roles = assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes)
-        return RegroupPlan(
-            origin=Origin.FRESH if durable is None else Origin.CHECKPOINT,
-            step=0 if durable is None else durable.step,
-            control={},
-            roles=roles,
-            spans=[(span.start, span.stop) for span in cut.spans],
-            micro_batch_size=cut.micro_batch_size,
-            moves=[],
-        )
-    control = next(inventory.control for inventory in inventories if inventory.step == step)
-    cut = cut_at(
-        int(control["boundary"]), ModelCosts.model_validate(control["costs"]) if control.get("costs") else None
+    recut = partial(_from_memory, num_members=num_members, cut_at=cut_at, pipelines=pipelines, unit_bytes=unit_bytes)
+    if step >= 0 and _whole(usable, unit_bytes):
+        control = next(inventory.control for inventory in inventories if inventory.step == step)
+        return recut(Origin.PEERS, step, control, usable)
+    mirrored = {mirror.step: mirror.control for inventory in inventories for mirror in inventory.mirrors}
+    for earlier in sorted(mirrored, reverse=True):
+        held = [
+            {unit for mirror in inventory.mirrors if mirror.step == earlier for unit in mirror.units}
+            for inventory in inventories
+        ]
+        if _whole(held, unit_bytes) and (durable is None or durable.step <= earlier):
+            return recut(Origin.MIRROR, earlier, mirrored[earlier], held)
+    cut = cut_at(0 if durable is None else durable.boundary, None)
+    return RegroupPlan(
+        origin=Origin.FRESH if durable is None else Origin.CHECKPOINT,
+        step=0 if durable is None else durable.step,
+        control={},
+        roles=assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes),
+        spans=[(span.start, span.stop) for span in cut.spans],
+        micro_batch_size=cut.micro_batch_size,
+        moves=[],
     )
-    roles = assign_roles(usable[:num_members], cut.spans, pipelines, unit_bytes)
+
+
+def _whole(held: Sequence[set[int]], unit_bytes: Sequence[int]) -> bool:
+    return set().union(*held) >= set(range(len(unit_bytes)))
+
+
+def _from_memory(
+    origin: Origin,
+    step: int,
+    control: dict[str, Any],
+    held: Sequence[set[int]],
+    *,
+    num_members: int,
+    cut_at: Callable[[int, ModelCosts | None], Cut],
+    pipelines: int,
+    unit_bytes: Sequence[int],
+) -> RegroupPlan:
+    costs = ModelCosts.model_validate(control["costs"]) if control.get("costs") else None
+    cut = cut_at(int(control["boundary"]), costs)
+    roles = assign_roles(held[:num_members], cut.spans, pipelines, unit_bytes)
     wanted = [set(cut.spans[stage]) for _, stage in roles]
     return RegroupPlan(
-        origin=Origin.PEERS,
+        origin=origin,
         step=step,
         control=control,
         roles=roles,
         spans=[(span.start, span.stop) for span in cut.spans],
         micro_batch_size=cut.micro_batch_size,
-        moves=plan_moves(usable, wanted, unit_bytes),
+        moves=plan_moves(held, wanted, unit_bytes),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousStateError,
@@ -28,9 +28,10 @@ from ..moments import Moment, Reached
 from ..partition import Cut, ModelCosts
 from ..state import Control, UnitCodec, WorkerState
 from .groups import GenerationGroups, Store, Transport
+from .mirror import Mirrors
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
 from .rendezvous import GenerationRendezvousHandler, LeaverError
-from .transfer import move_units, moved_bytes
+from .transfer import Parts, move_units
 from .watchdog import Watchdog
 
 
@@ -52,12 +53,14 @@ class RegroupTools:
 
     Attributes:
         build_unit: a fresh unit by index, on the CPU.
-        load_unit: fills a unit of the state from the checkpoint that `durable` described.
+        blank_unit: a unit by index, whose tensors are to be replaced.
+        load_unit: a unit's tensors from the checkpoint that `durable` described.
         load_control: the control state of that checkpoint.
         durable: the newest durable checkpoint; only the leader asks.
         cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
         commit_late: commits the pending step as those did who have this control state.
         shells: every unit, for shapes only.
+        mirrors: what this worker mirrored.
         watchdog: ends an attempt that a newer generation has made void.
         reached: told of moments.
         data: digest of the data, the same on all workers.
@@ -69,11 +72,13 @@ class RegroupTools:
     shells: Sequence[nn.Module]
     data: str
     build_unit: Callable[[int], nn.Module]
-    load_unit: Callable[[WorkerState, int], None]
+    blank_unit: Callable[[int], nn.Module]
+    load_unit: Callable[[int], dict[str, Tensor]]
     load_control: Callable[[], Control]
     durable: Callable[[], DurablePoint | None]
     cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
     commit_late: Callable[[Control], None]
+    mirrors: Mirrors
     watchdog: Watchdog
     reached: Reached
 
@@ -129,7 +134,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
         new_state,
         attempt.groups,
         store,
-        moved_bytes(plan.moves, tools.codec, tools.shells, new_state.control.boundary),
+        sum(tools.codec.size(move.unit, tools.shells[move.unit], new_state.control.boundary) for move in plan.moves),
         time.perf_counter() - started,
     )
 
@@ -195,6 +200,7 @@ class _Attempt:
             pending=pending,
             control=control.to_dict(),
             data=tools.data,
+            mirrors=tools.mirrors.describe(),
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         if self.rank == [member.name for member in generation.members].index(generation.leader):
@@ -219,46 +225,61 @@ class _Attempt:
 
     def _assemble(self, plan: RegroupPlan) -> WorkerState:
         """The state of the new role, in new objects except for units that stay; a leaver only gives."""
-        tools, state, groups = self.tools, self.state, self.groups
-        device = tools.transport.device
-        wanted: set[int] = set()
-        if self.is_member:
-            start, stop = plan.spans[plan.roles[self.rank][1]]
-            wanted = set(range(start, stop))
-        new = WorkerState(state.num_layers, state.ties)
+        tools, device = self.tools, self.tools.transport.device
+        wanted = range(*plan.spans[plan.roles[self.rank][1]]) if self.is_member else range(0)
+        new = WorkerState(self.state.num_layers, self.state.ties)
         match plan.origin:
             case Origin.FRESH:
-                new.units = {index: tools.build_unit(index).to(device) for index in sorted(wanted)}
+                new.units = {index: tools.build_unit(index).to(device) for index in wanted}
             case Origin.CHECKPOINT:
                 new.control = tools.load_control()
-                for index in sorted(wanted):
-                    new.units[index] = tools.build_unit(index).to(device)
-                    tools.load_unit(new, index)
-            case Origin.PEERS:
-                assert groups.transfer is not None
+                for index in wanted:
+                    tensors = {name: tensor.to(device) for name, tensor in tools.load_unit(index).items()}
+                    self._put(new, index, tensors)
+            case Origin.MIRROR:
                 new.control = Control.from_dict(plan.control)
-                boundary = new.control.boundary
-                received = move_units(
-                    plan.moves,
-                    self.rank,
-                    groups.transfer,
-                    state,
-                    tools.codec,
-                    tools.shells,
-                    boundary,
-                    device,
-                    lambda: tools.reached(Moment.MOVING, self.generation.layout_generation),
+                mirror = tools.mirrors.at(plan.step)
+                mirrored = {} if mirror is None else mirror.units
+                received = self._move(plan, new.control.boundary, mirrored.__getitem__, torch.device("cpu"))
+                for index in wanted:
+                    parts = received.get(index) or mirrored[index]
+                    self._take(new, index, [part.to(device, copy=index not in received) for part in parts])
+            case Origin.PEERS:
+                new.control = Control.from_dict(plan.control)
+                received = self._move(
+                    plan, new.control.boundary, lambda index: tools.codec.give(self.state, index, device), device
                 )
-                for index in sorted(wanted):
+                for index in wanted:
                     if index in received:
-                        unit = tools.build_unit(index).to(device)
-                        new.put_unit(index, unit, tools.codec.unpack(received[index], index, unit, boundary))
-                    else:
-                        new.units[index] = state.units[index]
-                        for name, _ in new.named_parameters(index):
-                            new.moments[name] = state.moments.get(name, {})
+                        self._take(new, index, received[index])
+                        continue
+                    new.units[index] = self.state.units[index]
+                    for name, _ in new.named_parameters(index):
+                        new.moments[name] = self.state.moments.get(name, {})
         new.apply_boundary()
         return new
+
+    def _move(
+        self, plan: RegroupPlan, boundary: int, give: Callable[[int], Parts], device: torch.device
+    ) -> dict[int, Parts]:
+        assert self.groups.transfer is not None
+        return move_units(
+            plan.moves,
+            self.rank,
+            self.groups.transfer,
+            give,
+            lambda index: self.tools.codec.blank(index, self.tools.shells[index], boundary, device),
+            lambda: self.tools.reached(Moment.MOVING, self.generation.layout_generation),
+        )
+
+    def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
+        codec, shell = self.tools.codec, self.tools.shells[index]
+        self._put(new, index, codec.take(parts, index, shell, new.control.boundary))
+
+    def _put(self, new: WorkerState, index: int, tensors: dict[str, Tensor]) -> None:
+        unit = self.tools.blank_unit(index)
+        new.put_unit(index, unit, tensors)
+        unit.to(self.tools.transport.device)  # what is not part of the state
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:

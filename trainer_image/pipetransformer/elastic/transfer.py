@@ -1,60 +1,52 @@
-"""Moves units between workers, peer to peer, into new buffers: nothing that is held is touched before the commit."""
+"""Moves units between workers, peer to peer, into new tensors: nothing that is held is touched before the commit."""
 
 from collections.abc import Callable, Sequence
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..state import UnitCodec, WorkerState
 from .plan import Move
+
+#: Of one unit, as `UnitCodec` gives it.
+Parts = list[Tensor]
+_MAX_PARTS = 1 << 12
 
 
 def move_units(
     moves: Sequence[Move],
     rank: int,
     group: dist.ProcessGroup,
-    state: WorkerState,
-    codec: UnitCodec,
-    shells: Sequence[nn.Module],
-    boundary: int,
-    device: torch.device,
+    give: Callable[[int], Parts],
+    blank: Callable[[int], Parts],
     started: Callable[[], None] = lambda: None,
-) -> dict[int, Tensor]:
+) -> dict[int, Parts]:
     """Send and receive what `moves` say; every rank of `group` calls this with the same moves.
 
     Args:
         moves: in the same order on all ranks.
         rank: this worker's rank in `group`.
         group: members, and leavers if there are any.
-        state: what this worker holds.
-        codec: lays units out as buffers.
-        shells: every unit of the model, for shapes only (may be on the meta device).
-        boundary: frozen blocks; frozen units travel without optimizer state.
-        device: of the buffers.
+        give: the parts of a unit that this worker sends.
+        blank: parts of the same shapes, to receive a unit in.
         started: called once, when all sends and receives are under way.
 
     Returns:
-        Received buffers by unit.
+        Received parts by unit.
 
     Raises:
         RuntimeError: a connection broke or timed out.
     """
     operations: list[dist.P2POp] = []
-    packed: dict[int, Tensor] = {}
-    received: dict[int, Tensor] = {}
+    given: dict[int, Parts] = {}
+    received: dict[int, Parts] = {}
     for move in moves:
         if move.source == rank:
-            buffer = packed.get(move.unit)
-            if buffer is None:
-                buffer = packed[move.unit] = codec.pack(state, move.unit, device)
-            operations.append(dist.P2POp(dist.isend, buffer, group=group, group_peer=move.target, tag=move.unit))
+            if move.unit not in given:
+                given[move.unit] = give(move.unit)
+            operations += _operations(dist.isend, given[move.unit], move.unit, group, move.target)
         if move.target == rank:
-            size = codec.size(move.unit, shells[move.unit], boundary)
-            received[move.unit] = torch.empty(size, dtype=torch.uint8, device=device)
-            operations.append(
-                dist.P2POp(dist.irecv, received[move.unit], group=group, group_peer=move.source, tag=move.unit)
-            )
+            received[move.unit] = blank(move.unit)
+            operations += _operations(dist.irecv, received[move.unit], move.unit, group, move.source)
     works = dist.batch_isend_irecv(operations) if operations else []
     started()
     for work in works:
@@ -62,6 +54,11 @@ def move_units(
     return received
 
 
-def moved_bytes(moves: Sequence[Move], codec: UnitCodec, shells: Sequence[nn.Module], boundary: int) -> int:
-    """Bytes that all workers together receive."""
-    return sum(codec.size(move.unit, shells[move.unit], boundary) for move in moves)
+def _operations(
+    operation: Callable[..., object], parts: Parts, unit: int, group: dist.ProcessGroup, peer: int
+) -> list[dist.P2POp]:
+    return [
+        dist.P2POp(operation, part, group=group, group_peer=peer, tag=unit * _MAX_PARTS + number)
+        for number, part in enumerate(parts)
+        if part.numel()
+    ]

@@ -1,0 +1,104 @@
+"""What of a unit travels between workers, and what becomes of it there."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.optimizer import make_optimizer
+from pipetransformer.state import Control, UnitCodec, WorkerState
+from pipetransformer_contract.spec import Optimizer, OptimizerName
+
+CPU = torch.device("cpu")
+BLOCK = 1  # of a model of one block, that is units 0 to 2
+
+
+class Unit(nn.Module):
+    """Large and small parameters, one of them under two names, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(256, 256)
+        self.shared = nn.Linear(2, 2)
+        self.alias = self.shared
+        self.register_buffer("count", torch.tensor(7))
+
+
+def holding(unit: nn.Module, boundary: int = 0) -> WorkerState:
+    state = WorkerState(1, control=Control(boundary=boundary), units={BLOCK: unit})
+    state.apply_boundary()
+    return state
+
+
+def stepped(state: WorkerState, optimizer: Optimizer, steps: int = 1) -> WorkerState:
+    """The state after some steps with gradients that are known."""
+    made = make_optimizer(optimizer, state.trained_parameters(), state.moments)
+    assert made is not None
+    for step in range(steps):
+        for _, parameter in state.trained_parameters():
+            parameter.grad = torch.full_like(parameter, step + 1.0)
+        made.step()
+    return state
+
+
+def travel(state: WorkerState, optimizer: Optimizer) -> WorkerState:
+    """The unit as it arrives at a worker that knows its shapes only."""
+    codec, boundary = UnitCodec(optimizer, 1), state.control.boundary
+    shell = copy.deepcopy(state.units[BLOCK]).to("meta")
+    parts = codec.blank(BLOCK, shell, boundary, CPU)
+    given = codec.give(state, BLOCK, CPU)
+    assert [part.shape for part in parts] == [part.shape for part in given]
+    for part, content in zip(parts, given, strict=True):
+        part.copy_(content)
+    arrived = WorkerState(1, control=Control(boundary=boundary))
+    arrived.put_unit(BLOCK, shell, codec.take(parts, BLOCK, shell, boundary))
+    arrived.apply_boundary()
+    return arrived
+
+
+def everything(state: WorkerState) -> dict[str, Tensor]:
+    return state.unit_tensors(BLOCK, with_moments=True)
+
+
+OPTIMIZERS = [
+    Optimizer(name=OptimizerName.ADAMW, weight_decay=0.1),
+    Optimizer(name=OptimizerName.SGD, momentum=0.9),
+    Optimizer(name=OptimizerName.SGD, momentum=0.0),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "momentum", "sgd"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_unit_that_travelled_trains_on_bit_for_bit(optimizer: Optimizer, steps: int) -> None:
+    stayed = stepped(holding(Unit()), optimizer, steps)
+
+    arrived = stepped(travel(stayed, optimizer), optimizer)
+
+    expected = everything(stepped(stayed, optimizer))
+    assert everything(arrived).keys() == expected.keys()
+    assert all(torch.equal(everything(arrived)[name], expected[name]) for name in expected)
+
+
+def test_a_parameter_with_two_names_stays_one() -> None:
+    unit = travel(holding(Unit()), OPTIMIZERS[0]).units[BLOCK]
+
+    assert unit.get_parameter("alias.weight") is unit.get_parameter("shared.weight")
+
+
+def test_a_frozen_unit_travels_without_moments() -> None:
+    state = stepped(holding(Unit()), OPTIMIZERS[0])
+    state.control.boundary = 1
+    state.apply_boundary()
+
+    assert not [name for name in everything(travel(state, OPTIMIZERS[0])) if "@" in name]
+    codec = UnitCodec(OPTIMIZERS[0], 1)
+    assert codec.size(BLOCK, Unit(), 1) < codec.size(BLOCK, Unit(), 0) / 2
+
+
+def test_state_that_lacks_a_parameter_is_refused() -> None:
+    tensors = everything(holding(Unit()))
+    del tensors["blocks.0.wide.weight"]
+
+    with pytest.raises(ValueError, match=r"state of blocks\.0 has no wide\.weight"):
+        WorkerState(1).put_unit(BLOCK, Unit(), tensors)
