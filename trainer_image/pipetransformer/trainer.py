@@ -167,8 +167,11 @@ class Trainer:
         return ending
 
     def close(self) -> None:
-        """Let go of the groups."""
-        self._abandon()
+        """Let go of the groups, so that peers that wait in them fail at once, too."""
+        if self._member is not None:
+            self._member.groups.drop()
+        self._member = None
+        gc.collect()
 
     def fail(self, reason: str, message: str) -> None:
         """Tell the operator, when this worker leads, that the job cannot go on."""
@@ -494,13 +497,10 @@ class Trainer:
         )
 
     def _abandon(self) -> None:
-        """Let go of a broken group, so that peers that wait in it fail at once, too. State and pending gradients
-        stay."""
+        """Give up a broken group. State and pending gradients stay."""
         if self._member is not None:
-            self._member.groups.drop()
             self._note_for_the_lost(self._member.layout)
-        self._member = None
-        gc.collect()
+        self.close()
 
     def _note_for_the_lost(self, layout: StageLayout) -> None:
         """Whoever died between its vote and its ledger has committed what this worker has: note it in its place."""
