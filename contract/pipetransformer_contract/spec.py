@@ -215,6 +215,44 @@ class Pipeline(SpecModel):
     packing: Packing = Packing.PAPER
 
 
+class CachePolicy(StrEnum):
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class CacheDtype(StrEnum):
+    FLOAT16 = "Float16"
+    BFLOAT16 = "BFloat16"
+
+
+class Cache(SpecModel):
+    """What frozen layers made of samples, kept for the next epoch by the first worker of every pipeline.
+
+    It is the paper's AutoCache (PipeTransformer, section 3.4). A full or broken cache costs time and nothing else.
+    """
+
+    policy: CachePolicy = Field(
+        default=CachePolicy.AUTO, description="Auto reads where that was measured to be faster than computing again."
+    )
+    memory_bytes: Annotated[int, Field(ge=0, le=2**53)] = Field(
+        default=2**30, description="Largest size of the entries in a worker's host memory."
+    )
+    disk_bytes: Annotated[int, Field(ge=0, le=2**53)] = Field(
+        default=0, description="Largest size of the entries in files below a worker's TMPDIR, read ahead of their use."
+    )
+    dtype: CacheDtype | None = Field(
+        default=None, description="Keeps entries in a smaller type, which changes the loss; by default in their own."
+    )
+    rules = (
+        Rule(
+            "self.policy != 'Always' || self.memoryBytes > 0 || self.diskBytes > 0",
+            "policy Always needs memoryBytes or diskBytes",
+            ".policy",
+        ),
+    )
+
+
 class Checkpoint(SpecModel):
     """A folder on a mounted volume, or an fsspec URL, that every worker reaches and that outlives them."""
 
@@ -259,6 +297,7 @@ class TrainerSpec(SpecModel):
     training: Training
     freeze: Freeze = Field(default_factory=Freeze)
     pipeline: Pipeline = Field(default_factory=Pipeline)
+    cache: Cache = Field(default_factory=Cache)
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None

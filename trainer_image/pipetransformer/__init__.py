@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipetransformer_contract.spec import (
+        Cache,
         Checkpoint,
         Data,
         Freeze,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         Training,
     )
 
-    from .data import DataInfo, Dataset, Split
+    from .data import AugmentedSplit, DataInfo, Dataset, Split
     from .errors import SpecError
     from .freeze import FreezeObservation, FreezePolicy
     from .library import Result, train
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pipetransformer_contract.spec": (
+        "Cache",
         "Checkpoint",
         "Data",
         "Freeze",
@@ -36,7 +38,7 @@ _HOMES = {
         "Pipeline",
         "Training",
     ),
-    "pipetransformer.data": ("DataInfo", "Dataset", "Split"),
+    "pipetransformer.data": ("AugmentedSplit", "DataInfo", "Dataset", "Split"),
     "pipetransformer.errors": ("SpecError",),
     "pipetransformer.freeze": ("FreezeObservation", "FreezePolicy"),
     "pipetransformer.library": ("Result", "train"),
@@ -45,6 +47,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AugmentedSplit",
+    "Cache",
     "Checkpoint",
     "Data",
     "DataInfo",

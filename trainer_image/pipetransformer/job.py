@@ -16,6 +16,7 @@ from .checks import check_spec
 from .data import Dataset, EpochOrder, MicroBatch, deal, default_micro_batch_size, load_dataset, own_dataset
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
+from .layout import StageLayout
 from .models import OwnModel, PipelineModel, build_model, build_unit
 from .optimizer import moment_shapes
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
@@ -148,6 +149,11 @@ class Job:
     def training_micro_batches(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline at a global step."""
         return deal(self.order.batch(step), pipelines, micro_batch_size)
+
+    def training_samples(self, step: int, layout: StageLayout) -> list[int]:
+        """Samples of the layout's own pipeline at a global step, in their order, padding included."""
+        dealt = self.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
+        return [sample_id for micro_batch in dealt for sample_id in micro_batch.sample_ids]
 
     def test_micro_batches(self, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline over the whole held-out split."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pipetransformer_contract.spec import (
     SCRIPT,
+    Cache,
     Checkpoint,
     Data,
     Freeze,
@@ -63,6 +64,7 @@ def train(
     freeze: Freeze | FreezePolicy | None = None,
     pipeline: Pipeline | None = None,
     schedule: ScheduleClass | None = None,
+    cache: Cache | None = None,
     checkpoint: Checkpoint | None = None,
     run_dir: str | Path = "run",
 ) -> Result:
@@ -76,6 +78,7 @@ def train(
         freeze: a `Freeze` of ours or a policy of yours; the paper's schedule by default.
         pipeline: stages and micro-batches. Fewer processes than stages make shorter pipelines.
         schedule: a pipeline schedule class of torch or of yours, with one stage a worker.
+        cache: where to keep what frozen layers made of samples; by default in memory, where that was measured to pay.
         checkpoint: where to save; a run that finds one there goes on from it.
         run_dir: for the record and the model. In a pod the operator says where.
 
@@ -98,6 +101,7 @@ def train(
         training=training,
         freeze=Freeze(policy=FreezePolicyName.SCRIPT) if parts.freeze is not None else freeze or Freeze(),
         pipeline=(pipeline or Pipeline()).model_copy(update={"schedule": ScheduleName.SCRIPT} if schedule else {}),
+        cache=cache or Cache(),
         checkpoint=checkpoint,
     )
     if Env.WORKER_NAME in os.environ:

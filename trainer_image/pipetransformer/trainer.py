@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Generation
 
+from .cache.make import make_cache
 from .checkpoint import write_model
 from .data import digest
 from .durable import Checkpointer
@@ -42,7 +43,7 @@ from .measuring import measure_costs, measurement_due
 from .models import unit_name
 from .moments import Moment, Reached, ignore
 from .optimizer import learning_rate, make_optimizer, set_learning_rate
-from .record import Ledger
+from .record import CacheLog, Ledger
 from .schedules import ModelError, StageRunner, StageSpec
 from .state import Control, UnitCodec, WorkerState
 from .vote import Vote
@@ -118,12 +119,14 @@ class Trainer:
         self._hooks = hooks or Hooks()
         self._watchdog = watchdog or Watchdog()
         self._ledger = Ledger(run_dir, worker)
+        self._cache_log = CacheLog(run_dir, worker)
         self._checkpointer = Checkpointer(job)
         self._policy = copy.deepcopy(job.policy)
         self._data = digest(job.dataset)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._mirrors = self._make_mirrors()
+        self._cache = make_cache(job, worker)
         self._member: _Membership | None = None
         self._pending = False
         self._in_doubt: WorkerState | None = None
@@ -164,6 +167,8 @@ class Trainer:
             return Ending.CLOSED
         finally:
             self._watchdog.stop()
+            if self._cache is not None:
+                self._cache.close()
         return ending
 
     def close(self) -> None:
@@ -243,6 +248,7 @@ class Trainer:
         self._mirrors.settle()
         self._hooks.reached(Moment.VOTED, control.step)
         self._commit(vote)
+        self._note_cache(member)
         if member.leader is not None:
             member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
             if not member.stepped:
@@ -256,6 +262,19 @@ class Trainer:
             gc.collect()  # the old generation's groups hang in cycles; not in the pause, but before there are many
         member.stepped = True
         return vote
+
+    def _note_cache(self, member: _Membership) -> None:
+        """Log what the cache did for the step that was just committed."""
+        counts = self._cache.take_counts() if self._cache is not None else {}
+        if counts:
+            step = self.step - 1
+            self._cache_log.append(
+                step=step,
+                epoch=self._job.order.epoch(step),
+                layout_generation=member.layout.number,
+                pipelines=member.layout.pipelines,
+                counts=counts,
+            )
 
     def _pass_on_next(self, member: _Membership) -> bool:
         """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
@@ -467,7 +486,13 @@ class Trainer:
             device=self._transport.device,
             dtype=self._job.dtype,
         )
-        return StageRunner(spec, self._job.model, [self._state.units[index] for index in layout.span])
+        return StageRunner(
+            spec,
+            self._job.model,
+            [self._state.units[index] for index in layout.span],
+            self._cache,
+            lambda step: self._job.training_samples(step, layout),
+        )
 
     def _make_mirrors(self) -> Mirrors:
         spec, codec, shells = self._job.spec.mirror, self._codec, self._job.model.units

@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec import (
+    Cache,
     Checkpoint,
     Data,
     Freeze,
@@ -133,6 +134,7 @@ class JobSpec(SpecModel):
     training: Training
     freeze: Freeze = Field(default_factory=Freeze)
     pipeline: Pipeline = Field(default_factory=Pipeline)
+    cache: Cache = Field(default_factory=Cache)
     elastic_policy: ElasticPolicy
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     checkpoint: Checkpoint | None = None
@@ -215,6 +217,7 @@ def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:
         training=spec.training,
         freeze=spec.freeze,
         pipeline=spec.pipeline,
+        cache=spec.cache,
         checkpoint=spec.checkpoint,
         mirror=spec.mirror,
         output=spec.output,

@@ -91,7 +91,10 @@ def _unchanged_optional(field: str) -> Rule:
 
 
 IMMUTABILITY_RULES = (
-    *(_unchanged(field) for field in ("model", "data", "training", "freeze", "pipeline", "acceleratorResource")),
+    *(
+        _unchanged(field)
+        for field in ("model", "data", "training", "freeze", "pipeline", "cache", "acceleratorResource")
+    ),
     *(_unchanged_optional(field) for field in ("checkpoint", "mirror", "output", "managedBy")),
     Rule(
         "oldSelf.suspend || self.podTemplate == oldSelf.podTemplate",

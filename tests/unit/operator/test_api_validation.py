@@ -50,6 +50,8 @@ REFUSED = [
     (make_job().set("freeze.aplha", 0.5), "spec.freeze.aplha"),
     (make_job().set("model.name", "bert"), "spec.model.name"),
     (make_job().set("model.numHeads", 5), "spec.model.hiddenSize"),
+    (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),
+    (make_job().set("cache.diskBytes", -1), "spec.cache.diskBytes"),
     (make_job().checkpoint("relative/path"), "spec.checkpoint.location"),
     (make_job().drop("podTemplate"), "spec.podTemplate"),
 ]

@@ -1,9 +1,12 @@
 """The order of samples and their dealing to pipelines."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from pipetransformer.data import (
     DataInfo,
@@ -11,6 +14,7 @@ from pipetransformer.data import (
     EpochOrder,
     TensorSplit,
     deal,
+    inputs_change,
     load_dataset,
     shards_of,
 )
@@ -128,3 +132,18 @@ def test_data_that_cannot_be_used_name_the_field(data: Data, field: str, reason:
     with pytest.raises(SpecError) as caught:
         load_dataset(data, dtype=torch.float32)
     assert (caught.value.field, caught.value.reason) == (field, reason)
+
+
+def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
+    class Flipped(TensorSplit):
+        def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+            inputs, targets = super().batch(ids)
+            return torch.where(torch.rand(len(inputs), 1) < 0.5, inputs, inputs.flip(-1)), targets
+
+    plain = TensorSplit(torch.randn(40, 3), torch.arange(40))
+    flipped = Flipped(plain.inputs, plain.targets)
+    info = DataInfo((3,), 40)
+
+    assert not inputs_change(Dataset(plain, plain, info))
+    assert inputs_change(Dataset(flipped, plain, info))
+    assert inputs_change(Dataset(plain, flipped, info))

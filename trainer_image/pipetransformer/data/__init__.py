@@ -1,13 +1,24 @@
 """Which samples a step sees and what they are: datasets, an epoch's order, the dealing of a batch to pipelines."""
 
-from .dataset import DataInfo, Dataset, PaddedSplit, Split, TensorSplit, lengths_of
-from .digest import digest
+from .dataset import (
+    AugmentedSplit,
+    DataInfo,
+    Dataset,
+    PaddedSplit,
+    Split,
+    TensorSplit,
+    augmentation_key,
+    lengths_of,
+    read_batch,
+)
+from .digest import digest, inputs_change
 from .load import load_dataset
 from .micro_batches import MicroBatch, deal, default_micro_batch_size, shards_of
 from .order import EpochOrder
 from .own import own_dataset
 
 __all__ = [
+    "AugmentedSplit",
     "DataInfo",
     "Dataset",
     "EpochOrder",
@@ -15,11 +26,14 @@ __all__ = [
     "PaddedSplit",
     "Split",
     "TensorSplit",
+    "augmentation_key",
     "deal",
     "default_micro_batch_size",
     "digest",
+    "inputs_change",
     "lengths_of",
     "load_dataset",
     "own_dataset",
+    "read_batch",
     "shards_of",
 ]

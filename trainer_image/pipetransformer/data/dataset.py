@@ -50,6 +50,34 @@ def lengths_of(split: Split, ids: Sequence[int], device: torch.device) -> Tensor
     return split.lengths(ids).to(device) if isinstance(split, PaddedSplit) else None
 
 
+@runtime_checkable
+class AugmentedSplit(Split, Protocol):
+    """A training split that shows a sample in another variant at another step, a function of step and sample alone."""
+
+    def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+        """What `batch` gives, as seen at a global step."""
+        ...
+
+    def augmentation_key(self, sample_id: int, step: int) -> int | None:
+        """Number of the variant that a sample shows at a step; None when it is not seen again and is not worth
+        caching."""
+        ...
+
+
+def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as training sees them at `step`, or as they are where it is None."""
+    if step is not None and isinstance(split, AugmentedSplit):
+        return split.augmented_batch(ids, step)
+    return split.batch(ids)
+
+
+def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | None:
+    """Which variant of the sample `read_batch` gives, 0 where there is only one."""
+    if step is not None and isinstance(split, AugmentedSplit):
+        return split.augmentation_key(sample_id, step)
+    return 0
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A training split and a held-out one."""

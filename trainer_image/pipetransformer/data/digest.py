@@ -1,6 +1,9 @@
-"""Whether two workers see the same data: stages of one pipeline read inputs and targets each by themselves."""
+"""Whether two workers, or two epochs, see the same data: stages of one pipeline read inputs and targets each by
+themselves, and a cache stands for inputs that would be read again."""
 
 import hashlib
+
+import torch
 
 from .dataset import Dataset, Split
 
@@ -15,6 +18,15 @@ def digest(dataset: Dataset) -> str:
         if len(split):
             content.update(split.batch(_spread(split))[1].contiguous().numpy().tobytes())
     return content.hexdigest()
+
+
+def inputs_change(dataset: Dataset) -> bool:
+    """Whether some samples, read twice, are not the same: they are augmented at random."""
+    return any(
+        not torch.equal(split.batch(_spread(split))[0], split.batch(_spread(split))[0])
+        for split in (dataset.train, dataset.test)
+        if len(split)
+    )
 
 
 def _spread(split: Split) -> list[int]:

@@ -1,6 +1,7 @@
 """What a run leaves behind: steps, events, ledger, summary and a picture of who held which layers when."""
 
+from .cache_use import CacheLog
 from .ledger import Ledger, audit
 from .run import Role, RunRecord, clear
 
-__all__ = ["Ledger", "Role", "RunRecord", "audit", "clear"]
+__all__ = ["CacheLog", "Ledger", "Role", "RunRecord", "audit", "clear"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..data import EpochOrder
 from . import lines
+from .cache_use import cache_summary
 from .ledger import audit
 
 
@@ -27,8 +28,9 @@ def clear(run_dir: Path) -> None:
     """Remove the record of an earlier run, so that a run from the start does not add to it."""
     for name in ("steps.jsonl", "events.jsonl", "summary.json", "timeline.png"):
         (run_dir / name).unlink(missing_ok=True)
-    for path in (run_dir / "ledger").glob("*.jsonl"):
-        path.unlink()
+    for folder in ("ledger", "cache"):
+        for path in (run_dir / folder).glob("*.jsonl"):
+            path.unlink()
 
 
 class RunRecord:
@@ -156,6 +158,7 @@ class RunRecord:
             "samples_repeated": found.repeated,
             "steps": num_steps,
             "steps_redone": found.redone_steps,
+            "cache": cache_summary(self.run_dir),
             "generations": [
                 {
                     "generation": event["generation"],

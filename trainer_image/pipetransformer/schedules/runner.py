@@ -5,7 +5,7 @@ frozen prefix sends and receives no gradients. Whatever changes those facts (a f
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from ..data import MicroBatch, Split, lengths_of
+from ..cache import ActivationCache, FrozenPrefix, Source
+from ..data import MicroBatch, Split, augmentation_key, lengths_of, read_batch
 from ..errors import ModelError
 from ..freezing import first_trainable
 from ..models import MicroBatchContext, PipelineModel, set_micro_batch
@@ -63,21 +64,30 @@ class RoundSums:
 
 
 class StageModule(nn.Module):
-    """The units of a stage in order. Frozen units keep no graph; each micro-batch brings its context."""
+    """The units of a stage in order. Frozen units keep no graph; each micro-batch brings its context.
 
-    def __init__(self, units: Sequence[nn.Module], num_frozen: int) -> None:
+    On the first stage the frozen units are the `prefix`, which knows the micro-batches' samples.
+    """
+
+    def __init__(self, units: Sequence[nn.Module], num_frozen: int, prefix: FrozenPrefix | None) -> None:
         super().__init__()
         self.units = nn.ModuleList(units)
         self.num_frozen = num_frozen
+        self.frozen = [] if prefix is not None else list(units[:num_frozen])
+        self.active = list(units[num_frozen:])
+        self.prefix = prefix
         self.upcoming: list[MicroBatchContext] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        set_micro_batch(self.upcoming.pop(0))
+        context = self.upcoming.pop(0)
         try:
+            if self.prefix is not None:
+                x = self.prefix.take()
+            set_micro_batch(context)
             with torch.no_grad():
-                for unit in self.units[: self.num_frozen]:
+                for unit in self.frozen:
                     x = unit(x)
-            for unit in self.units[self.num_frozen :]:
+            for unit in self.active:
                 x = unit(x)
         except Exception as error:
             raise ModelError(f"forward failed: {type(error).__name__}: {error}") from error
@@ -88,12 +98,35 @@ class StageRunner:
     """Trains and evaluates by micro-batches. All workers of the pipeline call the same methods with the same
     micro-batches."""
 
-    def __init__(self, spec: StageSpec, model: PipelineModel, units: Sequence[nn.Module]) -> None:
-        """`units` are the modules of `spec.span`, on the device."""
+    def __init__(
+        self,
+        spec: StageSpec,
+        model: PipelineModel,
+        units: Sequence[nn.Module],
+        cache: ActivationCache | None = None,
+        samples_of: Callable[[int], Sequence[int]] = lambda step: (),
+    ) -> None:
+        """
+        Args:
+            spec: see there.
+            model: for shapes and the loss.
+            units: the modules of `spec.span`, on the device.
+            cache: of this worker; used by a first stage.
+            samples_of: what this pipeline will train at a step, to read ahead.
+        """
         self.spec = spec
         self._model = model
+        self._samples_of = samples_of
         num_frozen = min(max(first_trainable(spec.boundary) - spec.span.start, 0), len(units))
-        self._module = StageModule(units, num_frozen)
+        frozen = units[:num_frozen] if spec.is_first else ()
+        if cache is not None:
+            # A parameter that is shared with a unit that trains makes the prefix another one at every step.
+            changes = any(parameter.requires_grad for unit in frozen for parameter in unit.parameters())
+            cache.use(() if changes else frozen)
+        self._prefix = None
+        if spec.is_first:
+            self._prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype, cache=cache)
+        self._module = StageModule(units, num_frozen, self._prefix)
         self._schedules: dict[tuple[bool, int], PipelineScheduleSingle] = {}
         self._target = _Target()
 
@@ -141,30 +174,54 @@ class StageRunner:
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool
     ) -> tuple[RoundSums, list[Tensor]]:
         spec = self.spec
-        self._module.upcoming = [
-            MicroBatchContext(step, micro_batch.sample_ids, lengths_of(split, micro_batch.sample_ids, spec.device))
-            for micro_batch in micro_batches
-        ]
+        self._module.upcoming = [self._context(step, split, micro_batch.sample_ids) for micro_batch in micro_batches]
         ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
-        inputs: tuple[Tensor, ...] = ()
-        target: Tensor | None = None
-        if spec.is_first or spec.is_last:
-            samples, labels = split.batch(ids)
-            if spec.is_first:
-                inputs = (samples.to(spec.device),)
-            if spec.is_last:
-                weights = [weight for micro_batch in micro_batches for weight in micro_batch.weights]
-                self._target.set(labels.to(spec.device), torch.tensor(weights, dtype=spec.dtype, device=spec.device))
-                target = torch.arange(len(ids), device=spec.device)
-        schedule = self._schedule(len(micro_batches), len(micro_batches[0].sample_ids), inputs, training=training)
+        rows = torch.arange(len(ids), device=spec.device)
+        samples: Tensor | None = None
+        if spec.is_last:
+            samples, labels = read_batch(split, ids, step if training else None)
+            weights = [weight for micro_batch in micro_batches for weight in micro_batch.weights]
+            self._target.set(labels.to(spec.device), torch.tensor(weights, dtype=spec.dtype, device=spec.device))
+        if self._prefix is not None:
+            source = self._source(split, step if training else None, ids, samples)
+            self._prefix.begin(source, [micro_batch.sample_ids for micro_batch in micro_batches])
+        schedule = self._schedule(len(micro_batches), len(micro_batches[0].sample_ids), training=training)
         losses: list[Tensor] = []
         run = schedule.step if training else schedule.eval
+        inputs = (rows,) if spec.is_first else ()
+        target = rows if spec.is_last else None
         run(*inputs, target=target, losses=losses if spec.is_last else None, return_outputs=False)
         return self._target.take_sums(), losses
 
-    def _schedule(
-        self, num_micro_batches: int, micro_batch_size: int, inputs: tuple[Tensor, ...], *, training: bool
-    ) -> PipelineScheduleSingle:
+    def _source(self, split: Split, step: int | None, ids: Sequence[int], samples: Tensor | None) -> Source:
+        """The round's samples for the prefix; `samples` are the inputs of `ids` where they had to be read anyway."""
+
+        def inputs(wanted: Sequence[int]) -> Tensor:
+            if samples is None:
+                return read_batch(split, wanted, step)[0]
+            row = {sample_id: number for number, sample_id in enumerate(ids)}
+            return samples if wanted == ids else samples[[row[sample_id] for sample_id in wanted]]
+
+        def upcoming() -> list[tuple[int, int | None]]:
+            if step is None:
+                return []
+            following = step + 1
+            return [
+                (sample_id, augmentation_key(split, sample_id, following)) for sample_id in self._samples_of(following)
+            ]
+
+        return Source(
+            split="test" if step is None else "train",
+            inputs=inputs,
+            augmentation=lambda sample_id: augmentation_key(split, sample_id, step),
+            enter=lambda sample_ids: set_micro_batch(self._context(step or 0, split, sample_ids)),
+            upcoming=upcoming,
+        )
+
+    def _context(self, step: int, split: Split, sample_ids: Sequence[int]) -> MicroBatchContext:
+        return MicroBatchContext(step, tuple(sample_ids), lengths_of(split, sample_ids, self.spec.device))
+
+    def _schedule(self, num_micro_batches: int, micro_batch_size: int, *, training: bool) -> PipelineScheduleSingle:
         """One stage and schedule for each (mode, M): a stage's receive buffers belong to the mode that prepared
         them."""
         key = (training, num_micro_batches)
@@ -175,7 +232,7 @@ class StageRunner:
                 spec.stage,
                 spec.stages,
                 spec.device,
-                input_args=self._example_input(micro_batch_size, inputs),
+                input_args=self._example_input(micro_batch_size),
                 output_args=self._example_output(micro_batch_size),
                 group=spec.group,
             )
@@ -185,10 +242,11 @@ class StageRunner:
             self._schedules[key] = schedule_class(stage, num_micro_batches, loss_fn=self._loss, scale_grads=False)
         return self._schedules[key]
 
-    def _example_input(self, micro_batch_size: int, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _example_input(self, micro_batch_size: int) -> Tensor:
+        """The first stage is given row numbers, as the loss is: its prefix knows the samples."""
         spec = self.spec
         if spec.is_first:
-            return inputs[0][:micro_batch_size].clone()
+            return torch.arange(micro_batch_size, device=spec.device)
         shape = self._model.activation_shape(micro_batch_size)
         needs_gradient = spec.span.start > first_trainable(spec.boundary)
         return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)

@@ -1,0 +1,269 @@
+"""What the frozen prefix gives a first stage is what its units compute, read or not."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.cache import ActivationCache, FrozenPrefix, Source
+from pipetransformer_contract.spec import Cache, CacheDtype
+
+SAMPLES = 24
+SIZE = 4
+ROW_BYTES = 3 * 8 * 4
+INPUTS = torch.randn(SAMPLES, 3, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Unit(nn.Module):
+    """A layer that counts the batches it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.batches = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches += 1
+        assert x.shape == (SIZE, 3, 8)
+        return torch.tanh(self.linear(x))
+
+
+class Bench:
+    """A cache with units to freeze, and epochs of shuffled micro-batches that are compared with plain computation."""
+
+    def __init__(self, scratch: Path, **settings: object) -> None:
+        torch.manual_seed(0)
+        self.units = [Unit().eval() for _ in range(4)]
+        spec = Cache.model_validate({"policy": "Always", "memory_bytes": 1 << 20} | settings)
+        self.cache = ActivationCache(spec, job="job", worker="w0", scratch=scratch)
+        self.prefix = self.freeze(2)
+        self.epochs = 0
+
+    def freeze(self, num_units: int) -> FrozenPrefix:
+        self.cache.use(self.units[:num_units])
+        self.prefix = FrozenPrefix(
+            self.units[:num_units], device=torch.device("cpu"), dtype=torch.float32, cache=self.cache
+        )
+        self._num_units = num_units
+        return self.prefix
+
+    def epoch(self, *, augmentation: int | None = 0, rounds: int = 2) -> dict[str, int]:
+        """One pass over the data; the counts of the cache."""
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epochs)).tolist()
+        self.epochs += 1
+        share = SAMPLES // rounds
+        for start in range(0, SAMPLES, share):
+            ids = order[start : start + share]
+            self.round([ids[i : i + SIZE] for i in range(0, share, SIZE)], augmentation=augmentation)
+        return self.cache.take_counts()
+
+    def round(self, micro_batches: Sequence[Sequence[int]], *, augmentation: int | None = 0) -> None:
+        shift = float(augmentation or 0)
+        self.prefix.begin(
+            Source(
+                split="train",
+                inputs=lambda ids: INPUTS[list(ids)] + shift,
+                augmentation=lambda sample: augmentation,
+                enter=lambda ids: None,
+            ),
+            micro_batches,
+        )
+        for ids in micro_batches:
+            expected = INPUTS[list(ids)] + shift
+            with torch.no_grad():
+                for unit in self.units[: self._num_units]:
+                    expected = torch.tanh(unit.linear(expected))
+            self.check(self.prefix.take(), expected)
+
+    def check(self, output: Tensor, expected: Tensor) -> None:
+        assert torch.equal(output, expected)
+
+    @property
+    def batches(self) -> list[int]:
+        """Batches that each unit has computed since the last call."""
+        counts = [unit.batches for unit in self.units]
+        for unit in self.units:
+            unit.batches = 0
+        return counts
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.cache.close()
+
+
+def outcome(counts: dict[str, int]) -> tuple[int, int, int]:
+    return counts["hits"], counts["advanced"], counts["computed"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"memory_bytes": 0, "disk_bytes": 1 << 20}, {"memory_bytes": 10 * ROW_BYTES, "disk_bytes": 1 << 20}],
+    ids=["memory", "disk", "both"],
+)
+def test_a_second_epoch_reads_what_the_first_one_computed_bit_for_bit(settings: dict[str, int], tmp_path: Path) -> None:
+    bench = Bench(tmp_path, **settings)
+
+    assert outcome(bench.epoch()) == (0, 0, SAMPLES)
+    assert bench.batches[:2] == [SAMPLES // SIZE] * 2
+    assert outcome(bench.epoch()) == (SAMPLES, 0, 0)
+    assert bench.batches[:2] == [0, 0]
+    bench.cache.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_of_half_the_data_saves_half_the_batches(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, memory_bytes=SAMPLES // 2 * ROW_BYTES)
+    bench.epoch(rounds=1)
+    assert bench.batches[0] == SAMPLES // SIZE
+
+    counts = bench.epoch(rounds=1)
+
+    assert outcome(counts) == (SAMPLES // 2, 0, SAMPLES // 2)
+    assert counts["memoryBytes"] == SAMPLES // 2 * ROW_BYTES
+    assert bench.batches[0] == SAMPLES // 2 // SIZE
+
+
+def test_a_raised_boundary_runs_only_the_newly_frozen_units_on_what_is_cached(bench: Bench) -> None:
+    bench.epoch()
+    bench.freeze(4)
+    assert bench.batches[0]
+
+    assert outcome(bench.epoch()) == (0, SAMPLES, 0)
+    assert bench.batches == [0, 0, SAMPLES // SIZE, SAMPLES // SIZE]
+    counts = bench.epoch()
+    assert outcome(counts) == (SAMPLES, 0, 0)
+    assert counts["memoryBytes"] == SAMPLES * ROW_BYTES
+
+
+def test_units_that_trained_in_between_make_no_entry_match(bench: Bench) -> None:
+    bench.epoch()
+    bench.freeze(4)
+    bench.epoch()
+    bench.freeze(1)
+    with torch.no_grad():
+        bench.units[1].linear.weight += 1e-3
+    bench.epoch()
+    bench.freeze(4)
+
+    assert outcome(bench.epoch()) == (0, SAMPLES, 0)
+
+
+def test_a_shorter_prefix_has_no_use_for_entries_of_a_longer_one(bench: Bench) -> None:
+    bench.epoch()
+    bench.freeze(1)
+
+    counts = bench.epoch()
+
+    assert outcome(counts) == (0, 0, SAMPLES)
+    assert counts["memoryBytes"] == SAMPLES * ROW_BYTES
+
+
+def test_padding_is_computed_once_and_given_to_every_micro_batch(bench: Bench) -> None:
+    for _ in range(2):
+        bench.round([[0, 1, 2, 3], [4, 5, 0, 0], [0, 0, 0, 0]])
+
+    assert bench.batches[0] == 2
+
+
+def test_a_torn_entry_is_computed_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, memory_bytes=0, disk_bytes=1 << 20)
+    bench.epoch()
+    bench.epoch()
+    (file,) = tmp_path.glob("*/activations-*")
+    content = bytearray(file.read_bytes())
+    content[100] ^= 0xFF  # in the first entry's payload
+    file.write_bytes(content)
+
+    counts = bench.epoch()
+
+    assert counts["torn"] == 1 and outcome(counts) == (SAMPLES - 1, 0, 1)
+    assert outcome(bench.epoch()) == (SAMPLES, 0, 0)
+    bench.cache.close()
+
+
+def test_a_torn_entry_of_an_earlier_boundary_is_computed_from_its_input(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, memory_bytes=0, disk_bytes=1 << 20)
+    bench.epoch()
+    bench.epoch()
+    (file,) = tmp_path.glob("*/activations-*")
+    file.write_bytes(bytes(file.stat().st_size))
+    bench.freeze(3)
+
+    counts = bench.epoch()
+
+    assert counts["torn"] == SAMPLES and outcome(counts) == (0, 0, SAMPLES)
+    bench.cache.close()
+
+
+def test_variants_of_a_sample_are_kept_apart(bench: Bench) -> None:
+    assert outcome(bench.epoch(augmentation=1)) == (0, 0, SAMPLES)
+    assert outcome(bench.epoch(augmentation=2)) == (0, 0, SAMPLES)
+    assert outcome(bench.epoch(augmentation=1)) == (SAMPLES, 0, 0)
+
+
+def test_samples_that_are_augmented_at_random_are_neither_read_nor_kept(bench: Bench) -> None:
+    bench.epoch()
+
+    counts = bench.epoch(augmentation=None)
+
+    assert outcome(counts) == (0, 0, SAMPLES)
+    assert counts["memoryBytes"] == SAMPLES * ROW_BYTES
+
+
+def test_a_smaller_type_is_close_and_takes_half_the_room(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, dtype=CacheDtype.FLOAT16)
+    bench.epoch()
+    bench.check = lambda output, expected: torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)  # type: ignore[method-assign]
+
+    counts = bench.epoch()
+
+    assert outcome(counts) == (SAMPLES, 0, 0)
+    assert counts["memoryBytes"] == SAMPLES * ROW_BYTES // 2
+    bench.cache.close()
+
+
+def test_what_a_smaller_type_cannot_hold_is_not_kept(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, dtype=CacheDtype.FLOAT16)
+    bench.units[1].forward = lambda x: x * 1e6  # type: ignore[method-assign]
+    bench.check = lambda output, expected: None  # type: ignore[method-assign]
+
+    assert bench.epoch()["outOfRange"] == SAMPLES
+    assert outcome(bench.epoch()) == (0, 0, SAMPLES)
+    bench.cache.close()
+
+
+def test_auto_gives_up_what_is_slower_to_read_than_to_compute(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy="Auto")
+    bench.cache.ready()
+    bench.epoch()
+    choice = bench.cache.choice
+    assert choice.memory_pays
+    choice.computing.extend([1e-6] * 100)
+    choice.gathering.extend([1e-3] * 100)
+    assert not choice.memory_pays
+
+    bench.epoch()
+
+    assert bench.cache.store.used_bytes == (0, 0)
+    bench.freeze(3)
+    assert bench.cache.choice.memory_pays
+    bench.cache.close()
+
+
+def test_auto_goes_on_without_a_disk_that_is_too_slow(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy="Auto", memory_bytes=5 * ROW_BYTES, disk_bytes=1 << 20)
+    while not bench.cache.ready():
+        pass
+    bench.epoch()
+    bench.cache.choice.computing.extend([1e-3] * 100)
+    bench.cache.choice.gathering.extend([1e-6] * 100)
+    bench.cache.choice.waiting.extend([1e-2] * 100)
+
+    assert outcome(bench.epoch()) == (5, 0, SAMPLES - 5)
+    assert bench.cache.store.used_bytes == (5 * ROW_BYTES, 0)
+    bench.cache.close()

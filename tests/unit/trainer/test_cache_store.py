@@ -1,0 +1,186 @@
+"""Entries of the cache: limits, what is given up first, and what a broken disk does."""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipetransformer.cache.digest import Key, PrefixDigests
+from pipetransformer.cache.store import TieredStore
+
+ENTRY_BYTES = 32
+
+
+def key(sample: int, prefix: bytes = b"p") -> Key:
+    return Key(prefix, "train", sample, 0)
+
+
+def entry(sample: int) -> torch.Tensor:
+    return torch.full((4, 2), float(sample))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TieredStore]:
+    """Room for two entries in memory and two on disk."""
+    store = TieredStore(2 * ENTRY_BYTES, 2 * ENTRY_BYTES, "w0", tmp_path)
+    yield store
+    store.close()
+
+
+def held(store: TieredStore, samples: Sequence[int]) -> list[int]:
+    """Which of `samples` the store gives back as they were put."""
+    found = {sample: store.get(key(sample)) for sample in samples}
+    assert all(value is None or torch.equal(value, entry(sample)) for sample, value in found.items())
+    return [sample for sample, value in found.items() if value is not None]
+
+
+def test_memory_fills_first_then_the_disk_and_what_came_first_stays(store: TieredStore) -> None:
+    for sample in range(5):
+        store.put(key(sample), entry(sample))
+
+    assert [store.tier_of(key(sample)) for sample in range(5)] == [store.memory] * 2 + [store.disk] * 2 + [None]
+    assert held(store, range(5)) == [0, 1, 2, 3]
+    assert store.used_bytes == (2 * ENTRY_BYTES, 2 * ENTRY_BYTES)
+
+
+def test_room_that_was_freed_is_used_again(store: TieredStore, tmp_path: Path) -> None:
+    for sample in range(4):
+        store.put(key(sample), entry(sample))
+    assert held(store, range(4)) == [0, 1, 2, 3]
+    (file,) = tmp_path.glob("*/activations-*")
+    size = file.stat().st_size
+
+    store.remove(key(0))
+    store.remove(key(3))
+    for sample in (4, 5, 6):
+        store.put(key(sample), entry(sample))
+
+    assert held(store, range(7)) == [1, 2, 4, 5]
+    assert file.stat().st_size == size
+
+
+def test_an_entry_that_is_too_large_for_any_tier_is_not_kept(store: TieredStore) -> None:
+    store.put(key(0), torch.zeros(1000))
+
+    assert store.get(key(0)) is None
+    assert store.used_bytes == (0, 0)
+
+
+def test_entries_of_several_sizes_and_types_share_the_disk(tmp_path: Path) -> None:
+    store = TieredStore(0, 1 << 20, "w0", tmp_path)
+    entries = [torch.randn(3, 5), torch.randn(7).to(torch.bfloat16), torch.randn(2, 2, dtype=torch.float64)]
+    for sample, tensor in enumerate(entries):
+        store.put(key(sample), tensor)
+
+    for sample, tensor in enumerate(entries):
+        read = store.get(key(sample))
+        assert read is not None and read.dtype == tensor.dtype and torch.equal(read, tensor)
+    store.close()
+
+
+def test_entries_of_other_prefixes_are_given_up(store: TieredStore) -> None:
+    for sample in range(4):
+        store.put(key(sample, prefix=b"old" if sample % 2 else b"new"), entry(sample))
+
+    store.keep_only(lambda key: key.prefix == b"new")
+
+    assert store.prefixes() == {b"new"}
+    assert store.used_bytes[0] + store.used_bytes[1] == 2 * ENTRY_BYTES
+
+
+def test_a_changed_byte_on_disk_is_noticed(store: TieredStore, tmp_path: Path) -> None:
+    for sample in range(4):
+        store.put(key(sample), entry(sample))
+    assert held(store, [2, 3]) == [2, 3]
+    (file,) = tmp_path.glob("*/activations-*")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+    assert held(store, range(4)) == [0, 1, 2]
+    assert store.take_failures() == (1, 0)
+    assert store.tier_of(key(3)) is None
+
+
+def test_a_file_cut_short_is_noticed(store: TieredStore, tmp_path: Path) -> None:
+    for sample in range(4):
+        store.put(key(sample), entry(sample))
+    assert held(store, [2, 3]) == [2, 3]
+    (file,) = tmp_path.glob("*/activations-*")
+    os.truncate(file, 40)
+
+    assert held(store, range(4)) == [0, 1]
+    assert store.take_failures() == (2, 0)
+
+
+def test_a_full_disk_costs_its_entries_only(store: TieredStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", full)
+    for sample in range(4):
+        store.put(key(sample), entry(sample))
+
+    assert held(store, range(4)) == [0, 1]
+    assert store.take_failures()[1] >= 1
+
+
+def test_a_folder_that_cannot_be_made_costs_the_disk_tier_only(tmp_path: Path) -> None:
+    store = TieredStore(0, 1000, "w0", tmp_path / "missing")
+    store.put(key(0), entry(0))
+
+    assert store.get(key(0)) is None
+
+
+def test_each_store_has_a_folder_of_its_own_which_vanishes_with_it(tmp_path: Path) -> None:
+    stores = [TieredStore(0, 1000, "w0", tmp_path) for _ in range(2)]
+    for store in stores:
+        store.put(key(0), entry(0))
+        assert held(store, [0]) == [0]
+
+    assert len(list(tmp_path.iterdir())) == 2
+    for store in stores:
+        store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_digest_follows_weights_structure_mode_and_job() -> None:
+    def unit() -> torch.nn.Linear:
+        torch.manual_seed(0)
+        return torch.nn.Linear(3, 3).eval()
+
+    def digest(*units: torch.nn.Module, job: bytes = b"job") -> bytes:
+        return PrefixDigests(job).of(units)[-1]
+
+    changed, training, double = unit(), unit().train(), unit().double()
+    with torch.no_grad():
+        changed.bias[0] += 1e-7
+    wrapped = torch.nn.Sequential(unit()).eval()
+    digests = [
+        digest(unit()),
+        digest(changed),
+        digest(training),
+        digest(double),
+        digest(wrapped),
+        digest(unit(), unit()),
+    ]
+
+    assert len({*digests, digest(unit(), job=b"other")}) == 7
+    assert digest(unit()) == digests[0]
+    assert PrefixDigests(b"job").of([unit(), changed])[0] == digests[0]
+
+
+def test_a_unit_that_trained_in_between_is_hashed_again() -> None:
+    first, second = torch.nn.Linear(2, 2).eval(), torch.nn.Linear(2, 2).eval()
+    digests = PrefixDigests(b"")
+    before = digests.of([first, second])
+
+    digests.keep_only([first])
+    with torch.no_grad():
+        second.weight += 1
+    after = digests.of([first, second])
+
+    assert after[0] == before[0] and after[1] != before[1]

@@ -1,0 +1,68 @@
+"""Whether reading an entry pays: measured on this worker, for reading and computing give the same numbers."""
+
+import statistics
+import time
+from collections import deque
+
+import torch
+
+_LEAST_MEASURED = 8
+_MEASURED = 64
+
+
+class Stopwatch:
+    """Seconds from `start` to `stop` as the device sees them: known at once on a CPU, later on an accelerator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._begun = 0.0
+        self._begin: torch.cuda.Event | None = None
+        self._running: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, deque[float]]] = deque()
+
+    def start(self) -> None:
+        if self._cuda:
+            self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._begin.record()
+        else:
+            self._begun = time.perf_counter()
+
+    def stop(self, samples: int, into: deque[float]) -> None:
+        """Note the seconds a sample in `into`."""
+        if self._begin is not None:
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end.record()
+            self._running.append((self._begin, end, samples, into))
+            while self._running and self._running[0][1].query():  # type: ignore[no-untyped-call]
+                begin, end, samples, into = self._running.popleft()
+                into.append(begin.elapsed_time(end) / 1000 / samples)
+        else:
+            into.append((time.perf_counter() - self._begun) / samples)
+
+
+class Choice:
+    """Compares the medians of the latest measurements, in seconds a sample; optimistic while there are few.
+
+    Attributes:
+        computing: the whole prefix of a sample.
+        gathering: entries that are in memory, up to the micro-batch on the device.
+        waiting: for entries of the disk, until they are in memory.
+    """
+
+    def __init__(self, always: bool) -> None:
+        self._always = always
+        self.computing: deque[float] = deque(maxlen=_MEASURED)
+        self.gathering: deque[float] = deque(maxlen=_MEASURED)
+        self.waiting: deque[float] = deque(maxlen=_MEASURED)
+
+    @property
+    def memory_pays(self) -> bool:
+        return self._pays(self.gathering)
+
+    @property
+    def disk_pays(self) -> bool:
+        return self._pays(self.gathering, self.waiting)
+
+    def _pays(self, *reading: deque[float]) -> bool:
+        if self._always or min(map(len, (self.computing, *reading))) < _LEAST_MEASURED:
+            return True
+        return sum(map(statistics.median, reading)) < statistics.median(self.computing)

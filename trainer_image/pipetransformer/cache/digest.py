@@ -1,0 +1,65 @@
+"""What an entry is called: a digest of all that it was computed with, so that a stale entry can never match."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+
+class Key(NamedTuple):
+    """Name of an entry.
+
+    Attributes:
+        prefix: digest of the units that computed it, from the first one on.
+        split: which part of the dataset the sample is of.
+        sample: its id there.
+        augmentation: which variant of the sample was seen.
+    """
+
+    prefix: bytes
+    split: str
+    sample: int
+    augmentation: int
+
+
+class PrefixDigests:
+    """Digests of a model's first units, each of them hashed once while it stays frozen."""
+
+    def __init__(self, salt: bytes) -> None:
+        """`salt` covers what all prefixes of the job share: model, data and precision."""
+        self._salt = salt
+        self._units: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
+
+    def keep_only(self, units: Sequence[nn.Module]) -> None:
+        """Forget what is not in `units`: it may train until it comes back."""
+        for unit in set(self._units) - set(units):
+            del self._units[unit]
+
+    def of(self, units: Sequence[nn.Module]) -> list[bytes]:
+        """A digest for each prefix: of the first unit, of the first two, and so on."""
+        digests = []
+        digest = self._salt
+        for unit in units:
+            if unit not in self._units:
+                self._units[unit] = _unit_digest(unit)
+            digest = hashlib.sha256(digest + self._units[unit]).digest()
+            digests.append(digest)
+        return digests
+
+
+def _unit_digest(unit: nn.Module) -> bytes:
+    """Of the structure, the mode and every parameter and buffer."""
+    digest = hashlib.sha256(repr(unit).encode())
+    digest.update(bytes(module.training for module in unit.modules()))
+    for name, tensor in [*unit.named_parameters(), *unit.named_buffers()]:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(as_bytes(tensor.detach().cpu()))
+    return digest.digest()
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor, without a copy where it is contiguous."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

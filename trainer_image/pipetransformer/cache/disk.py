@@ -1,0 +1,108 @@
+"""Entries in files of one folder, each file made of slots of one size.
+
+A slot is a header (digest of the key, checksum of the payload) and the payload, so whatever a full disk, a torn write
+or a foreign hand leaves there is not taken for an entry. Methods are called from one thread.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import struct
+import tempfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .digest import Key, as_bytes
+
+logger = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("<16sI12x")
+
+
+@dataclass
+class _Slots:
+    """A file and what of it is free."""
+
+    descriptor: int
+    end: int = 0
+    free: list[int] = field(default_factory=list)
+
+
+class DiskFiles:
+    """Writes and reads entries by key, in a folder that is made for the first one and deleted by `close`."""
+
+    def __init__(self, name: str, scratch: Path | None) -> None:
+        self._name = name
+        self._scratch = scratch
+        self._folder: Path | None = None
+        self._files: dict[int, _Slots] = {}
+        self._places: dict[Key, tuple[_Slots, int]] = {}
+
+    def write(self, key: Key, entry: Tensor) -> bool:
+        """Store an entry of the CPU; False when the disk would not take it."""
+        payload = as_bytes(entry)
+        try:
+            slots = self._slots(len(payload))
+            size = _HEADER.size + len(payload)
+            place = slots.free.pop() if slots.free else slots.end
+            slots.end = max(slots.end, place + size)
+            self._places[key] = (slots, place)
+            header = _HEADER.pack(_digest(key), zlib.crc32(payload))
+            written = os.pwritev(slots.descriptor, [header, payload], place)
+        except OSError as error:
+            logger.warning("cache: cannot write: %s", error)
+            written = -1
+        if written != _HEADER.size + len(payload):
+            self.remove(key)
+            return False
+        return True
+
+    def read(self, key: Key, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+        """The entry, or None when it is not whole."""
+        if key not in self._places:
+            return None
+        slots, place = self._places[key]
+        header = bytearray(_HEADER.size)
+        entry = torch.empty(shape, dtype=dtype)
+        payload = as_bytes(entry)
+        try:
+            count = os.preadv(slots.descriptor, [header, payload], place)
+        except OSError as error:
+            logger.warning("cache: cannot read: %s", error)
+            return None
+        if count != _HEADER.size + len(payload) or _HEADER.unpack(header) != (_digest(key), zlib.crc32(payload)):
+            return None
+        return entry
+
+    def remove(self, key: Key) -> None:
+        """Free the entry's slot."""
+        place = self._places.pop(key, None)
+        if place is not None:
+            place[0].free.append(place[1])
+
+    def close(self) -> None:
+        """Delete everything."""
+        for slots in self._files.values():
+            os.close(slots.descriptor)
+        self._files.clear()
+        self._places.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _slots(self, size: int) -> _Slots:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=f"pipetransformer-cache-{self._name}-", dir=self._scratch))
+        if size not in self._files:
+            path = self._folder / f"activations-{size}"
+            self._files[size] = _Slots(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        return self._files[size]
+
+
+def _digest(key: Key) -> bytes:
+    text = f"{key.prefix.hex()} {key.split} {key.sample} {key.augmentation}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,216 @@
+"""The frozen units of a first stage: what they make of samples, computed or read.
+
+What is missing is computed in batches of a micro-batch's size, taken from the round's samples in the order in which
+they are needed: a cache that holds half of the samples saves half of the batches, the first micro-batch waits for one
+batch only, and every batch has the shape that it has without a cache, so the same kernels give the same numbers.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .cache import ActivationCache
+from .choice import Stopwatch
+from .digest import Key
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a round's samples come from.
+
+    Attributes:
+        split: `train` or `test`.
+        inputs: (len(ids), *input shape) on the CPU.
+        augmentation: variant of a sample at this step; None for one that is not seen again, which is not cached.
+        enter: called before the units compute a batch of these samples.
+        upcoming: samples, with their variants, that the next round will ask for.
+    """
+
+    split: str
+    inputs: Callable[[Sequence[int]], Tensor]
+    augmentation: Callable[[int], int | None]
+    enter: Callable[[Sequence[int]], None]
+    upcoming: Callable[[], Iterable[tuple[int, int | None]]] = lambda: ()
+
+
+@dataclass
+class _Round:
+    """A round in the making.
+
+    Attributes:
+        uses: how many micro-batches are still to take a sample: padding repeats some.
+        found: entries by sample, with the number of units that each has been through.
+        waiting: samples that are not computed yet, by that number, in the order of their need.
+        inputs: of the samples that nothing is found of.
+        computed: results by sample.
+        ahead: entries to read, in the order of their need, the next round's included.
+    """
+
+    source: Source
+    micro_batches: deque[Sequence[int]]
+    uses: Counter[int]
+    found: dict[int, tuple[int, Key]] = field(default_factory=dict)
+    waiting: dict[int, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    computed: dict[int, Tensor] = field(default_factory=dict)
+    ahead: dict[Key, None] = field(default_factory=dict)
+
+
+class FrozenPrefix:
+    """Gives a first stage the activations at its frozen boundary, one micro-batch after another."""
+
+    def __init__(
+        self,
+        units: Sequence[nn.Module],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        cache: ActivationCache | None = None,
+    ) -> None:
+        """
+        Args:
+            units: the model's first units, as many of them as are frozen on this stage; may be none.
+            device: of the units.
+            dtype: of activations that travel between units.
+            cache: in use for these units; None to compute everything.
+        """
+        self._units = list(units)
+        self._device = device
+        self._dtype = dtype
+        self._cache = cache if units else None
+        self._watch = Stopwatch(device)
+        self._round: _Round | None = None
+        self._plain: deque[tuple[Sequence[int], Tensor]] = deque()
+
+    def begin(self, source: Source, micro_batches: Sequence[Sequence[int]]) -> None:
+        """Start a round over these ids, padding included; `take` then gives them in this order."""
+        self._round = None
+        self._source = source
+        if self._cache is not None and self._cache.ready():
+            self._round = self._plan(self._cache, source, micro_batches)
+            self._read_ahead(self._cache, self._round)
+        else:
+            rows = source.inputs([sample for ids in micro_batches for sample in ids])
+            parts = torch.split(rows, [len(ids) for ids in micro_batches])
+            self._plain = deque(zip(micro_batches, parts, strict=True))
+
+    def take(self) -> Tensor:
+        """(micro-batch, ...) on the device: what the frozen units make of the next micro-batch."""
+        if self._cache is None or self._round is None:
+            ids, rows = self._plain.popleft()
+            return self._run(0, rows.to(self._device), ids, self._source)
+        output = self._assemble(self._cache, self._round)
+        self._read_ahead(self._cache, self._round)
+        return output
+
+    def _plan(self, cache: ActivationCache, source: Source, micro_batches: Sequence[Sequence[int]]) -> _Round:
+        """What is found, what is missing, and what to read ahead."""
+        now = _Round(source, deque(micro_batches), Counter(i for ids in micro_batches for i in set(ids)))
+        for sample in dict.fromkeys(i for ids in micro_batches for i in ids):
+            augmentation = source.augmentation(sample)
+            place = None if augmentation is None else cache.find(source.split, sample, augmentation)
+            if place is not None:
+                now.found[sample] = place
+                now.ahead[place[1]] = None
+            num_units = 0 if place is None else place[0]
+            if num_units < len(self._units):
+                now.waiting[num_units].append(sample)
+        if now.waiting[0]:
+            now.inputs = dict(zip(now.waiting[0], source.inputs(now.waiting[0]), strict=True))
+        for sample, augmentation in source.upcoming():
+            place = None if augmentation is None else cache.find(source.split, sample, augmentation)
+            if place is not None:
+                now.ahead[place[1]] = None
+        return now
+
+    def _read_ahead(self, cache: ActivationCache, now: _Round) -> None:
+        while now.ahead:
+            key = next(iter(now.ahead))
+            if not cache.store.stage(key):
+                return
+            del now.ahead[key]
+
+    def _assemble(self, cache: ActivationCache, now: _Round) -> Tensor:
+        """The rows of the next micro-batch, read or computed."""
+        ids = now.micro_batches.popleft()
+        entries: dict[int, Tensor] = {}
+        for sample in dict.fromkeys(ids):
+            if now.found.get(sample, (0, None))[0] == len(self._units):
+                entry = self._read(cache, now, sample)
+                if entry is not None:
+                    entries[sample] = entry
+        cache.count("hits", len(entries))
+        for sample in ids:
+            while sample not in entries and sample not in now.computed:
+                self._compute(cache, now, now.found.get(sample, (0, None))[0], len(ids))
+        rows: dict[int, Tensor] = {}
+        if entries:
+            self._watch.start()
+            gathered = self._gather(list(entries.values()))
+            self._watch.stop(len(entries), cache.choice.gathering)
+            rows = dict(zip(entries, gathered, strict=True))
+        rows |= {sample: now.computed[sample] for sample in ids if sample not in entries}
+        for sample in rows:
+            now.uses[sample] -= 1
+            if not now.uses[sample]:
+                now.computed.pop(sample, None)
+        return gathered if len(entries) == len(ids) else torch.stack([rows[sample] for sample in ids])
+
+    def _compute(self, cache: ActivationCache, now: _Round, num_units: int, size: int) -> None:
+        """Take the next samples that have been through `num_units` units through all of them, at most `size`."""
+        queue = now.waiting[num_units]
+        samples = [queue.popleft() for _ in range(min(size, len(queue)))]
+        if num_units == 0:
+            rows = torch.stack([now.inputs.pop(sample) for sample in samples]).to(self._device)
+            cache.count("computed", len(samples))
+        else:
+            entries = {sample: self._read(cache, now, sample) for sample in samples}
+            whole = {sample: entry for sample, entry in entries.items() if entry is not None}
+            if not whole:
+                return
+            samples, rows = list(whole), self._gather(list(whole.values()))
+            cache.count("advanced", len(samples))
+        padding = size - len(samples)
+        batch = torch.cat([rows, rows[:1].expand(padding, *rows.shape[1:])]) if padding else rows
+        self._watch.start()
+        output = self._run(num_units, batch, samples + samples[:1] * padding, now.source)
+        if num_units == 0:
+            self._watch.stop(size, cache.choice.computing)
+        host = output[: len(samples)].to("cpu")
+        for sample, row, entry in zip(samples, output, host, strict=False):
+            now.computed[sample] = row
+            augmentation = now.source.augmentation(sample)
+            if augmentation is not None:
+                replaced = now.found[sample][1] if sample in now.found else None
+                cache.keep(now.source.split, sample, augmentation, entry.clone(), replaced)
+
+    def _read(self, cache: ActivationCache, now: _Round, sample: int) -> Tensor | None:
+        """The entry that was found of a sample. One that is not whole is as if it had never been found."""
+        key = now.found[sample][1]
+        now.ahead.pop(key, None)
+        entry = cache.read(key)
+        if entry is None:
+            del now.found[sample]
+            now.inputs[sample] = now.source.inputs([sample])[0]
+            now.waiting[0].appendleft(sample)
+        return entry
+
+    def _gather(self, entries: Sequence[Tensor]) -> Tensor:
+        """(len(entries), ...) on the device."""
+        pinned = self._device.type == "cuda"
+        rows = torch.empty((len(entries), *entries[0].shape), dtype=entries[0].dtype, pin_memory=pinned)
+        torch.stack(list(entries), out=rows)
+        return rows.to(self._device, self._dtype, non_blocking=True)
+
+    def _run(self, num_units: int, rows: Tensor, ids: Sequence[int], source: Source) -> Tensor:
+        """Through all units but the first `num_units`, which `rows` have been through."""
+        if not self._units:
+            return rows
+        source.enter(ids)
+        with torch.no_grad():
+            for unit in self._units[num_units:]:
+                rows = unit(rows)
+        return rows

@@ -1,0 +1,173 @@
+"""Where entries lie: host memory, and files that one thread reads and writes in the order in which it is asked to.
+
+A full tier takes nothing more until something is removed. An epoch uses each sample once, so for every hit an entry has
+to outlive the border between two epochs: whatever is given up for what, an epoch's hits are at most the entries that
+there is room for, and keeping what came first reaches that without another write.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .digest import Key
+from .disk import DiskFiles
+
+#: Entries that wait for the disk are in memory, too. A disk that is slower than the training gets what it can take.
+_LARGEST_BACKLOG_BYTES = 64 << 20
+#: Entries that are read before they are asked for.
+_LARGEST_READ_AHEAD_BYTES = 128 << 20
+
+
+class Tier(ABC):
+    """Entries of the CPU by key, up to `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._sizes: dict[Key, int] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._sizes
+
+    def all_keys(self) -> list[Key]:
+        return list(self._sizes)
+
+    def add(self, key: Key, entry: Tensor) -> bool:
+        """Hold an entry; False when it cannot be taken now."""
+        if self.used + entry.nbytes > self.limit or not self._hold(key, entry):
+            return False
+        self._sizes[key] = entry.nbytes
+        self.used += entry.nbytes
+        return True
+
+    def remove(self, key: Key) -> None:
+        """Let go of an entry."""
+        self._release(key)
+        self.used -= self._sizes.pop(key)
+
+    @abstractmethod
+    def stage(self, key: Key) -> bool:
+        """Begin to fetch an entry that will be asked for soon; False when too many are under way."""
+
+    @abstractmethod
+    def unstage(self) -> None:
+        """Forget what was staged and not fetched."""
+
+    @abstractmethod
+    def fetch(self, key: Key) -> Tensor | None:
+        """An entry that is here, or None when it has turned out not to be whole."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _hold(self, key: Key, entry: Tensor) -> bool: ...
+
+    @abstractmethod
+    def _release(self, key: Key) -> None: ...
+
+
+class MemoryTier(Tier):
+    """Entries in host memory."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._entries: dict[Key, Tensor] = {}
+
+    def stage(self, key: Key) -> bool:
+        return True
+
+    def unstage(self) -> None:
+        pass
+
+    def fetch(self, key: Key) -> Tensor | None:
+        return self._entries[key]
+
+    def close(self) -> None:
+        self._entries.clear()
+
+    def _hold(self, key: Key, entry: Tensor) -> bool:
+        self._entries[key] = entry
+        return True
+
+    def _release(self, key: Key) -> None:
+        del self._entries[key]
+
+
+class DiskTier(Tier):
+    """Entries in files. The files belong to the thread; all else to the caller.
+
+    Attributes:
+        failed_writes: entries that the disk did not take. The tier stays at the size that it had by then.
+    """
+
+    def __init__(self, limit: int, name: str, scratch: Path | None) -> None:
+        """`name` is part of the name of the folder, which is made below `scratch` (by default TMPDIR)."""
+        super().__init__(limit)
+        self.failed_writes = 0
+        self._files = DiskFiles(name, scratch)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-disk")
+        self._shapes: dict[Key, tuple[torch.Size, torch.dtype]] = {}
+        self._writing: deque[tuple[Key, int, Future[bool]]] = deque()
+        self._backlog = 0
+        self._staged: dict[Key, Future[Tensor | None]] = {}
+        self._staged_bytes = 0
+
+    def stage(self, key: Key) -> bool:
+        if key in self._staged:
+            return True
+        if self._staged_bytes >= _LARGEST_READ_AHEAD_BYTES:
+            return False
+        self._staged[key] = self._read(key)
+        self._staged_bytes += self._sizes[key]
+        return True
+
+    def unstage(self) -> None:
+        self._staged.clear()
+        self._staged_bytes = 0
+
+    def fetch(self, key: Key) -> Tensor | None:
+        staged = self._unstage(key)
+        return (staged or self._read(key)).result()
+
+    def close(self) -> None:
+        self._thread.submit(self._files.close)
+        self._thread.shutdown()
+
+    def settle(self) -> None:
+        """Forget entries whose write has failed meanwhile."""
+        while self._writing and self._writing[0][2].done():
+            key, size, written = self._writing.popleft()
+            self._backlog -= size
+            if not written.result():
+                self.failed_writes += 1
+                if key in self:
+                    self.remove(key)
+                self.limit = min(self.limit, self.used)
+
+    def _hold(self, key: Key, entry: Tensor) -> bool:
+        self.settle()
+        if self._backlog + entry.nbytes > _LARGEST_BACKLOG_BYTES:
+            return False
+        self._backlog += entry.nbytes
+        self._shapes[key] = (entry.shape, entry.dtype)
+        self._writing.append((key, entry.nbytes, self._thread.submit(self._files.write, key, entry)))
+        return True
+
+    def _release(self, key: Key) -> None:
+        self._unstage(key)
+        del self._shapes[key]
+        self._thread.submit(self._files.remove, key)
+
+    def _read(self, key: Key) -> Future[Tensor | None]:
+        return self._thread.submit(self._files.read, key, *self._shapes[key])
+
+    def _unstage(self, key: Key) -> Future[Tensor | None] | None:
+        staged = self._staged.pop(key, None)
+        if staged is not None:
+            self._staged_bytes -= self._sizes[key]
+        return staged

@@ -1,0 +1,37 @@
+"""What each worker's cache did: `cache/<worker>.jsonl`, a line a step, and the sums of a run."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import lines
+
+
+class CacheLog:
+    """One worker's file."""
+
+    def __init__(self, run_dir: Path, worker: str) -> None:
+        self.path = run_dir / "cache" / f"{worker}.jsonl"
+
+    def append(
+        self, *, step: int, epoch: int, layout_generation: int, pipelines: int, counts: Mapping[str, int]
+    ) -> None:
+        """Note what the cache did since the last line, as `ActivationCache.take_counts` tells it."""
+        self.path.parent.mkdir(exist_ok=True)
+        place = {"step": step, "epoch": epoch, "layoutGeneration": layout_generation, "pipelines": pipelines}
+        lines.append(self.path, {**place, **counts})
+
+
+def cache_summary(run_dir: Path) -> list[dict[str, Any]]:
+    """Samples by what became of them, and the share of hits, for each epoch and data-parallel width with caches."""
+    sums: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+    for path in sorted((run_dir / "cache").glob("*.jsonl")):
+        for line in lines.read(path):
+            sums[line["epoch"], line["pipelines"]].update(
+                {count: line[count] for count in ("hits", "advanced", "computed")}
+            )
+    return [
+        {"epoch": epoch, "pipelines": pipelines, **counts, "hit_rate": counts["hits"] / max(1, counts.total())}
+        for (epoch, pipelines), counts in sorted(sums.items())
+    ]
