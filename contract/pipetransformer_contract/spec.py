@@ -210,9 +210,15 @@ class Pipeline(SpecModel):
     stages: Annotated[int, Field(ge=1, le=4096)] = Field(default=1, description="Workers a pipeline at the start (K).")
     schedule: ScheduleName = ScheduleName.ONE_FORWARD_ONE_BACKWARD
     micro_batch_size: Positive | None = Field(
-        default=None, description="Samples of a micro-batch; by default chosen from globalBatchSize and stages."
+        default=None,
+        description="Samples of a micro-batch; by default chosen from globalBatchSize and stages, or, with packing"
+        " Measured, for each layout from measurements.",
     )
-    packing: Packing = Packing.PAPER
+    packing: Packing = Field(
+        default=Packing.PAPER,
+        description="Paper: halve the pipeline by PipeTransformer's rule. Measured: cut and change layouts by measured"
+        " times, where the remaining steps gain more than the change costs.",
+    )
 
 
 class CachePolicy(StrEnum):

@@ -6,6 +6,7 @@ uses the same numbers wherever it is computed. Of several workers that hold a un
 waits for it.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ from .state import Control
 
 #: Steps before the first measurement: allocators and thread pools are warm by then.
 _WARM_UP_STEPS = 2
-#: Steps between two measurements at least. One takes about half a step, so it costs less than a hundredth of the time.
-_STEPS_BETWEEN = 100
+#: What a measurement may take of the time until the next one.
+LARGEST_SHARE = 0.01
 #: Of device memory, what the model may plan with: the rest is the context, the allocator's loss and buffers.
 _USABLE_MEMORY = 0.85
 _LINK_BYTES = 1 << 20
@@ -35,7 +36,7 @@ def measurement_due(control: Control) -> bool:
     before = control.costs
     if before is None:
         return control.step >= _WARM_UP_STEPS
-    return bool(before["boundary"] != control.boundary and control.step >= before["step"] + _STEPS_BETWEEN)
+    return bool(before["boundary"] != control.boundary and control.step >= before["not_before"])
 
 
 def measure_costs(
@@ -44,22 +45,25 @@ def measure_costs(
     groups: GenerationGroups,
     split: Split,
     control: Control,
+    round_seconds: float,
 ) -> ModelCosts:
-    """What all units cost now; all members call this between two rounds.
+    """What all units cost now; all members call this between two rounds, the last of which took `round_seconds`.
 
     What is not run now (the backward of frozen units) keeps the cost that it had before.
     """
+    started = time.perf_counter()
     small = max(2, layout.micro_batch_size // 4)
     sizes = (small, max(2 * small, layout.micro_batch_size))
     num_units = layout.spans[-1].stop
     seen = torch.zeros(2, num_units, len(UnitCost._fields), dtype=torch.float64)
     for row, size in zip(seen, sizes, strict=True):
         row[layout.span.start : layout.span.stop] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
+    rounds_taken = (time.perf_counter() - started) / round_seconds
     usable = _usable_bytes(runner.spec.device)
-    workers = torch.tensor([_seconds_per_byte(groups, runner.spec.device), -usable], dtype=torch.float64)
+    workers = torch.tensor([_seconds_per_byte(groups, runner.spec.device), -usable, rounds_taken], dtype=torch.float64)
     flat = torch.cat([seen.flatten(), workers])
     dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=groups.world)
-    *numbers, seconds_per_byte, negative_usable = flat.tolist()
+    *numbers, seconds_per_byte, negative_usable, rounds_taken = flat.tolist()
     rows = torch.tensor(numbers, dtype=torch.float64).view_as(seen).tolist()
     measured = ModelCosts(
         micro_batch_sizes=sizes,
@@ -69,6 +73,7 @@ def measure_costs(
         worker_bytes=round(-negative_usable) if negative_usable > float("-inf") else None,
         step=control.step,
         boundary=control.boundary,
+        not_before=control.step + math.ceil(rounds_taken / LARGEST_SHARE),
     )
     return measured if control.costs is None else _filled(measured, ModelCosts.model_validate(control.costs))
 

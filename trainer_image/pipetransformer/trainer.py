@@ -204,8 +204,10 @@ class Trainer:
         if self.step >= self._job.total_steps:
             self._finish(member)
             return Ending.FINISHED
+        started = time.perf_counter()
         with self._watchdog.timing("round", member.groups.connections):
             vote = self._round(member)
+        round_seconds = time.perf_counter() - started
         self._check_progress(vote)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
         moved = self._move_boundary(member, vote)
@@ -214,7 +216,7 @@ class Trainer:
         if moved or self._checkpointer.due(self.step) or vote.leaving:
             self._save(member)
         if not vote.leaving and not vote.saw_next:
-            self._measure(member)
+            self._measure(member, round_seconds)
         if self._mirrors.due(self.step, member.layout, member.first_step):
             self._mirrors.take(self._state, member.layout, member.world)
         self._state.control.round_ended_at = wall_clock()
@@ -335,11 +337,12 @@ class Trainer:
         self._state.control = control
         self._state.apply_boundary()
 
-    def _measure(self, member: _Membership) -> None:
+    def _measure(self, member: _Membership, round_seconds: float) -> None:
         """Measure what the units cost, where cuts go by that and it is time."""
         control = self._state.control
         if self._job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
-            costs = measure_costs(member.runner, member.layout, member.groups, self._job.dataset.train, control)
+            split = self._job.dataset.train
+            costs = measure_costs(member.runner, member.layout, member.groups, split, control, round_seconds)
             control.costs = costs.model_dump()
 
     def _check_progress(self, vote: Vote) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from pipetransformer.checkpoint import load_model
-from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.choose import Layout, OnPack, Packing
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 from tests.ledger_checker import check
 from tests.stub_channel import StubChannel
+from tests.trainer_harness import Ran, run_job
+from tests.unit.trainer.test_engine_numerics import STAY_ALONE, TOLERANCE, layouts
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -34,9 +36,9 @@ SPEC: dict[str, Any] = {
 class Workers:
     """Two processes `python -m pipetransformer` and the channel they talk to."""
 
-    def __init__(self, tmp_path: Path, on_pack: OnPack) -> None:
+    def __init__(self, tmp_path: Path, on_pack: OnPack, packing: Packing) -> None:
         self.folder = tmp_path
-        self.channel = StubChannel(2, Layout(2, 1), on_pack)
+        self.channel = StubChannel(2, Layout(2, 1), on_pack, packing)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, spec: dict[str, Any]) -> None:
@@ -79,7 +81,8 @@ class Workers:
 
 @pytest.fixture
 def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]:
-    started = Workers(tmp_path, getattr(request, "param", OnPack.WIDEN))
+    on_pack, packing = getattr(request, "param", (OnPack.WIDEN, Packing.PAPER))
+    started = Workers(tmp_path, on_pack, packing)
     yield started
     started.close()
 
@@ -117,7 +120,28 @@ def test_a_run_that_diverges_fails_and_says_at_which_step(workers: Workers) -> N
         )
 
 
-@pytest.mark.parametrize("workers", [OnPack.RELEASE], indirect=True)
+@pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.MEASURED)], indirect=True)
+def test_a_job_packs_by_what_it_measured_and_learns_the_same(workers: Workers, tmp_path: Path) -> None:
+    """Three blocks on two stages wait for each other; on one they do not, and every worker has its own."""
+    training = {"epochs": 10, "globalBatchSize": 100, "precision": "Float64", "optimizer": {"name": "SGD"}}
+    spec = SPEC | {
+        "model": SPEC["model"] | {"numLayers": 3},
+        "training": training,
+        "freeze": {"policy": "Explicit", "boundaries": [{"step": 75, "boundary": 1}]},
+    }
+    workers.start(spec | {"pipeline": {"stages": 2, "packing": "Measured"}})
+
+    assert workers.wait() == [0, 0]
+    run = Ran(workers.folder / "run", {})
+    assert layouts(run) == [(2, 1), (1, 2)]
+    packed = next(report for report in workers.channel.reports if report.layout_generation == 2)
+    assert 5 <= packed.step < 75
+    assert check(run.run_dir, 1433, 10).clean
+    alone = run_job(TrainerSpec.model_validate(spec), STAY_ALONE, tmp_path / "alone")
+    assert [step["loss"] for step in run.steps] == pytest.approx([step["loss"] for step in alone.steps], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER)], indirect=True)
 def test_a_released_worker_exits_0_and_a_checkpoint_at_the_new_boundary_is_reported(workers: Workers) -> None:
     location = str(workers.folder / "checkpoint")
     workers.start(SPEC | {"checkpoint": {"location": location}})

@@ -36,6 +36,7 @@ class ModelCosts(BaseModel):
         worker_bytes: device memory of the smallest worker; None where it is not known, as on CPUs.
         step: steps committed when it was measured.
         boundary: frozen blocks when it was measured.
+        not_before: step before which there is no other measurement.
     """
 
     micro_batch_sizes: tuple[int, int]
@@ -45,6 +46,7 @@ class ModelCosts(BaseModel):
     worker_bytes: int | None = None
     step: int = 0
     boundary: int = 0
+    not_before: int = 0
 
     def at(self, micro_batch_size: int) -> list[UnitCost]:
         """Costs at another size, on the line through the two measured ones."""

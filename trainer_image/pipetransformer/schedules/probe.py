@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ _REPEATS = 3
 
 
 class Probe:
-    """Measures units on `device` with micro-batches of one context. Every time is a median, after a warm-up."""
+    """Measures units on `device` with micro-batches of one context. Times are medians, after a warm-up."""
 
     def __init__(self, device: torch.device, context: MicroBatchContext) -> None:
         self._device = device
@@ -56,46 +56,58 @@ class Probe:
         """
         if frozen:
             with torch.no_grad():
-                forward, _, y = self._median(unit, x, [], finish)
-            return UnitCost(forward, 0.0, 0.0), y
+                runs = [self._run(unit, x, [], finish) for _ in range(1 + _REPEATS)]
+            return UnitCost(statistics.median(run.forward for run in runs[1:]), 0.0, 0.0), runs[-1].output
         weights = [parameter for parameter in unit.parameters() if parameter.requires_grad]
-        forward, weights_backward, y = self._median(unit, x, weights, finish)
-        if not x.is_floating_point():
-            backward = weights_backward
-        else:
+        wanted: list[Tensor] = list(weights)
+        if x.is_floating_point():
             x = x.detach().requires_grad_()
-            forward, backward, y = self._median(unit, x, [x, *weights], finish)
-        saved = self._saved_bytes(unit, x)
-        return UnitCost(forward, backward, weights_backward, saved), y
+            wanted.append(x)
+        saved = _SavedBytes(unit)
+        with saved:
+            self._run(unit, x, wanted, finish)
+        runs = [self._run(unit, x, wanted, finish) for _ in range(_REPEATS)]
+        first = self._run(unit, x.detach(), weights, finish)
+        cost = UnitCost(
+            statistics.median(run.forward for run in runs),
+            statistics.median(run.backward for run in runs),
+            first.backward,
+            saved.total,
+        )
+        return cost, first.output
 
-    def _median(
+    def _run(
         self, unit: nn.Module, x: Tensor, wanted: Sequence[Tensor], finish: Callable[[Tensor], Tensor] | None
-    ) -> tuple[float, float, Tensor]:
-        """Seconds of a forward, and of a backward to `wanted`; the output."""
-        forwards, backwards = [], []
-        for repeat in range(_REPEATS + 1):
-            watch = _Stopwatch(self._device)
-            watch.mark()
-            y = self._forward(unit, x)
-            result = y if finish is None else finish(y)
-            watch.mark()
-            if wanted and result.requires_grad:
-                torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
-            watch.mark()
-            if repeat > 0:
-                forward, backward = watch.laps()
-                forwards.append(forward)
-                backwards.append(backward)
-        return statistics.median(forwards), statistics.median(backwards), y.detach()
-
-    def _forward(self, unit: nn.Module, x: Tensor) -> Tensor:
+    ) -> "_Run":
+        """A forward, and a backward to `wanted`."""
+        watch = _Stopwatch(self._device)
         set_micro_batch(replace(self._context, draws=Counter()))
-        return unit(x)  # type: ignore[no-any-return]
+        watch.mark()
+        y: Tensor = unit(x)
+        result = y if finish is None else finish(y)
+        watch.mark()
+        if wanted and result.requires_grad:
+            torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
+        watch.mark()
+        forward, backward = watch.laps()
+        return _Run(forward, backward, y.detach())
 
-    def _saved_bytes(self, unit: nn.Module, x: Tensor) -> int:
-        """Bytes that a forward keeps for its backward, without the parameters."""
-        kept: dict[int, int] = {}
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Seconds of a unit's forward and backward, and its output without a graph."""
+
+    forward: float
+    backward: float
+    output: Tensor
+
+
+class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that forwards keep for their backwards, without the unit's parameters."""
+
+    def __init__(self, unit: nn.Module) -> None:
         own = {parameter.untyped_storage().data_ptr() for parameter in unit.parameters()}
+        kept = self._kept = dict[int, int]()
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
@@ -103,10 +115,11 @@ class Probe:
                 kept[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = self._forward(unit, x)
-        del y
-        return sum(kept.values())
+        super().__init__(keep, lambda tensor: tensor)
+
+    @property
+    def total(self) -> int:
+        return sum(self._kept.values())
 
 
 class _Stopwatch:
