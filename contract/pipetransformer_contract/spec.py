@@ -135,6 +135,7 @@ class FreezePolicyName(StrEnum):
     PAPER_SCHEDULE = "PaperSchedule"
     GRADIENT_NORM = "GradientNorm"
     NORM_CHANGE = "NormChange"
+    PLASTICITY = "Plasticity"
     EXPLICIT = "Explicit"
     SCRIPT = "Script"  #: the pod's own program passes it
 
@@ -151,8 +152,9 @@ class Freeze(SpecModel):
 
     policy: ImportPath = Field(
         default=FreezePolicyName.PAPER_SCHEDULE.value,
-        description="None, PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze), Explicit, or"
-        " module:function of a policy in the trainer's image.",
+        description="None, PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze), Plasticity"
+        " (Egeria), Explicit, Script (the pod's own program passes it), or module:function of a policy in the trainer's"
+        " image.",
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
@@ -163,6 +165,20 @@ class Freeze(SpecModel):
         default=50.0,
         description="Of NormChange: blocks freeze up to the first whose gradient norm changes at least as much as this"
         " percentile of the active ones.",
+    )
+    tolerance: Annotated[float, Field(gt=0)] = Field(
+        default=0.1,
+        description="Of Plasticity: how much a stationary plasticity may change a decision, as a share of its largest.",
+    )
+    window_decisions: Annotated[int, Field(ge=2, le=1000)] = Field(
+        default=3,
+        description="Of Plasticity: decisions over which it is smoothed and its slope taken, and for which it must be"
+        " stationary before a block freezes.",
+    )
+    learning_rate_drop: Annotated[float, Field(gt=1)] = Field(
+        default=10.0,
+        description="Of Plasticity: all blocks train again once the learning rate has fallen by this factor since the"
+        " first freeze.",
     )
     start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="Epochs before decisions begin; freezing too early costs accuracy. By default none."

@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from .parts import Parts
 from .schedules import ScheduleClass, schedule_class
 
 logger = logging.getLogger(__name__)
+
+_PROBE_SAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,12 @@ class Job:
         count = len(self.dataset.test)
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size)
+
+    def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
+        """The few training samples by which a freeze policy may compare a block with what it was: always the same."""
+        count = len(self.dataset.train)
+        ids = random.Random(self.spec.training.seed).sample(range(count), min(count, _PROBE_SAMPLES))
+        return deal([ids], 1, micro_batch_size)[0]
 
 
 def _model(

@@ -45,6 +45,7 @@ from .moments import Moment, Reached, ignore
 from .optimizer import learning_rate, make_optimizer, set_learning_rate
 from .record import CacheLog, Ledger
 from .schedules import ModelError, StageRunner, StageSpec
+from .similarity import similarities
 from .state import Control, UnitCodec, WorkerState
 from .vote import Vote
 
@@ -242,9 +243,15 @@ class Trainer:
         self._hooks.reached(Moment.COMPUTED, control.step)
         norms = reduce_gradients(self._state, layout, member.groups)
         self._hooks.reached(Moment.REDUCED, control.step)
+        similar = self._similarities(member)
         self._pending = True
         ballot = Vote(
-            float(self._pass_on_next(member)), float(self._hooks.stop_requested()), sums.loss, sums.weight, norms
+            float(self._pass_on_next(member)),
+            float(self._hooks.stop_requested()),
+            sums.loss,
+            sums.weight,
+            norms,
+            similar,
         )
         vote = ballot.reduce(member.world)
         self._mirrors.settle()
@@ -277,6 +284,15 @@ class Trainer:
                 pipelines=member.layout.pipelines,
                 counts=counts,
             )
+
+    def _similarities(self, member: _Membership) -> list[float]:
+        """What the policy wants to know of the first block that trains; the one worker that has it tells."""
+        control, layout = self._state.control, member.layout
+        if control.boundary == self._job.num_layers or not self._policy.needs_similarities(control.step + 1):
+            return []
+        micro_batches = self._job.probe_micro_batches(layout.micro_batch_size)
+        front = self._state.units.get(control.boundary + 1)
+        return similarities(member.runner, front, micro_batches, self._job.dataset.train, tells=layout.pipeline == 0)
 
     def _pass_on_next(self, member: _Membership) -> bool:
         """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
@@ -378,6 +394,8 @@ class Trainer:
             boundary=control.boundary,
             num_layers=self._job.num_layers,
             unit_gradient_norms=vote.unit_norms if vote is not None and vote.finite else (),
+            learning_rate=control.last_step.get("learning_rate", 0.0),
+            similarities=vote.similarities if vote is not None else (),
         )
         boundary, control.policy = decide(self._policy, observation)
         if boundary == control.boundary:

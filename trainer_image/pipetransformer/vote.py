@@ -6,7 +6,7 @@ its sums.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ class Vote:
         loss_sum: weighted sum of the losses of all samples; only last stages contribute.
         weight: sum of the weights of all samples; only last stages contribute.
         square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
+        similarities: what a freeze policy asked for; only one worker contributes.
     """
 
     saw_next: float = 0.0
@@ -29,6 +30,7 @@ class Vote:
     loss_sum: float = 0.0
     weight: float = 0.0
     square_norms: list[float] = field(default_factory=list)
+    similarities: list[float] = field(default_factory=list)
 
     @property
     def finite(self) -> bool:
@@ -63,6 +65,7 @@ class Vote:
         return scale
 
     def to_list(self) -> list[float]:
+        """All that a commit depends on: `similarities` only matter for what is decided after it."""
         return [self.saw_next, self.leaving, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -72,6 +75,8 @@ class Vote:
 
     def reduce(self, world: dist.ProcessGroup) -> "Vote":
         """The sums over all members."""
-        ballot = torch.tensor(self.to_list(), dtype=torch.float64)
+        own = self.to_list()
+        ballot = torch.tensor([*own, *self.similarities], dtype=torch.float64)
         dist.all_reduce(ballot, group=world)
-        return Vote.from_list(ballot.tolist())
+        sums = ballot.tolist()
+        return replace(Vote.from_list(sums[: len(own)]), similarities=sums[len(own) :])

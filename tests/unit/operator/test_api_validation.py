@@ -42,6 +42,8 @@ REFUSED = [
     (make_job().set("freeze.alpha", 1.5), "spec.freeze.alpha"),
     (make_job().set("freeze.policy", "Sometimes"), "spec.freeze.policy"),
     (make_job().set("freeze.percentile", 101), "spec.freeze.percentile"),
+    (make_job().set("freeze.windowDecisions", 1), "spec.freeze.windowDecisions"),
+    (make_job().set("freeze.learningRateDrop", 1), "spec.freeze.learningRateDrop"),
     (
         make_job().set("freeze.startAfterEpochs", 1).set("freeze.startAfterSteps", 1),
         "spec.freeze.startAfterSteps",

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from pipetransformer.freeze import (
     NoFreeze,
     NormChange,
     PaperSchedule,
+    Plasticity,
     decide,
     make_policy,
 )
@@ -109,19 +111,22 @@ def test_explicit_boundaries_hold_from_their_step_on() -> None:
         PaperSchedule(0.9, EVERY_STEP),
         GradientNorm(0.9, EVERY_STEP),
         NormChange(100, EVERY_STEP),
+        Plasticity(0.5, 2, 2.0, EVERY_STEP),
         Explicit([FreezePoint(step=1, boundary=4096), FreezePoint(step=7, boundary=0)]),
     ],
     ids=lambda policy: type(policy).__name__,
 )
 def test_a_policy_freezes_no_more_than_there_is_and_goes_on_from_its_state(policy: FreezePolicy) -> None:
-    boundary = 0
+    boundary, pristine = 0, copy.deepcopy(policy)
     for step in range(30):
         norms = [1.0 + (7 * unit + 3 * step) % 5 for unit in range(14)]
-        heir = copy.deepcopy(policy)
+        look = [0.1 * (step % 4)] * 4
+        observation = replace(observe(step, boundary, norms), learning_rate=30.0 - step, similarities=look)
+        heir = copy.deepcopy(pristine)
         heir.load_state_dict(json.loads(json.dumps(policy.state_dict())))
-        decided = policy.decide(observe(step, boundary, norms))
+        decided = policy.decide(observation)
         assert 0 <= decided <= 12
-        assert heir.decide(observe(step, boundary, norms)) == decided
+        assert heir.decide(observation) == decided
         boundary = decided
 
 
@@ -132,6 +137,7 @@ def test_a_policy_freezes_no_more_than_there_is_and_goes_on_from_its_state(polic
         ("PaperSchedule", PaperSchedule),
         ("GradientNorm", GradientNorm),
         ("NormChange", NormChange),
+        ("Plasticity", Plasticity),
         ("Explicit", Explicit),
     ],
 )
@@ -187,6 +193,45 @@ def test_norm_change_neither_counts_skipped_steps_nor_those_before_its_start() -
         observation = observe(step, boundary, [] if skipped else norms, num_layers=4)
         boundary = policy.decide(observation)
     assert boundary == 2
+
+
+def plasticities(policy: Plasticity, distances: list[float], rates: list[float] | None = None) -> list[int]:
+    """Boundaries after decisions between which the front block moves by these distances."""
+    look, boundary, boundaries = 0.0, 0, []
+    for number, distance in enumerate(distances):
+        look += distance**0.5
+        rate = 1.0 if rates is None else rates[number]
+        observation = replace(observe(number + 1, boundary), learning_rate=rate, similarities=[look] * 4)
+        boundary = policy.decide(observation)
+        boundaries.append(boundary)
+    return boundaries
+
+
+def test_plasticity_freezes_the_front_block_once_it_no_longer_changes() -> None:
+    policy = Plasticity(0.05, 2, 10.0, EVERY_STEP)
+    # The first is only a reference. The average of two falls by at most 0.05 * 8 a decision from the seventh on.
+    falling = [0.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.3, 0.3, 0.3]
+    assert plasticities(policy, falling) == [0, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_each_front_block_has_its_own_measure_of_much() -> None:
+    policy = Plasticity(0.1, 2, 10.0, EVERY_STEP)
+    # A tenth of what moved the first block is much for the second one.
+    first, second = [0.0, 8.0, 8.0, 8.0, 8.0], [0.0, 0.8, 0.4, 0.2, 0.1, 0.1, 0.1]
+    assert plasticities(policy, [*first, *second]) == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2]
+
+
+def test_all_blocks_train_again_when_the_learning_rate_has_dropped_since_the_first_freeze() -> None:
+    policy = Plasticity(0.5, 2, 10.0, EVERY_STEP)
+    rates = [1.0] * 6 + [0.2] * 3 + [0.1] * 8
+    boundaries = plasticities(policy, [1.0] * len(rates), rates)
+    assert boundaries[4:10] == [1, 1, 1, 1, 1, 0]
+    assert boundaries[-1] == 1, "they freeze again, and the drop counts anew"
+
+
+def test_plasticity_asks_for_similarities_only_when_it_decides() -> None:
+    policy = Plasticity(0.5, 2, 10.0, Instants(start=10, interval=5))
+    assert [step for step in range(30) if policy.needs_similarities(step)] == [15, 20, 25]
 
 
 class EveryOther(FreezePolicy):

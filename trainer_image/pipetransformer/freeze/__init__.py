@@ -6,6 +6,7 @@ from .make import make_policy
 from .none import NoFreeze
 from .norm_change import NormChange
 from .paper_schedule import PaperSchedule
+from .plasticity import Plasticity
 from .policy import FreezeObservation, FreezePolicy, Instants, decide
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "NoFreeze",
     "NormChange",
     "PaperSchedule",
+    "Plasticity",
     "decide",
     "make_policy",
 ]

@@ -9,6 +9,7 @@ from .gradient_norm import GradientNorm
 from .none import NoFreeze
 from .norm_change import NormChange
 from .paper_schedule import PaperSchedule
+from .plasticity import Plasticity
 from .policy import FreezePolicy, Instants
 
 
@@ -30,6 +31,8 @@ def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None 
             return GradientNorm(spec.alpha, instants)
         case FreezePolicyName.NORM_CHANGE:
             return NormChange(spec.percentile, instants)
+        case FreezePolicyName.PLASTICITY:
+            return Plasticity(spec.tolerance, spec.window_decisions, spec.learning_rate_drop, instants)
         case FreezePolicyName.EXPLICIT:
             return Explicit(spec.boundaries)
         case FreezePolicyName.SCRIPT:

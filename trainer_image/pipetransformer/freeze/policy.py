@@ -15,7 +15,9 @@ class FreezeObservation:
     `step` counts committed steps, so it is also the index of the next one; `epoch` counts finished epochs. A policy
     is asked once with step 0, before training. `unit_gradient_norms` has the L2 norm of the global gradient of the
     embedding, of each block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed; it is empty
-    at step 0 and after a step that was skipped because it was not finite.
+    at step 0 and after a step that was skipped because it was not finite. `learning_rate` is that step's, 0 at step 0.
+    `similarities` is there when the policy needs it: how alike a fixed set of samples looks to the first block that
+    still trains, an (n, n) matrix with normalised rows, flat, by the weights before the step.
     """
 
     step: int
@@ -23,6 +25,8 @@ class FreezeObservation:
     boundary: int
     num_layers: int
     unit_gradient_norms: Sequence[float]
+    learning_rate: float = 0.0
+    similarities: Sequence[float] = ()
 
 
 class FreezePolicy(ABC):
@@ -35,6 +39,11 @@ class FreezePolicy(ABC):
     @abstractmethod
     def decide(self, observation: FreezeObservation) -> int:
         """Blocks to freeze from the next step on, 0 to `num_layers`: more or fewer than `observation.boundary`."""
+
+    def needs_similarities(self, step: int) -> bool:
+        """Whether the observation after `step` committed steps shall have `similarities`, which cost an evaluation."""
+        del step
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state; a policy that gets it back goes on as if nothing had happened."""

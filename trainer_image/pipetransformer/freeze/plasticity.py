@@ -1,0 +1,96 @@
+"""Egeria's rule (Wang et al., EuroSys 2023): the front block freezes once its plasticity no longer changes.
+
+Plasticity is the distance between what a block of the training model and the same block of a reference model give for
+the same samples, as similarity-preserving loss (Tung and Mori, ICCV 2019). Egeria's reference is a quantised copy that
+is renewed now and then. Here it is the model as it was one decision earlier, and only its similarities are kept: all
+that the front block computes with below it is frozen and the samples are fixed, so they say all that a copy would.
+They are part of the policy's state, so they move with regroups and stand in checkpoints.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .policy import FreezeObservation, FreezePolicy, Instants
+
+
+class Plasticity(FreezePolicy):
+    """Freezes the front block when its plasticity is stationary, and unfreezes all when the learning rate has dropped.
+
+    Plasticity is smoothed by a moving average over `window` decisions. It is stationary while a line through the last
+    `window` averages rises or falls by at most `tolerance` a decision, in units of the largest plasticity that the
+    block has shown as the front; after `window` such decisions in a row it freezes, and the next one is the front.
+    When the learning rate has fallen by `learning_rate_drop` since the first freeze, all blocks train again, as Egeria
+    lets them.
+    """
+
+    def __init__(self, tolerance: float, window: int, learning_rate_drop: float, instants: Instants) -> None:
+        self.tolerance = tolerance
+        self.window = window
+        self.learning_rate_drop = learning_rate_drop
+        self.instants = instants
+        self._reference: list[float] = []
+        self._history: list[float] = []
+        self._largest = 0.0
+        self._stationary = 0
+        self._rate_at_first_freeze: float | None = None
+
+    def needs_similarities(self, step: int) -> bool:
+        return self.instants.number(step) is not None
+
+    def decide(self, observation: FreezeObservation) -> int:
+        boundary, similarities = observation.boundary, observation.similarities
+        if self.instants.number(observation.step) is None:
+            return boundary
+        rate = observation.learning_rate
+        if self._rate_at_first_freeze is not None and rate * self.learning_rate_drop <= self._rate_at_first_freeze:
+            self._rate_at_first_freeze = None
+            self._start_front()
+            return 0
+        if boundary >= observation.num_layers or not similarities or not np.isfinite(similarities).all():
+            return boundary
+        before, self._reference = self._reference, list(similarities)
+        if not before:
+            return boundary
+        plasticity = distance(before, similarities)
+        self._history = [*self._history, plasticity][-(2 * self.window - 1) :]
+        self._largest = max(self._largest, plasticity)
+        self._stationary = self._stationary + 1 if self._is_stationary() else 0
+        if self._stationary < self.window:
+            return boundary
+        if self._rate_at_first_freeze is None:
+            self._rate_at_first_freeze = rate
+        self._start_front()
+        return boundary + 1
+
+    def _start_front(self) -> None:
+        self._reference, self._history, self._largest, self._stationary = [], [], 0.0, 0
+
+    def _is_stationary(self) -> bool:
+        if len(self._history) < 2 * self.window - 1:
+            return False
+        smooth = np.convolve(self._history, np.full(self.window, 1 / self.window), mode="valid")
+        slope = np.polyfit(np.arange(self.window), smooth, 1)[0]
+        return bool(abs(slope) <= self.tolerance * self._largest)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "reference": self._reference,
+            "history": self._history,
+            "largest": self._largest,
+            "stationary": self._stationary,
+            "rate_at_first_freeze": self._rate_at_first_freeze,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._reference = list(state["reference"])
+        self._history = list(state["history"])
+        self._largest = float(state["largest"])
+        self._stationary = int(state["stationary"])
+        self._rate_at_first_freeze = state["rate_at_first_freeze"]
+
+
+def distance(reference: Sequence[float], similarities: Sequence[float]) -> float:
+    """Similarity-preserving loss of two (n * n) matrices of normalised similarities: ||reference - ours||^2 / n^2."""
+    return float(np.mean(np.square(np.subtract(reference, similarities))))
