@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipetransformer.moments import Moment
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
@@ -137,6 +137,21 @@ class Reports:
         return True
 
 
+class Usage(NamedTuple):
+    """What a process used at one moment; `memory` is in bytes."""
+
+    generation: int
+    memory: int
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def now(cls, generation: int) -> "Usage":
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        tasks = len(list(Path("/proc/self/task").iterdir()))
+        return cls(generation, pages * os.sysconf("SC_PAGESIZE"), len(list(Path("/proc/self/fd").iterdir())), tasks)
+
+
 @dataclass
 class Ran:
     """What a run left behind.
@@ -144,12 +159,14 @@ class Ran:
     Attributes:
         endings: how each worker ended that was not lost.
         lost_at: seconds since the epoch when each of the others was.
+        usage: what each worker used after each round.
     """
 
     run_dir: Path
     endings: dict[int, str] = field(default_factory=dict)
     lost_at: dict[int, float] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
+    usage: dict[int, list["Usage"]] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -192,6 +209,7 @@ def _worker(
         handler = GenerationRendezvousHandler(name, store, source, timeout=_TIMEOUT)
         reports = Reports()
         over = threading.Event()
+        usage: list[Usage] = []
 
         def listen() -> None:
             """Take the numbers of lost workers, and None at the end."""
@@ -202,6 +220,7 @@ def _worker(
         def reached(moment: Moment, at: int) -> None:
             if moment is Moment.ENDED:
                 source.stepped(at + 1)
+                usage.append(Usage.now(trainer.generation))
             if (moment, at) in (faults.killed_at, faults.stopped_at):
                 pipe.send(time.time())
                 os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
@@ -215,10 +234,10 @@ def _worker(
             Hooks(reached=reached), watchdog,
         )  # fmt: skip
         ending = trainer.run()
-        pipe.send((ending.value, [report.model_dump_json() for report in reports.sent]))
+        pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
         over.wait()  # the store that this worker hosts serves the others until all have ended
     except BaseException:
-        pipe.send((traceback.format_exc(), []))
+        pipe.send((traceback.format_exc(), [], []))
         raise
 
 
@@ -309,6 +328,7 @@ def _follow(
             if isinstance(said, tuple):
                 ran.endings[number] = said[0]
                 ran.reports += [Report.model_validate_json(content) for content in said[1]]
+                ran.usage[number] = said[2]
                 del running[number]
                 continue
             ran.lost_at[number] = said

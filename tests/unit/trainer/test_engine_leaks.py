@@ -1,0 +1,47 @@
+"""A process lives through any number of regroups without using more of anything."""
+
+from pathlib import Path
+
+import pytest
+
+from pipetransformer_contract.spec import TrainerSpec
+from tests.trainer_harness import Scripted, Usage, run_job
+from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
+
+pytestmark = pytest.mark.timeout(600)
+
+#: Regroups until everything was done once: buffers, caches and threads have come.
+WARM = 6
+MEGABYTE = 1 << 20
+
+
+def spec(regroups: int) -> TrainerSpec:
+    training = {"steps": 3 * regroups + 3, "globalBatchSize": 4, "optimizer": ADAMW, "seed": 1}
+    return make_spec(ADAMW, training=training, freeze={"policy": "None"}, pipeline={"stages": 2, "microBatchSize": 2})
+
+
+def largest(usage: list[Usage], generations: range) -> Usage:
+    """The most of each that was used while one of the generations trained."""
+    memory, descriptors, threads = zip(*(entry[1:] for entry in usage if entry.generation in generations), strict=True)
+    return Usage(generations.start, max(memory), max(descriptors), max(threads))
+
+
+@pytest.mark.parametrize(
+    ("regroups", "megabytes"), [pytest.param(100, 16, marks=pytest.mark.slow), (12, 8)], ids=["hundred", "dozen"]
+)
+def test_regroups_leak_neither_memory_nor_descriptors_nor_threads(
+    regroups: int, megabytes: int, tmp_path: Path
+) -> None:
+    layouts = [(2, 1), (1, 2)]
+    script = [Scripted(*layouts[number % 2], [0, 1], at_step=3 * number) for number in range(regroups + 1)]
+
+    run = run_job(spec(regroups), script, tmp_path)
+
+    assert [entry["generation"] for entry in run.summary["generations"]] == list(range(1, regroups + 2))
+    for usage in run.usage.values():
+        early = largest(usage, range(WARM, WARM + 4))
+        late = largest(usage, range(regroups - 2, regroups + 2))
+        print(f"after {early.generation} regroups {early}, after {late.generation} {late}")
+        assert late.descriptors <= early.descriptors
+        assert late.threads <= early.threads
+        assert late.memory - early.memory < megabytes * MEGABYTE

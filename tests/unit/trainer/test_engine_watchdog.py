@@ -1,0 +1,111 @@
+"""A wait that nothing else would end is ended by shutting the connections that it waits on."""
+
+import datetime
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipetransformer.elastic.connections import Connections
+from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
+from pipetransformer.elastic.watchdog import Watchdog
+from pipetransformer.moments import Moment
+from tests.ledger_checker import check
+from tests.trainer_harness import Faults, Scripted, run_job
+from tests.unit.trainer.test_engine_numerics import ADAMW, EPOCHS, TRAINING_SAMPLES, make_spec
+
+pytestmark = pytest.mark.timeout(180)
+
+TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=60))
+
+
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    started = Watchdog(floor_seconds=0.1, first_seconds=0.2)
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
+
+
+def pair(store: TCPStore) -> list[GenerationGroups]:
+    """The groups of two ranks of which only one will speak."""
+    ensure_default_group()
+    both = [GenerationGroups(connections=Connections(store.port)) for _ in range(2)]
+
+    def meet(rank: int) -> None:
+        client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
+        both[rank].meet(client, rank, 2, 0, TRANSPORT)
+
+    other = threading.Thread(target=meet, args=(1,))
+    other.start()
+    meet(0)
+    other.join(30)
+    return both
+
+
+def test_a_collective_with_a_silent_peer_fails_once_it_is_overdue(store: TCPStore, watchdog: Watchdog) -> None:
+    groups, silent = pair(store)
+
+    with pytest.raises(RuntimeError), watchdog.timing("round", groups.connections):
+        dist.all_reduce(torch.ones(1), group=groups.world)
+
+    groups.drop()
+    silent.drop()
+
+
+def test_a_wait_for_a_key_that_never_comes_ends_when_it_is_given_up(store: TCPStore, watchdog: Watchdog) -> None:
+    connections = Connections(store.port)
+    with connections.opening():
+        client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
+    given_up = threading.Event()
+    threading.Thread(target=given_up.set).start()
+
+    with pytest.raises(dist.DistError), watchdog.watching(connections, given_up.is_set):
+        client.get("never")
+
+    store.set("alive", "1")
+    assert store.get("alive") == b"1", "the store that this process hosts is not touched"
+
+
+def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
+    watchdog = Watchdog(floor_seconds=5, first_seconds=60)
+    assert watchdog.limit("round") == 60
+
+    with watchdog.timing("round", Connections()):
+        pass
+
+    assert watchdog.limit("round") == 5
+    assert watchdog.limit("evaluation") == 60
+
+
+def test_what_failed_does_not_count_as_how_long_it_takes() -> None:
+    watchdog = Watchdog(floor_seconds=5, first_seconds=60)
+
+    with pytest.raises(RuntimeError), watchdog.timing("round", Connections()):
+        raise RuntimeError
+
+    assert watchdog.limit("round") == 60
+
+
+def test_survivors_of_a_worker_that_hangs_go_on_without_it(tmp_path: Path) -> None:
+    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(3, 1, [0, 1, 3], after_loss=2)]
+
+    run = run_job(
+        make_spec(ADAMW),
+        script,
+        tmp_path,
+        faults={2: Faults(stopped_at=(Moment.COMPUTED, 8))},
+        watchdog_seconds=0.5,
+    )
+
+    assert run.endings == dict.fromkeys([0, 1, 3], "Finished")
+    findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
+    assert findings.clean and findings.redone == 0
