@@ -67,10 +67,12 @@ class Hooks:
 
     Attributes:
         reached: called at each moment of the worker's life.
+        broke: called when the generation broke: `lost_peers` says whom this worker no longer reaches.
         stop_requested: whether this worker shall leave at the end of the round.
     """
 
     reached: Reached = ignore
+    broke: Callable[[], None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
 
 
@@ -131,6 +133,7 @@ class Trainer:
         self._member: _Membership | None = None
         self._pending = False
         self._in_doubt: WorkerState | None = None
+        self._broken = 0
         # Outlive a membership, so that a pending step can still be committed when the group has broken.
         self._layout: StageLayout | None = None
         self._committed_in: StageLayout | None = None
@@ -150,6 +153,19 @@ class Trainer:
     def generation(self) -> int:
         """The generation that this worker is a member of, 0 for none."""
         return 0 if self._member is None else self._member.layout.number
+
+    @property
+    def lost_peers(self) -> list[str]:
+        """Everybody else of the newest generation if it broke: a connection does not say who was at its end, and the
+        operator knows who is still heard. Those that follow this worker come first, in case that not all are read."""
+        generation = self._handler.generation
+        if generation is None or self._broken != generation.layout_generation:
+            return []
+        names = [member.name for member in [*generation.members, *generation.leavers]]
+        if self._worker not in names:
+            return []
+        own = names.index(self._worker)
+        return names[own + 1 :] + names[:own]
 
     def run(self) -> Ending:
         """Train until the job ends or this worker leaves.
@@ -437,6 +453,8 @@ class Trainer:
         except RegroupError as error:
             logger.warning("%s", error)
             self._in_doubt = error.in_doubt or self._in_doubt
+            self._broken = self._handler.current
+            self._hooks.broke()
             if old is not None and old.leader is not None:
                 self._watcher.watch(self._handler.current)
             return None
@@ -547,6 +565,8 @@ class Trainer:
         if self._member is not None:
             self._note_for_the_lost(self._member.layout)
         self.close()
+        self._broken = self._handler.current
+        self._hooks.broke()
 
     def _note_for_the_lost(self, layout: StageLayout) -> None:
         """Whoever died between its vote and its ledger has committed what this worker has: note it in its place."""

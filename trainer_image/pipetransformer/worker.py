@@ -136,9 +136,10 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         transport,
         reports,
         identity.run_dir,
-        Hooks(stop_requested=stop.is_set),
+        Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=stop.is_set),
     )
-    heartbeats = HeartbeatSender(channel, asked, lambda: (trainer.generation, trainer.step, ()))
+    # Also while it is between generations: that is when it learns of one that makes its attempt void.
+    heartbeats = HeartbeatSender(channel, asked, lambda: (handler.current, trainer.step, trainer.lost_peers))
     reports.start()
     heartbeats.start()
     try:

@@ -87,6 +87,7 @@ def test_another_kind_is_refused() -> None:
         (make_job().set("model.options", {"a": 2}), "spec.model"),
         (make_job().set("freeze.alpha", 0.25), "spec.freeze"),
         (make_job().checkpoint(), "spec.checkpoint"),
+        (make_job().set("mirror.everySteps", 5), "spec.mirror"),
         (make_job().set("managedBy", "someone/else"), "spec.managedBy"),
         (make_job().set("podTemplate.spec.hostNetwork", True), "spec.podTemplate"),
     ],

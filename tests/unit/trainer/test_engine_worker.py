@@ -65,8 +65,8 @@ class Workers:
     def wait_for(self, number: int) -> int:
         return self._processes[number].wait(60)
 
-    def signal(self, number: int) -> None:
-        self._processes[number].send_signal(signal.SIGTERM)
+    def signal(self, number: int, what: signal.Signals = signal.SIGTERM) -> None:
+        self._processes[number].send_signal(what)
 
     def termination(self, number: int) -> dict[str, str]:
         content: dict[str, str] = json.loads((self.folder / f"termination-{number}").read_text())
@@ -172,3 +172,14 @@ def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_rou
 
     assert workers.wait_for(1) == 143
     assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
+
+
+def test_a_worker_whose_peer_died_says_so_and_holds_its_state(workers: Workers) -> None:
+    workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(1, signal.SIGKILL)
+
+    assert channel.wait_for(lambda: channel.beats[-1].lost_peers == ["job-w1"], 60)
+    assert channel.beats[-1].step > 0
