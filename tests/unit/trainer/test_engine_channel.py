@@ -3,11 +3,19 @@
 import datetime
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError
 
-from pipetransformer.elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSender
+from pipetransformer.elastic.channel import (
+    Backoff,
+    Channel,
+    ChannelSource,
+    ChannelUnavailableError,
+    HeartbeatSender,
+    ReportSender,
+)
 from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store, split_address
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import Generation, Member, Outcome, Report, ResizeReason
@@ -69,6 +77,42 @@ def test_a_report_is_sent_again_until_it_is_acknowledged(stub: StubChannel) -> N
     assert sender.flush(timeout=10)
     assert stub.reports[-1].step == 2
     sender.stop()
+
+
+class TooMany(BaseHTTPRequestHandler):
+    """Asks everybody to come again in seven seconds."""
+
+    def do_GET(self) -> None:
+        self.send_response(429)
+        self.send_header("Retry-After", "7")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Impatient(threading.Event):
+    """Notes how long it was to be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return True
+
+
+def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> None:
+    stop = Impatient()
+    backoff = Backoff(stop)
+    with HTTPServer(("127.0.0.1", 0), TooMany) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(ChannelUnavailableError, match="429") as caught:
+            Channel(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0").generation(0, 1)
+    backoff.wait(caught.value.retry_after)
+    backoff.wait()
+    assert stop.waits == [7.0, 1.0]
 
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
