@@ -38,7 +38,7 @@ CERTIFICATE_SECONDS = 600.0
 
 
 class Service:
-    """See the module. The event sources call `job_changed`, `pod_changed` and `pod_gone`.
+    """See the module. The event sources call `job_changed`, `pod_changed`, `pod_gone` and `node_changed`.
 
     Attributes:
         health: is to be told of each watch that is opened.
@@ -54,6 +54,7 @@ class Service:
         tokens: TokenReviewer,
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
+        cordoned: set[str],
     ) -> None:
         self.health = health
         self._apis = apis
@@ -63,6 +64,7 @@ class Service:
         self._tokens = tokens
         self._runners = runners
         self._renewing = renewing
+        self._cordoned = cordoned
 
     @classmethod
     async def start(
@@ -91,7 +93,9 @@ class Service:
         api = await Api.connect(may_write=lambda: lease.held)
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
-        pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish)
+        cordoned: set[str] = set()
+        seen = None if settings.namespaces else cordoned
+        pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish, seen)
         metrics = Metrics(lambda: controller.jobs())
         controller = Controller(KubeStore(api, watched_job), pool, decided=metrics.decided)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
@@ -106,7 +110,7 @@ class Service:
             await web.TCPSite(runner, settings.host, port, ssl_context=context).start()
             runners.append(runner)
         renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
-        return cls([own, api], lease, health, controller, pool, tokens, runners, renewing)
+        return cls([own, api], lease, health, controller, pool, tokens, runners, renewing, cordoned)
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator is the one: what is read from then on is whole."""
@@ -148,6 +152,14 @@ class Service:
         self._pool.gone(key, uid)
         self._tokens.forget(uid)
         self._controller.wake(key)
+
+    def node_changed(self, name: str, *, cordoned: bool) -> None:
+        """The watch showed a node, or its end."""
+        if cordoned == (name in self._cordoned):
+            return
+        (self._cordoned.add if cordoned else self._cordoned.discard)(name)
+        for job in list(self._controller.jobs()):
+            self._controller.wake(JobKey(job.metadata.namespace, job.metadata.name))
 
 
 def _certificate(api: Api, settings: Settings) -> Certificate:

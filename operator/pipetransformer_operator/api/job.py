@@ -83,6 +83,10 @@ class RunPolicy(SpecModel):
         description="Workers beyond elasticPolicy.workers that are not all scheduled by then are given up, and tried"
         " again later.",
     )
+    drain_timeout_seconds: Positive = Field(
+        default=600,
+        description="Workers on a cordoned node are not evicted before they are replaced, or before so long.",
+    )
     active_deadline_seconds: Positive | None = None
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="The job is deleted so long after its end."

@@ -81,6 +81,7 @@ class Reason(StrEnum):
     LAYERS_FROZEN = "LayersFrozen"
     LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
+    WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; they are replaced first
     WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
     SHARE_CHANGED = "ShareChanged"
     GROUP_BROKEN = "GroupBroken"  #: all members live, and they lost their connections
@@ -276,6 +277,9 @@ class JobStatus(Wire):
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
     not_committed: LayoutSize | None = Field(
         default=None, description="Layout that the members could not commit; not tried before `nextResizeTime`."
+    )
+    drain_deadline: datetime | None = Field(
+        default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."
     )
     observed_generation: Count = 0
 

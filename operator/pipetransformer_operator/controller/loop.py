@@ -139,6 +139,7 @@ class JobLoop:
             refusal=self._refusal,
             nonce=secrets.token_hex(16),
             since=self._since,
+            sees_drains=self._pool.sees_drains,
         )
 
     async def _apply(self, job: PipeTrainingJob, decided: Plan) -> None:
@@ -158,6 +159,11 @@ class JobLoop:
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
         conflicts = self._conflicts - attempted
         refusals: list[Refused] = []
+        if decided.min_available is not None:
+            try:
+                await self._pool.protect(job, decided.min_available)
+            except Refused as error:
+                refusals.append(error)
         await _together([create(worker_id) for worker_id in decided.create])
         await _together([delete(name, uid) for name, uid in decided.delete])
         for event in decided.events:

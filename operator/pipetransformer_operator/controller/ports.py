@@ -70,6 +70,11 @@ class JobStore(Protocol):
 class WorkerPool(Protocol):
     """Where workers run."""
 
+    @property
+    def sees_drains(self) -> bool:
+        """Whether workers are `draining` before their node is emptied."""
+        ...
+
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
         ...
@@ -81,6 +86,15 @@ class WorkerPool(Protocol):
             NameConflict: its name is taken.
             Refused: the cluster does not take such a worker, as it is or for now; the message says why.
             Unavailable: it cannot be created now; the message says why.
+        """
+        ...
+
+    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+        """Lets others take workers away only as long as `min_available` stay, and lets nobody else connect to them.
+
+        Raises:
+            Refused: the cluster does not take what protects them; the message says why.
+            Unavailable: it cannot be written now.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""kopf's part: it watches jobs and pods and wakes the controller. No decision is made here.
+"""kopf's part: it watches jobs, pods and nodes and wakes the controller. No decision is made here.
 
 The indexes are the caches that everything else reads. kopf fills them completely before it calls any event handler, so
 the first turn of a job sees all of its pods; and it starts only once this operator holds the lease, so they show all
@@ -38,6 +38,8 @@ async def operate(settings: Settings) -> None:
     )
     registry = kopf.OperatorRegistry()
     _register(registry, service, indexes)
+    if not settings.namespaces:
+        _register_nodes(registry, service)
     keeping = None
     try:
         await service.lead()
@@ -108,6 +110,12 @@ def _register(
             service.pod_gone(key, uid)
         else:
             service.pod_changed(key)
+
+
+def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:
+    @kopf.on.event("nodes", registry=registry)
+    async def node_changed(*, name: str, spec: kopf.Spec, type: str, **_: Any) -> None:
+        service.node_changed(name, cordoned=type != "DELETED" and bool(spec.get("unschedulable")))
 
 
 def _slim(body: kopf.Body) -> Object:

@@ -14,6 +14,8 @@ from ..controller.ports import Conflict, Refused, Unavailable
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 15
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+FIELD_MANAGER = "pipetransformer-operator"
 _ANSWERS = {200: "object", 201: "object", 202: "object"}
 
 
@@ -75,11 +77,14 @@ class Api:
         """
         if method != "GET" and not self._may_write():
             raise Unavailable(f"{method} {path}: not sent, for this operator does not hold its lease")
+        query = [("fieldValidation", "Strict")] if strict else []
+        if content_type == APPLY_PATCH:
+            query += [("fieldManager", FIELD_MANAGER), ("force", "true")]
         try:
             answer = await self._client.call_api(
                 path,
                 method,
-                query_params=[("fieldValidation", "Strict")] if strict else [],
+                query_params=query,
                 header_params={"Accept": "application/json", "Content-Type": content_type},
                 body=body,
                 response_types_map=_ANSWERS,

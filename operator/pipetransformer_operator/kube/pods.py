@@ -4,6 +4,7 @@ Pods are created once and never updated, so a pod rendered by an older operator 
 """
 
 import copy
+from collections.abc import Container
 from typing import Any
 
 from pipetransformer_contract.spec import Output
@@ -12,6 +13,7 @@ from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
 from ..plan import Worker, WorkerPhase, worker_name
 from ..plan.accounting import JOB_LABEL
+from .placement import GROUP_LABEL, affinity, placement_group
 
 Object = dict[str, Any]
 WORKER_LABEL = f"{GROUP}/worker-id"
@@ -39,6 +41,9 @@ def render(job: PipeTrainingJob, worker_id: int, status: JobStatus, *, channel_u
     _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
     spec["restartPolicy"] = "Never"
     spec.setdefault("automountServiceAccountToken", False)
+    group = placement_group(job, worker_id)
+    if "topologySpreadConstraints" not in spec:
+        spec.setdefault("affinity", affinity(job, group))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -50,20 +55,24 @@ def render(job: PipeTrainingJob, worker_id: int, status: JobStatus, *, channel_u
                 **metadata.get("labels", {}),
                 JOB_LABEL: job.metadata.name,
                 WORKER_LABEL: str(worker_id),
+                GROUP_LABEL: group,
                 "app.kubernetes.io/managed-by": "pipetransformer-operator",
             },
-            "ownerReferences": [
-                {
-                    "apiVersion": f"{GROUP}/{VERSION}",
-                    "kind": KIND,
-                    "name": job.metadata.name,
-                    "uid": job.metadata.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
+            "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,
+    }
+
+
+def owner_reference(job: PipeTrainingJob) -> Object:
+    """Makes an object the job's: it goes when the job does."""
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
     }
 
 
@@ -79,12 +88,13 @@ def worker_id(pod: Object) -> int | None:
     return int(label) if label.isdecimal() else None
 
 
-def observe(pod: Object, trainer: str) -> Worker | None:
+def observe(pod: Object, trainer: str, cordoned: Container[str] = ()) -> Worker | None:
     """What the plan needs to know of a pod; None when it is no worker's pod.
 
     Args:
         pod: as the API server gives it.
         trainer: name of the trainer container, whose exit alone decides.
+        cordoned: names of nodes that take no pods any more.
     """
     number = worker_id(pod)
     if number is None:
@@ -107,6 +117,7 @@ def observe(pod: Object, trainer: str) -> Worker | None:
         scheduled=bool(pod["spec"].get("nodeName")),
         waiting=_waiting(status),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
+        draining=pod["spec"].get("nodeName") in cordoned,
     )
 
 

@@ -4,13 +4,14 @@ Reads come from the watch; what was just created or deleted here is newer than t
 watch has caught up.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 
 from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker
 from .api import Api, NotFound, Object
 from .pods import controller_uid, observe, render, worker_id
+from .protection import Protection
 
 
 class KubePool:
@@ -21,6 +22,7 @@ class KubePool:
         watched: pods with the job's label, as the watch last showed them.
         channel_url: base URL of the channel, as pods reach it.
         prepare: makes a namespace fit for workers; called before each creation.
+        cordoned: names of nodes that take no pods any more, a live view; None where nodes are not watched.
     """
 
     def __init__(
@@ -29,13 +31,21 @@ class KubePool:
         watched: Callable[[JobKey], Iterable[Object]],
         channel_url: str,
         prepare: Callable[[str], Awaitable[None]],
+        cordoned: Set[str] | None = None,
     ) -> None:
         self._api = api
         self._watched = watched
         self._channel_url = channel_url
         self._prepare = prepare
+        self._cordoned = cordoned
+        self._protection = Protection(api)
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._gone: dict[JobKey, set[str]] = {}
+
+    @property
+    def sees_drains(self) -> bool:
+        """See `WorkerPool`."""
+        return self._cordoned is not None
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
@@ -47,7 +57,7 @@ class KubePool:
                 del written[uid]
         mine = [pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid]
         trainer = job.spec.pod_template.trainer().name
-        workers = [worker for pod in mine if (worker := observe(pod, trainer)) is not None]
+        workers = [worker for pod in mine if (worker := observe(pod, trainer, self._cordoned or ())) is not None]
         return tuple(sorted(workers, key=lambda worker: worker.id))
 
     def gone(self, key: JobKey, uid: str) -> None:
@@ -59,6 +69,11 @@ class KubePool:
         """The job is gone."""
         self._written.pop(key, None)
         self._gone.pop(key, None)
+        self._protection.forget(key)
+
+    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+        """See `WorkerPool`."""
+        await self._protection.apply(job, min_available)
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""

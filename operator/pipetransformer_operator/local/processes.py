@@ -98,6 +98,14 @@ class ProcessPool:
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
 
+    @property
+    def sees_drains(self) -> bool:
+        """See `WorkerPool`. Nobody else takes processes away."""
+        return True
+
+    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+        """See `WorkerPool`."""
+
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
         """See `WorkerPool`."""
         process = self._processes.get(name)

@@ -40,6 +40,7 @@ class Draft:
         self.status: JobStatus = observed.status
         self.expired = False
         self.suspects: dict[str, str] = {}
+        self.min_available: int | None = None
         self.label_errors = label_errors(observed.labels, spec)
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
@@ -312,6 +313,7 @@ class Draft:
             events=tuple(self._events),
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
+            min_available=self.min_available,
         )
 
     def _missing(self) -> tuple[int, ...]:

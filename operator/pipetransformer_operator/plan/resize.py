@@ -4,7 +4,7 @@ What the present workers carry is published at once. For more workers pods are c
 all of them are warm. What happens meanwhile is folded into the next change.
 """
 
-from . import clean, commit, prepare
+from . import clean, commit, drain, prepare
 from .draft import Draft
 
 
@@ -13,6 +13,6 @@ def resize(draft: Draft) -> None:
     plan = draft.status.plan
     if plan is None or not all(draft.alive(member) for member in plan.members):
         return
-    if commit.under_way(draft) or clean.under_way(draft) or prepare.publish(draft):
+    if commit.under_way(draft) or clean.under_way(draft) or drain.replace(draft) or prepare.publish(draft):
         return
     prepare.prepare(draft)

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from ..api.job import JobSpec
-from . import accounting, conditions, failure, finish, reports, resize, share, start, suspend
+from . import accounting, conditions, drain, failure, finish, reports, resize, share, start, suspend
 from .draft import Draft
 from .types import Observed, Plan
 
@@ -23,6 +23,8 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
         _advance(draft)
     if draft.status.finished:
         finish.clean(draft)
+    else:
+        drain.limit(draft)
     accounting.count(draft)
     conditions.describe(draft)
     return draft.plan()

@@ -31,6 +31,7 @@ class Worker:
     Failed as soon as the trainer container has ended, whatever sidecars do. A pod that was evicted or lost before its
     trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
+    `draining` says that its node takes no pods any more.
     """
 
     id: int
@@ -45,6 +46,7 @@ class Worker:
     scheduled: bool = False
     waiting: str = ""
     disrupted: bool = False
+    draining: bool = False
 
     @property
     def alive(self) -> bool:
@@ -86,6 +88,7 @@ class Observed:
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
         share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
+        sees_drains: whether workers are `draining` before somebody empties their node.
         since: when this operator began to observe the job; silence before it says nothing.
     """
 
@@ -106,6 +109,7 @@ class Observed:
     share: int | None = None
     nonce: str = ""
     since: datetime | None = None
+    sees_drains: bool = True
 
 
 class EventType(StrEnum):
@@ -132,6 +136,7 @@ class Plan:
         create: ids of workers that ought to exist and do not; the worker's name is `worker_name(job, id)`.
         delete: (name, uid) of workers to delete; the uid is the precondition.
         requeue_after: seconds until time alone changes the answer; None when only an event can.
+        min_available: so many workers must stay when others take some away; None once the job has ended.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 
@@ -141,6 +146,7 @@ class Plan:
     events: tuple[PlanEvent, ...] = ()
     requeue_after: float | None = None
     expired: bool = False
+    min_available: int | None = None
 
 
 def worker_name(job: str, worker_id: int) -> str:

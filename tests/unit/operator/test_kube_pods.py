@@ -8,6 +8,7 @@ import pytest
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.kube.placement import GROUP_LABEL
 from pipetransformer_operator.kube.pods import controller_uid, observe, render
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
@@ -90,6 +91,17 @@ def test_a_job_has_a_folder_of_its_own_in_the_output_and_its_record_there_if_tha
     assert given[Env.RUN_DIR] == run_dir
 
 
+def test_workers_of_a_pipeline_are_wanted_together_unless_the_template_says_otherwise() -> None:
+    job = make_job().stages(2).workers(4)
+    groups = [pod_of(job, number)["metadata"]["labels"][GROUP_LABEL] for number in range(4)]
+    assert groups == ["2-0", "2-0", "2-1", "2-1"]
+    near = pod_of(job, 3)["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][GROUP_LABEL] == "2-1"
+    container = {"name": "trainer", "image": "x"}
+    assert pod_of(with_containers(container, affinity={}))["spec"]["affinity"] == {}
+    assert "affinity" not in pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]
+
+
 def seen(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     pod = pod_of(make_job())
     pod["metadata"] |= {"uid": "u", **metadata}
@@ -158,6 +170,14 @@ def test_a_pod_that_is_being_deleted_cannot_train() -> None:
 
 def test_a_pod_without_a_worker_label_is_no_worker() -> None:
     assert observe(seen({"phase": "Running"}, labels={}), "trainer") is None
+
+
+def test_a_pod_on_a_cordoned_node_is_draining() -> None:
+    pod = seen({"phase": "Running"})
+    pod["spec"]["nodeName"] = "node-1"
+    drained, other = observe(pod, "trainer", {"node-1"}), observe(pod, "trainer", {"node-2"})
+    assert drained is not None and drained.draining
+    assert other is not None and not other.draining
 
 
 def test_the_job_controls_its_pods() -> None:

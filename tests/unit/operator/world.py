@@ -38,6 +38,7 @@ class World:
         self.lost_peers: set[str] = set()
         self._committed: dict[str, int] = {}
         self._waiting: dict[str, tuple[int, datetime]] = {}
+        self.sees_drains = True
         self._uids = 0
 
     @property
@@ -75,6 +76,7 @@ class World:
             metadata_generation=self.metadata_generation,
             share=self.share,
             since=self.since,
+            sees_drains=self.sees_drains,
         )
 
     def beat(self, worker: Worker) -> Beat:

@@ -1,0 +1,84 @@
+"""What keeps others off a job's workers: a NetworkPolicy and a PodDisruptionBudget, one of each a job.
+
+Both belong to the job and vanish with it. They may change, so they are kept by server-side apply; an object that is as
+it was last applied costs no request.
+"""
+
+from ..api import PipeTrainingJob
+from ..controller.ports import JobKey
+from ..plan.accounting import JOB_LABEL
+from .api import APPLY_PATCH, Api, Object
+from .pods import owner_reference
+
+
+class Protection:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._applied: dict[JobKey, dict[str, Object]] = {}
+
+    async def apply(self, job: PipeTrainingJob, min_available: int) -> None:
+        """Makes both objects as they should be.
+
+        Raises:
+            Refused: the cluster does not take them; the message says why.
+            Unavailable: not now.
+        """
+        applied = self._applied.setdefault(JobKey(job.metadata.namespace, job.metadata.name), {})
+        for folder, body in (
+            ("/apis/networking.k8s.io/v1", network_policy(job)),
+            ("/apis/policy/v1", disruption_budget(job, min_available)),
+        ):
+            if applied.get(folder) == body:
+                continue
+            kind = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}[body["kind"]]
+            path = f"{folder}/namespaces/{job.metadata.namespace}/{kind}/{body['metadata']['name']}"
+            await self._api.request("PATCH", path, body, content_type=APPLY_PATCH)
+            applied[folder] = body
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._applied.pop(key, None)
+
+
+def network_policy(job: PipeTrainingJob) -> Object:
+    """Lets only the job's own pods connect to its workers; the user may allow more by another policy."""
+    own = {"matchLabels": {JOB_LABEL: job.metadata.name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job),
+        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]},
+    }
+
+
+def disruption_budget(job: PipeTrainingJob, min_available: int) -> Object:
+    """Lets evictions pass as long as `min_available` workers stay.
+
+    It is a number and no share: for a share, or `maxUnavailable`, the cluster would multiply by the job's scale, a
+    ceiling.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job),
+        "spec": {
+            "selector": {"matchLabels": {JOB_LABEL: job.metadata.name}},
+            "minAvailable": min_available,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def _metadata(job: PipeTrainingJob) -> Object:
+    return {
+        "name": f"{job.metadata.name}-workers",
+        "namespace": job.metadata.namespace,
+        "labels": {JOB_LABEL: job.metadata.name, "app.kubernetes.io/managed-by": "pipetransformer-operator"},
+        "ownerReferences": [owner_reference(job)],
+    }

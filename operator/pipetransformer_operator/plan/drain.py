@@ -1,0 +1,62 @@
+"""Nodes that are emptied: how many workers others may take away, and new workers for those that have to move.
+
+A cordon is the signal. Evictions are refused while a stage has one copy, so workers on a cordoned node are replaced
+first; then they leave by themselves, and the node is empty. A job that finds no place for new workers in time lets go:
+an evicted worker leaves a checkpoint before it ends.
+"""
+
+from datetime import timedelta
+
+from pipetransformer_contract.messages import ResizeReason
+
+from ..api.status import Reason, ResizePhase
+from .draft import Draft
+
+
+def replace(draft: Draft) -> bool:
+    """Publishes the same layout without the workers that have to move, or prepares that; whether there is a need to."""
+    plan, status = draft.status.plan, draft.status
+    assert plan is not None
+    going = [member for member in plan.members if (worker := draft.worker(member)) and worker.draining]
+    if not going:
+        draft.update(drain_deadline=None)
+        return False
+    if status.drain_deadline is None:
+        timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
+        draft.update(drain_deadline=draft.now + timeout)
+        names = ", ".join(member.name for member in going[:8])
+        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(going)} workers are cordoned: {names}")
+    if status.next_resize_time is not None and draft.now < status.next_resize_time:
+        draft.wake_at(status.next_resize_time)
+        return False
+    staying = [member for member in plan.members if member not in going]
+    useless = {worker.id for worker in draft.joiners if worker.draining}
+    fresh = [member for member in draft.ready_joiners if not useless & set(draft.ids_of([member]))]
+    if len(fresh) >= len(going):
+        draft.publish(plan.layout, [*staying, *fresh[: len(going)], *going], ResizeReason.DRAIN)
+        return True
+    moving = draft.ids_of(going)
+    joining = [key for key in draft.joining_ids if key not in useless][: len(going)]
+    draft.want([*draft.ids_of(staying), *joining], len(plan.members))
+    draft.keep_workers([*draft.status.worker_ids, *moving])
+    draft.enter(ResizePhase.PREPARE, plan.layout, ResizeReason.DRAIN, plan.layout)
+    return True
+
+
+def limit(draft: Draft) -> None:
+    """Says how many workers must stay: one less than there are, and all while a stage of the model has one copy."""
+    ended = {worker.id for worker in draft.observed.workers if not worker.alive}
+    present = len(set(draft.status.worker_ids) - ended)
+    draft.min_available = max(0, present - (0 if _precious(draft) else 1))
+
+
+def _precious(draft: Draft) -> bool:
+    """Whether losing one worker may lose state. Where drains are not seen, evictions would be refused for ever."""
+    plan, deadline = draft.status.plan, draft.status.drain_deadline
+    if plan is None or not draft.observed.sees_drains:
+        return False
+    if deadline is not None and draft.now >= deadline:
+        return False
+    if deadline is not None:
+        draft.wake_at(deadline)
+    return plan.pipelines == 1 or not plan.confirmed

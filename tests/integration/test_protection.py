@@ -1,0 +1,60 @@
+"""What protects a job's workers, as the real API server takes it."""
+
+import pytest
+
+from pipetransformer_operator.api import GROUP
+from pipetransformer_operator.kube.api import MERGE_PATCH
+
+from .conftest import FakeKubelet, Namespace, Operator, until
+from .test_operator import packing_job
+
+pytestmark = pytest.mark.timeout(180)
+JOB_LABEL = f"{GROUP}/job"
+
+
+async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_a_second_copy(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    policies = (await namespace.api.get(f"/apis/networking.k8s.io/v1/namespaces/{namespace.name}/networkpolicies"))[
+        "items"
+    ]
+    own = {"matchLabels": {JOB_LABEL: "digits"}}
+    assert [policy["spec"] for policy in policies] == [
+        {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
+    ]
+    budget = f"/apis/policy/v1/namespaces/{namespace.name}/poddisruptionbudgets/digits-workers"
+
+    async def stay(count: int) -> None:
+        async def is_so() -> bool:
+            return bool((await namespace.api.get(budget))["spec"]["minAvailable"] == count)
+
+        await until(f"{count} workers must stay", is_so)
+
+    await stay(4)
+    namespace.advance(15)
+    assert await namespace.layout(2) == (2, 2)
+    await stay(3)
+    owner = (await namespace.api.get(budget))["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["name"], owner["controller"]) == ("PipeTrainingJob", "digits", True)
+
+
+async def test_workers_run_where_the_restricted_pod_security_standard_is_enforced(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    path = f"/api/v1/namespaces/{namespace.name}"
+    await namespace.api.request("PATCH", path, {"metadata": {"labels": labels}}, content_type=MERGE_PATCH)
+    secure = {
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": "trainer",
+                "image": "trainer",
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    }
+    await namespace.apply(packing_job().stages(1).workers(1).set("podTemplate", {"spec": secure}))
+    assert await namespace.layout(1) == (1, 1)

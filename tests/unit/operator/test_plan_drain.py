@@ -1,0 +1,136 @@
+"""Workers that others want to take away: how many may go, and who takes their place."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipetransformer_contract.messages import Outcome, ResizeReason
+from tests.builders import make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def stay(world: World) -> int | None:
+    return world.turn().min_available
+
+
+@pytest.mark.parametrize(("stages", "workers", "stay_at_least"), [(4, 4, 4), (2, 4, 3), (1, 4, 3), (1, 1, 1)])
+def test_one_worker_may_go_while_each_stage_has_another_copy(stages: int, workers: int, stay_at_least: int) -> None:
+    world = World(make_job().stages(stages).workers(workers))
+    world.start()
+    assert stay(world) == stay_at_least
+
+
+def test_before_anything_is_trained_a_worker_may_go() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.settle()
+    assert stay(world) == 3
+
+
+def test_nobody_may_go_while_state_moves() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    world.warm_up()
+    assert stay(world) == 4
+    world.commit()
+    assert stay(world) == 3
+
+
+def test_the_budget_is_left_alone_once_the_job_has_ended() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    world.finish(Outcome.SUCCEEDED)
+    assert stay(world) is None
+
+
+def test_where_drains_are_not_seen_one_worker_may_always_go() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.sees_drains = False
+    world.start()
+    assert stay(world) == 3
+
+
+def cordon(world: World, *names: str) -> None:
+    for name in names:
+        world.workers[name] = replace(world.workers[name], draining=True)
+    world.settle()
+
+
+def members(world: World) -> list[str]:
+    return sorted(member.name for member in world.plan.members)
+
+
+def test_a_worker_on_a_cordoned_node_is_replaced_before_it_may_go() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    cordon(world, "digits-w1")
+    assert stay(world) == 5, "nobody may be evicted while a new worker warms up"
+    assert world.status.resize is not None and world.status.resize.reason is ResizeReason.DRAIN
+    world.warm_up()
+    assert (world.shape, world.plan.reason) == ((4, 1), ResizeReason.DRAIN)
+    assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
+    assert [member.name for member in world.plan.leavers] == ["digits-w1"]
+    assert "digits-w1" not in world.deleted
+    world.commit()
+    world.leave()
+    assert "digits-w1" in world.deleted
+    assert (world.status.failures, world.status.resize, world.status.drain_deadline) == (0, None, None)
+    assert world.status.gpus.released == 0
+
+
+def test_a_whole_job_moves_when_all_its_nodes_are_cordoned() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.start()
+    cordon(world, "digits-w0", "digits-w1")
+    world.warm_up()
+    assert members(world) == ["digits-w2", "digits-w3"]
+    assert {member.name for member in world.plan.leavers} == {"digits-w0", "digits-w1"}
+
+
+def test_a_node_that_takes_pods_again_ends_the_move() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    cordon(world, "digits-w1")
+    assert len(world.workers) == 5
+    world.workers["digits-w1"] = replace(world.workers["digits-w1"], draining=False)
+    world.settle()
+    assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w2", "digits-w3"]
+    assert world.status.drain_deadline is None
+    assert world.plan.layout_generation == 1
+
+
+def test_a_new_worker_on_a_cordoned_node_is_no_replacement() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    cordon(world, "digits-w1")
+    cordon(world, "digits-w4")
+    world.warm_up()
+    assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w5"]
+
+
+def test_past_the_drain_timeout_the_job_lets_a_worker_go_and_still_takes_a_replacement() -> None:
+    world = World(make_job().stages(4).workers(4).set("runPolicy.drainTimeoutSeconds", 60))
+    world.start()
+    cordon(world, "digits-w1")
+    assert world.turn().requeue_after == 60
+    assert stay(world) == 5
+    world.wait(60)
+    assert stay(world) == 4
+    world.warm_up()
+    assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
+
+
+def test_replacements_that_fail_are_tried_ever_later_and_are_no_failures_of_the_job() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    cordon(world, "digits-w1")
+    world.end("digits-w4", exit_code=1)
+    world.settle()
+    assert world.status.next_resize_time is not None
+    assert world.status.failures == 0
+    assert len([worker for worker in world.workers.values() if worker.alive]) == 4
+    world.wait(61)
+    world.settle()
+    world.warm_up()
+    assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w5"]
