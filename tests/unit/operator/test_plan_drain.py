@@ -75,8 +75,8 @@ def test_a_worker_on_a_cordoned_node_is_replaced_before_it_may_go() -> None:
     world.commit()
     world.leave()
     assert "digits-w1" in world.deleted
-    assert (world.status.failures, world.status.resize, world.status.drain_deadline) == (0, None, None)
-    assert world.status.gpus.released == 0
+    status = world.status
+    assert (status.failures, status.resize, status.drain_deadline, status.gpus.released) == (0, None, None, 0)
 
 
 def test_a_whole_job_moves_when_all_its_nodes_are_cordoned() -> None:
