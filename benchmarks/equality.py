@@ -1,0 +1,243 @@
+"""A run that regroups, freezes, unfreezes and loses workers at random computes what one that never moves does.
+
+float64: losses and gradient norms of every step, against one worker that stays alone, relative. float32: each layer's
+gradient from one state in every layout, relative to its norm. bfloat16: only how far the losses go apart.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from benchmarks.common import print_table, write_result
+from pipetransformer.moments import Moment
+from pipetransformer_contract.spec import ScheduleName, TrainerSpec
+from tests.trainer_harness import Faults, Ran, Scripted, run_job
+
+BAR_FLOAT64 = 1e-9
+BAR_FLOAT32 = 1e-5
+WORKERS = 4
+LAYERS = 6
+STEPS = 18
+GLOBAL_BATCH = 24
+LAYOUTS = [(4, 1), (3, 1), (2, 2), (2, 1), (1, 4), (1, 3), (1, 2), (1, 1)]
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"name": "AdamW", "learningRate": 0.003, "weightDecay": 0.01},
+    {"name": "SGD", "learningRate": 0.05, "momentum": 0.9, "weightDecay": 0.01},
+]
+#: Where a worker can die so that the others go on: in a round of the generation before the change.
+MOMENTS = [Moment.COMPUTED, Moment.REDUCED, Moment.VOTED, Moment.STEPPED, Moment.COMMITTED, Moment.ENDED]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens in one random run.
+
+    Attributes:
+        script: layouts, each after some steps or after a loss.
+        faults: who dies, and when.
+        boundaries: freezes and unfreezes, by step.
+    """
+
+    seed: int
+    script: list[Scripted]
+    faults: dict[int, Faults]
+    boundaries: list[dict[str, int]]
+    optimizer: dict[str, Any]
+    dropout: float
+
+    def __str__(self) -> str:
+        layouts = " ".join(
+            f"K{entry.stages}R{entry.pipelines}" + ("" if entry.after_loss is None else "!") for entry in self.script
+        )
+        return f"seed {self.seed}: {self.optimizer['name']}, dropout {self.dropout:g}, {layouts}"
+
+
+def draw(seed: int) -> Scenario:
+    """The random scenario of a seed: up to four changes of layout, at most one of them by a death."""
+    chance = random.Random(seed)
+    boundaries = [{"step": step, "boundary": chance.randint(0, LAYERS - 1)}
+                  for step in sorted(chance.sample(range(1, STEPS - 1), 3))]  # fmt: skip
+    stages, pipelines = chance.choice(LAYOUTS)
+    alive = list(range(WORKERS))
+    members = chance.sample(alive, stages * pipelines)
+    script = [Scripted(stages, pipelines, members)]
+    faults: dict[int, Faults] = {}
+    changes = chance.randint(2, 4)
+    deadly = chance.randrange(changes)
+    for change, at_step in enumerate(sorted(chance.sample(range(2, STEPS - 2), changes))):
+        victim = chance.choice(members) if change == deadly and len(members) > 1 else None
+        if victim is not None:
+            faults[victim] = Faults(killed_at=(chance.choice(MOMENTS), at_step))
+            alive.remove(victim)
+            survivors = [member for member in members if member != victim]
+        else:
+            survivors = list(members)
+        stages, pipelines = chance.choice([layout for layout in LAYOUTS if layout[0] * layout[1] <= len(alive)])
+        chance.shuffle(survivors)
+        others = [worker for worker in alive if worker not in survivors]
+        # Whoever holds state comes first, as the operator orders its candidates.
+        members = [*survivors, *others][: stages * pipelines]
+        leavers = [member for member in survivors if member not in members]
+        script.append(Scripted(stages, pipelines, members, at_step=at_step, leavers=leavers, after_loss=victim))
+        alive = [worker for worker in alive if worker not in leavers]
+    return Scenario(seed, script, faults, boundaries, OPTIMIZERS[seed % 2], 0.1 if seed % 4 < 2 else 0.0)
+
+
+def make_spec(scenario: Scenario, schedule: ScheduleName, precision: str = "Float64") -> TrainerSpec:
+    """The digits ViT, small."""
+    return TrainerSpec.model_validate(
+        {
+            "model": {
+                "name": "vit", "numLayers": LAYERS, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4,
+                "dropout": scenario.dropout,
+            },
+            "data": {"name": "digits"},
+            "training": {
+                "steps": STEPS,
+                "globalBatchSize": GLOBAL_BATCH,
+                "optimizer": scenario.optimizer,
+                "maxGradientNorm": 2.0,
+                "precision": precision,
+                "seed": scenario.seed,
+            },
+            "freeze": {"policy": "Explicit", "boundaries": scenario.boundaries},
+            "pipeline": {"stages": 4, "microBatchSize": 3, "schedule": schedule.value},
+            "numShards": 4,
+            "workers": WORKERS,
+        }
+    )  # fmt: skip
+
+
+def committed(run: Ran) -> dict[int, dict[str, Any]]:
+    """Lines of the committed history, by step: a step that was redone counts as it was done last."""
+    return {line["step"]: line for line in run.steps}
+
+
+def worst_difference(run: Ran, reference: Ran) -> float:
+    """Largest relative difference of a loss or a gradient norm.
+
+    Raises:
+        ValueError: a step is missing, or was trained with another boundary.
+    """
+    ours, theirs = committed(run), committed(reference)
+    if sorted(ours) != list(range(STEPS)) or sorted(theirs) != list(range(STEPS)):
+        raise ValueError(f"steps {sorted(ours)} against {sorted(theirs)}")
+    if any(ours[step]["frozenLayers"] != theirs[step]["frozenLayers"] for step in ours):
+        raise ValueError("the runs froze other layers")
+    return max(
+        abs(ours[step][key] - theirs[step][key]) / abs(theirs[step][key])
+        for step in range(STEPS)
+        for key in ("loss", "gradientNorm")
+    )
+
+
+@dataclass
+class Compared:
+    """Worst relative difference of each run, by schedule."""
+
+    by_schedule: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, schedule: ScheduleName, difference: float) -> None:
+        self.by_schedule.setdefault(schedule.value, []).append(difference)
+
+
+def compare(
+    scenario: Scenario, schedules: Sequence[ScheduleName], folder: Path, precision: str = "Float64"
+) -> Compared:
+    """Run a scenario under each schedule, and against one worker that stays alone."""
+    alone = run_job(make_spec(scenario, ScheduleName.GPIPE, precision), [Scripted(1, 1, [0])], folder / "alone")
+    compared = Compared()
+    for schedule in schedules:
+        run = run_job(
+            make_spec(scenario, schedule, precision), scenario.script, folder / schedule.value, faults=scenario.faults
+        )
+        compared.add(schedule, worst_difference(run, alone))
+    return compared
+
+
+def gradients(layout: tuple[int, int], seed: int, folder: Path) -> dict[str, torch.Tensor]:
+    """float32 gradient of every parameter for the first batch, by name.
+
+    One step of plain gradient descent at a rate so large that the weights before it round away.
+    """
+    rate = 1e6
+    descent = {"name": "SGD", "learningRate": rate, "momentum": 0.0}
+    scenario = Scenario(seed, [], {}, [{"step": 0, "boundary": 0}], descent, dropout=0.1)
+    spec = make_spec(scenario, ScheduleName.ONE_FORWARD_ONE_BACKWARD, "Float32")
+    training = spec.training.model_copy(update={"steps": 1, "max_gradient_norm": None})
+    run_job(
+        spec.model_copy(update={"training": training}),
+        [Scripted(*layout, list(range(layout[0] * layout[1])))],
+        folder,
+    )
+    weights = safetensors.torch.load_file(folder / "model" / "model.safetensors")
+    return {name: weight / -rate for name, weight in weights.items()}
+
+
+def worst_gradient(seed: int, folder: Path) -> float:
+    """Largest distance of a layer's gradient in any layout from that on one worker, relative to its norm."""
+    alone = gradients((1, 1), seed, folder / "alone")
+    worst = 0.0
+    for layout in LAYOUTS[:-1]:
+        there = gradients(layout, seed, folder / f"k{layout[0]}r{layout[1]}")
+        for name, gradient in alone.items():
+            worst = max(worst, float((there[name] - gradient).norm() / gradient.norm()))
+    return worst
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10, help="random scenarios a schedule")
+    parser.add_argument("--first-seed", type=int, default=0)
+    arguments = parser.parse_args()
+    schedules = list(ScheduleName)
+    double, half = Compared(), Compared()
+    with tempfile.TemporaryDirectory(prefix="bench-equality-") as temporary:
+        folder = Path(temporary)
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            scenario = draw(seed)
+            print(scenario, flush=True)
+            found = compare(scenario, schedules, folder / f"float64-{seed}")
+            for schedule in schedules:
+                double.by_schedule.setdefault(schedule.value, []).extend(found.by_schedule[schedule.value])
+            print("   worst", {name: f"{values[-1]:.1e}" for name, values in double.by_schedule.items()}, flush=True)
+        print("float32: gradients of one state in every layout ...", flush=True)
+        single = worst_gradient(arguments.first_seed, folder / "float32")
+        print("bfloat16 ...", flush=True)
+        found = compare(draw(arguments.first_seed), schedules, folder / "bfloat16", "BFloat16")
+        half.by_schedule = found.by_schedule
+    print_table(
+        "Worst relative difference from one worker that stays alone",
+        ["", *double.by_schedule],
+        [
+            [f"float64, losses and norms, {arguments.seeds} scenarios",
+             *(f"{max(values):.1e}" for values in double.by_schedule.values())],
+            ["bfloat16, losses and norms (no bar)", *(f"{max(values):.1e}" for values in half.by_schedule.values())],
+        ],
+    )  # fmt: skip
+    print(f"float32, a layer's gradient against its norm: {single:.1e} (at most {BAR_FLOAT32:.0e})")
+    worst = max(max(values) for values in double.by_schedule.values())
+    path = write_result(
+        "equality",
+        {
+            "seeds": [arguments.first_seed, arguments.first_seed + arguments.seeds - 1],
+            "worst_relative_difference": worst,
+            "worst_relative_difference_by_schedule": {n: max(v) for n, v in double.by_schedule.items()},
+            "worst_float32_gradient_difference": single,
+            "bfloat16_difference_by_schedule": {name: max(values) for name, values in half.by_schedule.items()},
+        },
+    )
+    print(f"written to {path.relative_to(Path.cwd())}")
+    return 0 if worst <= BAR_FLOAT64 and single <= BAR_FLOAT32 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
