@@ -90,12 +90,15 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-digits bench-partition bench-regroup
+.PHONY: bench-digits bench-equality bench-partition bench-regroup
 bench-digits: $(STAMP) ## Accuracy of the demo's run with and without freezing, 3 seeds.
 	$(BIN)/python -m benchmarks.digits
 
 bench-partition: $(STAMP) ## The exact partition into stages: its speed, and against the paper's greedy one.
 	$(BIN)/python -m benchmarks.partition
+
+bench-equality: $(STAMP) ## Losses of runs that regroup, freeze and lose workers at random, against one that never moves.
+	$(BIN)/python -m benchmarks.equality
 
 bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart from a checkpoint.
 	$(BIN)/python -m benchmarks.regroup
