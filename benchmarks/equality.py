@@ -135,7 +135,7 @@ def worst_difference(run: Ran, reference: Ran) -> float:
     if any(ours[step]["frozenLayers"] != theirs[step]["frozenLayers"] for step in ours):
         raise ValueError("the runs froze other layers")
     return max(
-        abs(ours[step][key] - theirs[step][key]) / abs(theirs[step][key])
+        float(abs(ours[step][key] - theirs[step][key]) / abs(theirs[step][key]))
         for step in range(STEPS)
         for key in ("loss", "gradientNorm")
     )
