@@ -311,6 +311,45 @@ class Output(SpecModel):
     )
 
 
+class Goal(StrEnum):
+    """Which values of a metric are better."""
+
+    HIGHEST = "Highest"
+    LOWEST = "Lowest"
+
+
+class Evaluation(SpecModel):
+    """When the held-out samples are scored, by which metrics, and what follows from it. Every epoch by default."""
+
+    every_steps: Positive | None = None
+    every_epochs: Positive | None = None
+    metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=_IMPORT_PATH)]] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Besides loss and accuracy: module:function of (output, target, weight) that gives numerator and "
+        "denominator, each summed over all samples.",
+    )
+    best_metric: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        default="accuracy", description="`accuracy`, `loss` or the name of a metric's function."
+    )
+    goal: Goal = Field(default=Goal.HIGHEST, description="Which values of bestMetric are better.")
+    keep_best: bool = Field(
+        default=False,
+        description="The model is that of the best evaluation, not of the last step; needs a checkpoint.",
+    )
+    patience: Positive | None = Field(
+        default=None, description="Training ends after so many evaluations in a row without a better bestMetric."
+    )
+    rules = (
+        Rule("!has(self.everySteps) || !has(self.everyEpochs)", "at most one of everySteps and everyEpochs", ""),
+        Rule(
+            "self.bestMetric != 'loss' || self.goal == 'Lowest'",
+            "bestMetric loss needs goal Lowest",
+            ".goal",
+        ),
+    )
+
+
 class TrainerSpec(SpecModel):
     """All that a worker needs to know of its job. `num_shards` is C of the data order, at least the largest R."""
 
@@ -320,6 +359,7 @@ class TrainerSpec(SpecModel):
     freeze: Freeze = Field(default_factory=Freeze)
     pipeline: Pipeline = Field(default_factory=Pipeline)
     cache: Cache = Field(default_factory=Cache)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
         Cache,
         Checkpoint,
         Data,
+        Evaluation,
         Freeze,
+        Goal,
         LearningRateSchedule,
         Model,
         Optimizer,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
         Training,
     )
 
+    from .callbacks import Callback
     from .data import AugmentedSplit, DataInfo, Dataset, Split
     from .errors import SpecError
     from .freeze import FreezeObservation, FreezePolicy
@@ -31,7 +34,9 @@ _HOMES = {
         "Cache",
         "Checkpoint",
         "Data",
+        "Evaluation",
         "Freeze",
+        "Goal",
         "LearningRateSchedule",
         "Model",
         "Optimizer",
@@ -39,6 +44,7 @@ _HOMES = {
         "Training",
     ),
     "pipetransformer.data": ("AugmentedSplit", "DataInfo", "Dataset", "Split"),
+    "pipetransformer.callbacks": ("Callback",),
     "pipetransformer.errors": ("SpecError",),
     "pipetransformer.freeze": ("FreezeObservation", "FreezePolicy"),
     "pipetransformer.library": ("Result", "train"),
@@ -49,13 +55,16 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AugmentedSplit",
     "Cache",
+    "Callback",
     "Checkpoint",
     "Data",
     "DataInfo",
     "Dataset",
+    "Evaluation",
     "Freeze",
     "FreezeObservation",
     "FreezePolicy",
+    "Goal",
     "KeyedDropout",
     "LearningRateSchedule",
     "Model",

@@ -21,3 +21,7 @@ def check_spec(spec: TrainerSpec) -> None:
             "spec.training.globalBatchSize",
             f"{spec.training.global_batch_size} samples a step are too few for {spec.num_shards} pipelines",
         )
+    if (spec.training.epochs is None) == (spec.training.steps is None):
+        raise SpecError("spec.training", "exactly one of epochs and steps is needed")
+    if spec.evaluation.keep_best and spec.checkpoint is None:
+        raise SpecError("spec.evaluation.keepBest", "needs spec.checkpoint: the best model is kept beside it")

@@ -15,6 +15,10 @@ class SpecError(ValueError):
         self.reason = reason
 
 
+class CallbackError(RuntimeError):
+    """A callback of the user's program failed."""
+
+
 class WorkersDifferError(Exception):
     """Workers of one job do not see the same data."""
 

@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,11 +13,13 @@ from torch import nn
 
 from pipetransformer_contract.spec import Precision, ScheduleName, TrainerSpec
 
+from .callbacks import Callback
 from .checks import check_spec
 from .data import Dataset, EpochOrder, MicroBatch, deal, default_micro_batch_size, load_dataset, own_dataset
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
+from .metrics import Metric, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_unit
 from .optimizer import moment_shapes
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
@@ -37,6 +39,7 @@ class Job:
         policy: decides the frozen boundary; as it is before the first step, so a worker asks a copy.
         schedule: of every pipeline.
         model: for its names, shapes, loss and metric; its units are on the meta device.
+        metrics: of an evaluation, by name.
         build_unit: a freshly initialised unit by index, on the CPU.
         micro_batch_size: samples of every micro-batch, at every layout whose cut is not measured.
         total_steps: global steps of the whole job.
@@ -50,10 +53,12 @@ class Job:
     policy: FreezePolicy
     schedule: ScheduleClass
     model: PipelineModel
+    metrics: Mapping[str, Metric]
     build_unit: Callable[[int], nn.Module]
     micro_batch_size: int
     total_steps: int
     unit_bytes: Sequence[int]
+    callbacks: Sequence[Callback] = ()
 
     @classmethod
     def load(cls, spec: TrainerSpec, parts: Parts | None = None) -> "Job":
@@ -89,6 +94,8 @@ class Job:
             policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, own=parts.freeze),
             schedule=schedule_class(spec.pipeline.schedule, parts.schedule),
             model=model,
+            callbacks=parts.callbacks,
+            metrics=make_metrics(spec.evaluation, model, parts.metrics),
             build_unit=build,
             micro_batch_size=spec.pipeline.micro_batch_size
             or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),
@@ -102,6 +109,14 @@ class Job:
     @property
     def num_layers(self) -> int:
         return self.model.num_layers
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the held-out samples are scored after `step` committed steps."""
+        spec = self.spec.evaluation
+        if len(self.dataset.test) == 0:
+            return False
+        every = spec.every_steps or (spec.every_epochs or 1) * self.order.steps_per_epoch
+        return step % every == 0 or step == self.total_steps
 
     @property
     def bytes_budget(self) -> int:

@@ -1,5 +1,6 @@
 """What the leader of a generation does besides training: the run's record and the reports to the operator."""
 
+import math
 import statistics
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report
 
+from .callbacks import Callback, tell
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
@@ -47,12 +49,14 @@ class Leader:
         self._step_seconds: float | None = None
         self._pause_seconds = _ASSUMED_PAUSE_SECONDS
         self._loss: float | None = None
+        self._callbacks = job.callbacks
         self.record = RunRecord(run_dir)
         self.record.started(job=layout.generation.job_uid, numLayers=job.num_layers, steps=job.total_steps)
 
     def committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
         """The generation is committed: confirm it."""
         self._checkpoint = checkpoint
+        self.record.rewind(control.step)
         if control.last_step and self.record.last_step() < control.last_step["step"]:
             self.record.step(**control.last_step, samples_per_second=None)
         self._predict(control)
@@ -74,6 +78,7 @@ class Leader:
             roles=roles_of(layout, self._job.num_layers),
             reason=layout.generation.reason.value,
         )
+        tell(self._callbacks, Callback.on_generation, control.step - 1, layout.number, layout.stages, layout.pipelines)
 
     def stepped(self, control: Control, vote: Vote, *, seconds: float) -> None:
         """A step is committed: `control.last_step` in so many seconds."""
@@ -83,8 +88,9 @@ class Leader:
             self._measured_boundary = line["frozen_layers"]
         self._seconds.append(seconds)
         self._loss = line["loss"]
-        samples = sum(map(len, self._job.order.batch(line["step"])))
-        self.record.step(**line, samples_per_second=samples / seconds)
+        line = {**line, "samples_per_second": line["samples"] / seconds}
+        self.record.step(**line)
+        tell(self._callbacks, Callback.on_step, line)
         if not vote.finite:
             unit = vote.first_non_finite_unit
             place = "loss" if unit is None else unit_name(unit, self._job.num_layers)
@@ -99,12 +105,15 @@ class Leader:
     def frozen(self, control: Control) -> None:
         """The boundary changed before step `control.step`."""
         self.record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
+        tell(self._callbacks, Callback.on_freeze, control.step, control.boundary)
         self._predict(control)
         self._submit(control, urgent=True)
 
-    def evaluated(self, control: Control, *, accuracy: float, loss: float) -> None:
-        """The held-out split was evaluated."""
-        self.record.event("Evaluated", step=control.step, testAccuracy=accuracy, testLoss=loss)
+    def evaluated(self, control: Control, *, better: bool) -> None:
+        """The held-out samples were evaluated."""
+        metrics = {name: value if math.isfinite(value) else None for name, value in control.metrics.items()}
+        self.record.event("Evaluated", step=control.step, metrics=metrics, best=better)
+        tell(self._callbacks, Callback.on_evaluate, control.step, control.metrics)
 
     def checkpointed(self, control: Control, checkpoint: DurableCheckpoint) -> None:
         """A checkpoint is durable."""
@@ -112,9 +121,16 @@ class Leader:
         self.record.event("CheckpointDurable", step=checkpoint.step, frozenLayers=checkpoint.boundary)
         self._submit(control, urgent=True)
 
-    def finished(self, control: Control, test_accuracy: float | None) -> None:
+    def finished(self, control: Control) -> None:
         """The model is durable: write the summary and say so. Returns once the operator knows."""
-        self.record.finish(test_accuracy=test_accuracy, num_steps=control.step, order=self._job.order)
+        keeps_best = self._job.spec.evaluation.keep_best and bool(control.best)
+        summary = self.record.finish(
+            metrics=control.best if keeps_best else control.metrics,
+            model_step=control.best_step if keeps_best else control.step,
+            num_steps=control.step,
+            order=self._job.order,
+        )
+        tell(self._callbacks, Callback.on_end, summary)
         self._submit(control, urgent=True, outcome=Outcome.SUCCEEDED, reason="TrainingFinished")
         self._reporter.flush()
 

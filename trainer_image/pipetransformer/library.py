@@ -12,6 +12,7 @@ In the last two the manifest says all that it can say; the script brings only th
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pipetransformer_contract.spec import (
     Cache,
     Checkpoint,
     Data,
+    Evaluation,
     Freeze,
     FreezePolicyName,
     Model,
@@ -30,8 +32,10 @@ from pipetransformer_contract.spec import (
 )
 from pipetransformer_contract.wire import Env
 
+from .callbacks import Callback
 from .fixed_run import run_fixed
 from .freeze import FreezePolicy
+from .metrics import Metric
 from .parts import ModelFunction, OwnData, Parts
 from .schedules import ScheduleClass
 from .state import Control
@@ -46,13 +50,17 @@ class Result:
     Attributes:
         steps: committed steps.
         frozen_layers: blocks that were frozen at the end.
-        accuracy: of the final model on the held-out samples; None in a process that was left over at the end.
+        metrics: of the last evaluation, by name; empty where there was none.
+        best: of the best evaluation.
+        best_step: steps that were committed at the best evaluation.
         run_dir: the run's record, and the model in its folder `model`.
     """
 
     steps: int
     frozen_layers: int
-    accuracy: float | None
+    metrics: Mapping[str, float]
+    best: Mapping[str, float]
+    best_step: int
     run_dir: Path
 
 
@@ -65,7 +73,10 @@ def train(
     pipeline: Pipeline | None = None,
     schedule: ScheduleClass | None = None,
     cache: Cache | None = None,
+    evaluation: Evaluation | None = None,
+    metrics: Sequence[Metric] = (),
     checkpoint: Checkpoint | None = None,
+    callbacks: Sequence[Callback] = (),
     run_dir: str | Path = "run",
 ) -> Result:
     """Train to the end, on as many processes as there are.
@@ -79,12 +90,16 @@ def train(
         pipeline: stages and micro-batches. Fewer processes than stages make shorter pipelines.
         schedule: a pipeline schedule class of torch or of yours, with one stage a worker.
         cache: where to keep what frozen layers made of samples; by default in memory, where that was measured to pay.
+        evaluation: when to score the held-out samples, and whether to keep the best model or stop early.
+        metrics: functions of (output, target, weight) that give numerator and denominator, summed over all samples.
         checkpoint: where to save; a run that finds one there goes on from it.
+        callbacks: told what happens, on the leader.
         run_dir: for the record and the model. In a pod the operator says where.
 
     Raises:
         SpecError: what was asked for cannot be trained.
-        ModelError: the model failed.
+        ModelError: the model failed, or a metric.
+        CallbackError: a callback failed.
         StorageError: a checkpoint or the model cannot be written.
         SystemExit: this process was told to stop, or it is a worker of the operator whose part has ended otherwise than
             with the finished model.
@@ -94,6 +109,8 @@ def train(
         data=None if isinstance(data, Data) else data,
         freeze=None if freeze is None or isinstance(freeze, Freeze) else freeze,
         schedule=schedule,
+        metrics=metrics,
+        callbacks=callbacks,
     )
     spec = TrainerSpec(
         model=Model(name=SCRIPT) if parts.model is not None else model,
@@ -102,6 +119,7 @@ def train(
         freeze=Freeze(policy=FreezePolicyName.SCRIPT) if parts.freeze is not None else freeze or Freeze(),
         pipeline=(pipeline or Pipeline()).model_copy(update={"schedule": ScheduleName.SCRIPT} if schedule else {}),
         cache=cache or Cache(),
+        evaluation=evaluation or Evaluation(),
         checkpoint=checkpoint,
     )
     if Env.WORKER_NAME in os.environ:
@@ -122,4 +140,4 @@ def _as_worker(parts: Parts) -> Result:
 
 
 def _result(control: Control, run_dir: Path) -> Result:
-    return Result(control.step, control.boundary, control.last_accuracy, run_dir)
+    return Result(control.step, control.boundary, control.metrics, control.best, control.best_step, run_dir)

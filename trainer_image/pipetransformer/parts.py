@@ -13,26 +13,30 @@ from torch.utils.data import Dataset as TorchDataset
 
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
+from .callbacks import Callback
 from .data import Dataset
 from .errors import SpecError
 from .freeze import FreezePolicy
+from .metrics import Metric
 from .models import PipelineModel
 from .schedules import ScheduleClass
 
 #: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, blocks, head) that classifies.
 ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
-#: A `Dataset`, or two map-style datasets of (input, target): training and held-out samples.
-OwnData = Dataset | Sequence[TorchDataset[Any]]
+#: A `Dataset`, a map-style dataset of (input, target), or two of them: training and held-out samples.
+OwnData = Dataset | TorchDataset[Any] | Sequence[TorchDataset[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Each part that is not None takes the place of what the spec would name."""
+    """Each part that is not None takes the place of what the spec would name; metrics are added to the spec's."""
 
     model: ModelFunction | None = None
     data: OwnData | None = None
     freeze: FreezePolicy | None = None
     schedule: ScheduleClass | None = None
+    metrics: Sequence[Metric] = ()
+    callbacks: Sequence[Callback] = ()
 
     def check(self, spec: TrainerSpec) -> None:
         """Refuse a spec and a program that contradict each other.

@@ -5,6 +5,7 @@ their optimizer moments, and the control state that is the same on all workers. 
 unit, the optimizer and the boundary alone, so a receiver knows all shapes before anything is sent.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipetransformer_contract.spec import Optimizer
+from pipetransformer_contract.spec import Evaluation, Goal, Optimizer
 
 from .freezing import apply_boundary, trains
 from .models import Ties, unit_name
@@ -32,8 +33,10 @@ class Control:
         boundary: frozen blocks.
         boundary_step: step before which the boundary was last changed.
         policy: state of the freeze policy.
-        best_accuracy: highest test accuracy so far, None before the first evaluation.
-        last_accuracy: test accuracy of the newest evaluation.
+        metrics: values of the newest evaluation, by name.
+        best: those of the best one, empty before the first.
+        best_step: steps that were committed at the best one.
+        evaluations_since_best: how many in a row were not better.
         round_ended_at: wall clock at the end of the last round, 0 before the first: a pause is counted from it.
         costs: what the units cost, `ModelCosts` by field name; None before it was measured.
         skipped_steps: steps in a row, up to now, that were not finite.
@@ -46,14 +49,28 @@ class Control:
     boundary: int = 0
     boundary_step: int = 0
     policy: dict[str, Any] = field(default_factory=dict)
-    best_accuracy: float | None = None
-    last_accuracy: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    best_step: int = 0
+    evaluations_since_best: int = 0
     round_ended_at: float = 0.0
     costs: dict[str, Any] | None = None
     skipped_steps: int = 0
     last_vote: list[float] = field(default_factory=list)
     last_step: dict[str, Any] = field(default_factory=dict)
     evaluated_step: int = 0
+
+    def note_evaluation(self, values: dict[str, float], spec: Evaluation) -> bool:
+        """Keep what an evaluation after `step` steps gave; whether it is the best so far."""
+        self.metrics, self.evaluated_step = values, self.step
+        value, best = values[spec.best_metric], self.best.get(spec.best_metric)
+        better = math.isfinite(value) and (
+            best is None or (value > best if spec.goal is Goal.HIGHEST else value < best)
+        )
+        self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
+        if better:
+            self.best, self.best_step = values, self.step
+        return better
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""

@@ -8,6 +8,7 @@ breaks, the worker keeps its state, lets go of the group and waits for the next 
 import copy
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Generation
 
+from .best import load_best, save_best
 from .cache.make import make_cache
 from .checkpoint import write_model
 from .data import digest
@@ -33,7 +35,7 @@ from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.transfer import Parts, move_units
 from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import SpecError, StorageError
+from .errors import CallbackError, SpecError, StorageError
 from .freeze import FreezeObservation, decide
 from .gradients import reduce_gradients
 from .job import Job
@@ -218,7 +220,7 @@ class Trainer:
         # First what a broken group may have kept from being done after the last step.
         if self._evaluation_due():
             self._evaluate(member)
-        if self.step >= self._job.total_steps:
+        if self._done:
             self._finish(member)
             return Ending.FINISHED
         started = time.perf_counter()
@@ -240,7 +242,7 @@ class Trainer:
         self._hooks.reached(Moment.ENDED, self.step - 1)
         if vote.leaving and self._hooks.stop_requested():
             return Ending.STOPPED
-        if vote.saw_next and self.step < self._job.total_steps:
+        if vote.saw_next and not self._done:
             self._handler.announce(Generation.model_validate_json(member.store.get("next")))
             return self._regroup()
         return None
@@ -338,6 +340,7 @@ class Trainer:
         control.last_step = {
             "step": control.step,
             "epoch": self._job.order.epoch(control.step),
+            "samples": self._job.order.batch_size(control.step),
             "loss": vote.loss if vote.finite else None,
             "gradient_norm": vote.gradient_norm if vote.finite else None,
             "learning_rate": rate,
@@ -421,24 +424,31 @@ class Trainer:
         self._state.apply_boundary()
         return True
 
+    @property
+    def _done(self) -> bool:
+        """Whether there is nothing left to train, or no hope of a better model."""
+        patience, control = self._job.spec.evaluation.patience, self._state.control
+        return self.step >= self._job.total_steps or (
+            patience is not None and control.evaluations_since_best >= patience
+        )
+
     def _evaluation_due(self) -> bool:
-        step = self.step
-        ends_epoch = step % self._job.order.steps_per_epoch == 0 or step == self._job.total_steps
-        return ends_epoch and self._state.control.evaluated_step != step
+        return self._state.control.evaluated_step != self.step and self._job.evaluates_after(self.step)
 
     def _evaluate(self, member: _Membership) -> None:
         layout, control = member.layout, self._state.control
         micro_batches = self._job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline]
-        sums = member.runner.evaluate(micro_batches, self._job.dataset.test)
-        totals = torch.tensor([sums.correct, sums.weight, sums.loss], dtype=torch.float64)
-        dist.all_reduce(totals, group=member.world)
-        correct, weight, loss = totals.tolist()
-        accuracy = correct / weight
-        control.best_accuracy = max(accuracy, control.best_accuracy or 0.0)
-        control.last_accuracy = accuracy
-        control.evaluated_step = control.step
+        scores = member.runner.evaluate(micro_batches, self._job.dataset.test, list(self._job.metrics.values()))
+        dist.all_reduce(scores, group=member.world)
+        values = {
+            name: numerator / denominator if denominator else math.nan
+            for name, (numerator, denominator) in zip(self._job.metrics, scores.tolist(), strict=True)
+        }
+        better = control.note_evaluation(values, self._job.spec.evaluation)
+        if better and self._job.spec.evaluation.keep_best:
+            save_best(self._job, self._state, layout, member.world)
         if member.leader is not None:
-            member.leader.evaluated(control, accuracy=accuracy, loss=loss / weight)
+            member.leader.evaluated(control, better=better)
 
     def _save(self, member: _Membership) -> None:
         checkpoint = self._checkpointer.save(self._state, member.layout, member.world)
@@ -575,7 +585,19 @@ class Trainer:
             self._note(self.step - 1, layout, others)
 
     def _finish(self, member: _Membership) -> None:
-        """Gather the model on the leader and make it durable; the others wait until it is."""
+        """Make the model durable, the best if that is kept; all wait until it is."""
+        if self._job.spec.evaluation.keep_best and self._state.control.best:
+            tensors = load_best(self._job) if member.leader is not None else {}
+        else:
+            tensors = self._gather(member)
+        if member.leader is not None:
+            self._write_model(tensors)
+        dist.all_reduce(torch.ones(1), group=member.world)
+        if member.leader is not None:
+            member.leader.finished(self._state.control)
+
+    def _gather(self, member: _Membership) -> dict[str, torch.Tensor]:
+        """The whole model on the leader, by name; nothing on the others."""
         layout = member.layout
         leader = layout.leader_rank
         held = set(layout.spans[layout.roles[leader][1]])
@@ -586,11 +608,15 @@ class Trainer:
             if unit not in held
         ]
         received = move_units(moves, layout.rank, member.world, self._give, self._blank)
-        if member.leader is not None:
-            self._write_model(received)
-        dist.all_reduce(torch.ones(1), group=member.world)
-        if member.leader is not None:
-            member.leader.finished(self._state.control, self._state.control.last_accuracy)
+        if member.leader is None:
+            return {}
+        for index, parts in received.items():
+            unit = self._job.blank_unit(index)
+            self._state.put_unit(index, unit, self._codec.take(parts, index, unit, self._state.control.boundary))
+        gathered = {}
+        for index in range(self._job.num_layers + 2):
+            gathered.update(self._state.unit_tensors(index, with_moments=False))
+        return gathered
 
     def _give(self, index: int) -> Parts:
         return self._codec.give(self._state, index, self._transport.device)
@@ -599,13 +625,7 @@ class Trainer:
         control, shell = self._state.control, self._job.model.units[index]
         return self._codec.blank(index, shell, control.boundary, self._transport.device)
 
-    def _write_model(self, received: dict[int, Parts]) -> None:
-        for index, parts in received.items():
-            unit = self._job.blank_unit(index)
-            self._state.put_unit(index, unit, self._codec.take(parts, index, unit, self._state.control.boundary))
-        tensors = {}
-        for index in range(self._job.num_layers + 2):
-            tensors.update(self._state.unit_tensors(index, with_moments=False))
+    def _write_model(self, tensors: dict[str, torch.Tensor]) -> None:
         output = self._job.spec.output
         location = str(self._run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"
         try:
@@ -615,10 +635,10 @@ class Trainer:
 
 
 def _is_own_fault(error: BaseException) -> bool:
-    """Whether the model failed, and not a connection."""
+    """Whether the user's code failed, and not a connection."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ModelError):
+        if isinstance(cause, ModelError | CallbackError):
             return True
         cause = cause.__cause__
     return False

@@ -26,7 +26,7 @@ from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSend
 from .elastic.groups import Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, GenerationSource, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import SpecError, StorageError, WorkersDifferError
+from .errors import CallbackError, SpecError, StorageError, WorkersDifferError
 from .job import Job
 from .parts import Parts
 from .schedules import ModelError
@@ -148,6 +148,9 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         message = f"spec.model: {error}"
         trainer.fail("ModelFailed", message)
         return _refuse(identity, "ModelFailed", message)
+    except CallbackError as error:
+        trainer.fail("CallbackFailed", str(error))
+        return _refuse(identity, "CallbackFailed", str(error))
     except WorkersDifferError as error:
         return _refuse(identity, "DataUnreadable", f"spec.data: {error}")
     except SpecError as error:

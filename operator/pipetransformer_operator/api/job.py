@@ -12,6 +12,7 @@ from pipetransformer_contract.spec import (
     Cache,
     Checkpoint,
     Data,
+    Evaluation,
     Freeze,
     Mirror,
     Model,
@@ -139,6 +140,7 @@ class JobSpec(SpecModel):
     freeze: Freeze = Field(default_factory=Freeze)
     pipeline: Pipeline = Field(default_factory=Pipeline)
     cache: Cache = Field(default_factory=Cache)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
     elastic_policy: ElasticPolicy
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     checkpoint: Checkpoint | None = None
@@ -222,6 +224,7 @@ def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:
         freeze=spec.freeze,
         pipeline=spec.pipeline,
         cache=spec.cache,
+        evaluation=spec.evaluation,
         checkpoint=spec.checkpoint,
         mirror=spec.mirror,
         output=spec.output,

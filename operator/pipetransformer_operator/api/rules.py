@@ -75,6 +75,11 @@ CROSS_FIELD_RULES = (
         "onPack Release and Auto need spec.checkpoint: no worker is released before a checkpoint is durable",
         ".elasticPolicy.onPack",
     ),
+    Rule(
+        "has(self.checkpoint) || !self.evaluation.keepBest",
+        "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
+        ".evaluation.keepBest",
+    ),
 )
 
 
@@ -90,11 +95,9 @@ def _unchanged_optional(field: str) -> Rule:
     )
 
 
+_FIXED = ("model", "data", "training", "freeze", "pipeline", "cache", "evaluation", "acceleratorResource")
 IMMUTABILITY_RULES = (
-    *(
-        _unchanged(field)
-        for field in ("model", "data", "training", "freeze", "pipeline", "cache", "acceleratorResource")
-    ),
+    *(_unchanged(field) for field in _FIXED),
     *(_unchanged_optional(field) for field in ("checkpoint", "mirror", "output", "managedBy")),
     Rule(
         "oldSelf.suspend || self.podTemplate == oldSelf.podTemplate",

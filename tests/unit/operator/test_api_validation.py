@@ -16,6 +16,8 @@ VALID = [
     make_job().set("model.name", "mine.models:build").set("model.options", {"depth": 3}),
     make_job().set("freeze.policy", "mine.policies:Mine").set("freeze.options", {"blocks": 3}),
     make_job().set("freeze.startAfterSteps", 100).set("freeze.intervalSteps", 10),
+    make_job().set("model.name", "script").set("data.name", "script").set("freeze.policy", "Script"),
+    make_job().set("evaluation", {"everySteps": 5, "bestMetric": "loss", "goal": "Lowest", "patience": 3}),
     make_job("a" * 50),
 ]
 
@@ -50,6 +52,10 @@ REFUSED = [
     ),
     (make_job().set("freeze.intervalEpochs", 1).set("freeze.intervalSteps", 1), "spec.freeze.intervalSteps"),
     (make_job().set("freeze.aplha", 0.5), "spec.freeze.aplha"),
+    (make_job().set("evaluation", {"keepBest": True}), "spec.evaluation.keepBest"),
+    (make_job().set("evaluation", {"everySteps": 1, "everyEpochs": 1}), "spec.evaluation"),
+    (make_job().set("evaluation.bestMetric", "loss"), "spec.evaluation.goal"),
+    (make_job().set("evaluation.metrics", ["f1"]), "spec.evaluation.metrics[0]"),
     (make_job().set("model.name", "bert"), "spec.model.name"),
     (make_job().set("model.numHeads", 5), "spec.model.hiddenSize"),
     (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),

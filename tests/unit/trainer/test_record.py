@@ -136,6 +136,7 @@ def write_run(run_dir: Path) -> None:
             record.step(
                 step=step,
                 epoch=ORDER.epoch(step),
+                samples=ORDER.batch_size(step),
                 loss=None if step == 1 else 1 / (step + 1),
                 gradient_norm=1.0,
                 learning_rate=0.1,
@@ -149,7 +150,7 @@ def write_run(run_dir: Path) -> None:
 
 def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -> None:
     write_run(tmp_path)
-    RunRecord(tmp_path).finish(test_accuracy=0.9, num_steps=NUM_STEPS, order=ORDER)
+    RunRecord(tmp_path).finish(metrics={"accuracy": 0.9}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["wall_seconds"] > 0
     assert (summary["test_accuracy"], summary["samples_lost"], summary["samples_repeated"]) == (0.9, 0, 0)
@@ -169,8 +170,19 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
 
 def test_the_timeline_is_drawn_as_a_picture(tmp_path: Path) -> None:
     write_run(tmp_path)
-    RunRecord(tmp_path).finish(test_accuracy=0.9, num_steps=NUM_STEPS, order=ORDER)
+    RunRecord(tmp_path).finish(metrics={"accuracy": 0.9}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_record_is_rewound_to_where_a_new_leader_goes_on(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    record = RunRecord(tmp_path)
+
+    record.rewind(3)
+    record.rewind(3)
+
+    assert record.last_step() == 2
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_torn_last_line_of_a_killed_leader_does_not_spoil_the_ledger(tmp_path: Path) -> None:

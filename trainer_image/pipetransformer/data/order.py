@@ -40,6 +40,11 @@ class EpochOrder:
         """Epoch, from 0, that step `step` (from 0) belongs to."""
         return step // self.steps_per_epoch
 
+    def batch_size(self, step: int) -> int:
+        """Samples of global step `step`."""
+        place = step % self.steps_per_epoch
+        return min(self.global_batch, self.num_samples - place * self.global_batch)
+
     def batch(self, step: int) -> list[list[int]]:
         """Sample ids of global step `step`, one list for each of the C shards."""
         epoch, place = divmod(step, self.steps_per_epoch)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from ..errors import SpecError
 from .dataset import DataInfo, Dataset, Split, TensorSplit
@@ -28,7 +28,7 @@ class MapSplit:
 
 
 def own_dataset(data: object, *, dtype: torch.dtype) -> Dataset:
-    """The dataset of a program's `data`: a `Dataset`, or a pair of map-style datasets (training, held out).
+    """The dataset of a program's `data`: a `Dataset`, a map-style dataset, or a pair of them (training, held out).
 
     Args:
         data: as `train` takes it.
@@ -39,9 +39,12 @@ def own_dataset(data: object, *, dtype: torch.dtype) -> Dataset:
     """
     if isinstance(data, Dataset):
         return data
+    if isinstance(data, TorchDataset):
+        data = (data, Subset(data, []))
     if not isinstance(data, Sequence) or len(data) != 2 or not all(hasattr(part, "__len__") for part in data):
         raise SpecError(
-            "data", f"is {type(data).__name__}, not a Dataset nor a pair (training, held out) of map-style datasets"
+            "data",
+            f"is {type(data).__name__}: no Dataset, nor one or two (training, held out) map-style datasets",
         )
     try:
         train, test = (_split(part, dtype) for part in data)

@@ -1,7 +1,7 @@
 """JSON lines that several processes may append to, one after another: the leader can change between generations."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,17 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
+
+
+def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Leave only the wanted objects in a file."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.touch()
+    for line in read(path):
+        if wanted(line):
+            append(partial, line)
+    partial.replace(path)
 
 
 def last(path: Path) -> dict[str, Any] | None:

@@ -1,8 +1,9 @@
 """The leader's record. Files are only appended to and the summary is computed from them, for leaders change."""
 
 import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class RunRecord:
         *,
         step: int,
         epoch: int,
+        samples: int,
         loss: float | None,
         gradient_norm: float | None,
         learning_rate: float,
@@ -57,7 +59,7 @@ class RunRecord:
         generation: int,
         frozen_layers: int,
     ) -> None:
-        """Note a committed step (from 0): mean loss of the global batch, L2 norm of its gradient unclipped.
+        """Note a committed step (from 0): samples and mean loss of the global batch, L2 norm of its gradient unclipped.
 
         Nobody knows the speed of a step whose leader died before it was noted.
         """
@@ -67,6 +69,7 @@ class RunRecord:
                 "time": time.time(),
                 "step": step,
                 "epoch": epoch,
+                "samples": samples,
                 "loss": loss,
                 "gradientNorm": gradient_norm,
                 "learningRate": learning_rate,
@@ -75,6 +78,12 @@ class RunRecord:
                 "frozenLayers": frozen_layers,
             },
         )
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines of steps from `step` on, which will be redone: their leader died before others knew of them,
+        or the run went back to a checkpoint."""
+        if self.last_step() >= step:
+            lines.keep(self.steps_path, lambda line: int(line["step"]) < step)
 
     def last_step(self) -> int:
         """The step of the newest line, -1 before the first."""
@@ -140,20 +149,26 @@ class RunRecord:
         moved = {} if roles is None else {"roles": [asdict(role) for role in roles]}
         self.event("Frozen", step=step, frozenLayers=frozen_layers, generation=generation, **moved)
 
-    def finish(self, *, test_accuracy: float | None, num_steps: int, order: EpochOrder) -> dict[str, Any]:
+    def finish(
+        self, *, metrics: Mapping[str, float], model_step: int, num_steps: int, order: EpochOrder
+    ) -> dict[str, Any]:
         """Write `summary.json` (and `timeline.png` where matplotlib is installed) and return the summary.
 
         Args:
-            test_accuracy: of the final model on the held-out split.
+            metrics: of the final model on the held-out split; empty when there is none.
+            model_step: steps that the final model has been trained.
             num_steps: committed steps of the whole run.
             order: of the training data, against which the ledgers are held.
         """
-        self.event("Finished", step=num_steps, testAccuracy=test_accuracy)
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.event("Finished", step=num_steps, modelStep=model_step, metrics=metrics)
         events = list(lines.read(self.events_path))
         found = audit(self.run_dir, order, num_steps)
         summary: dict[str, Any] = {
             "wall_seconds": events[-1]["time"] - events[0]["time"],
-            "test_accuracy": test_accuracy,
+            "test_accuracy": metrics.get("accuracy"),
+            "metrics": metrics,
+            "model_step": model_step,
             "samples_lost": found.lost,
             "samples_repeated": found.repeated,
             "steps": num_steps,

@@ -175,7 +175,7 @@ def _mark(layers: Axes, speed: Axes, events: list[dict[str, Any]], origin: float
 
 
 def _title(events: list[dict[str, Any]], end: float) -> str:
-    accuracy = events[-1].get("testAccuracy") if events[-1]["kind"] == "Finished" else None
+    accuracy = events[-1]["metrics"].get("accuracy") if events[-1]["kind"] == "Finished" else None
     outcome = "" if accuracy is None else f", test accuracy {accuracy:.1%}"
     return f"Who trained what: {end:.0f} s{outcome}   (K x R at each regroup; colour: pipeline; hatched: frozen)"
 

@@ -18,6 +18,7 @@ from ..cache import ActivationCache, FrozenPrefix, Source
 from ..data import MicroBatch, Split, augmentation_key, lengths_of, read_batch
 from ..errors import ModelError
 from ..freezing import first_trainable
+from ..metrics import Metric
 from ..models import MicroBatchContext, PipelineModel, set_micro_batch
 from ..partition import UnitCost
 from .choice import ScheduleClass
@@ -60,7 +61,6 @@ class RoundSums:
 
     loss: float = 0.0
     weight: float = 0.0
-    correct: float = 0.0
 
 
 class StageModule(nn.Module):
@@ -132,20 +132,27 @@ class StageRunner:
 
     def train(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
         """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters."""
-        sums, losses = self._run(step, micro_batches, split, training=True)
-        sums.loss = sum(float(loss.detach()) for loss in losses)
-        return sums
+        losses = self._run(step, micro_batches, split, training=True)
+        if not losses:
+            return RoundSums()
+        # One wait for the device, not one a micro-batch.
+        sums = torch.stack([torch.stack(losses).detach().sum(), torch.stack(self._target.take_weights()).sum()])
+        return RoundSums(*sums.tolist())
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
-        """Forward only, in `eval()`; leaves the units as they were."""
+    def evaluate(self, micro_batches: Sequence[MicroBatch], split: Split, metrics: Sequence[Metric] = ()) -> Tensor:
+        """Forward only, in `eval()`; leaves the units as they were.
+
+        Returns:
+            (metrics, 2) sums of numerators and denominators in float64; zero on all but the last stage.
+        """
         modes = [unit.training for unit in self._module.units]
         self._module.eval()
+        self._target.score(metrics)
         with torch.no_grad():
-            sums, losses = self._run(0, micro_batches, split, training=False)
+            self._run(0, micro_batches, split, training=False)
         for unit, mode in zip(self._module.units, modes, strict=True):
             unit.train(mode)
-        sums.loss = sum(float(loss) for loss in losses)
-        return sums
+        return self._target.take_scores()
 
     def measure(self, micro_batch_size: int, split: Split) -> list[UnitCost]:
         """What each unit of the stage costs for a micro-batch of that many samples; leaves no trace in units or
@@ -170,9 +177,7 @@ class StageRunner:
                 costs.append(cost)
         return costs
 
-    def _run(
-        self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool
-    ) -> tuple[RoundSums, list[Tensor]]:
+    def _run(self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool) -> list[Tensor]:
         spec = self.spec
         self._module.upcoming = [self._context(step, split, micro_batch.sample_ids) for micro_batch in micro_batches]
         ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
@@ -191,7 +196,7 @@ class StageRunner:
         inputs = (rows,) if spec.is_first else ()
         target = rows if spec.is_last else None
         run(*inputs, target=target, losses=losses if spec.is_last else None, return_outputs=False)
-        return self._target.take_sums(), losses
+        return losses
 
     def _source(self, split: Split, step: int | None, ids: Sequence[int], samples: Tensor | None) -> Source:
         """The round's samples for the prefix; `samples` are the inputs of `ids` where they had to be read anyway."""
@@ -239,7 +244,8 @@ class StageRunner:
             in_turns = training and num_micro_batches >= spec.stages
             schedule_class = spec.schedule if in_turns else ScheduleGPipe
             # The gradients are divided once, by the global weight, after they are reduced.
-            self._schedules[key] = schedule_class(stage, num_micro_batches, loss_fn=self._loss, scale_grads=False)
+            loss = self._loss if training else self._score
+            self._schedules[key] = schedule_class(stage, num_micro_batches, loss_fn=loss, scale_grads=False)
         return self._schedules[key]
 
     def _example_input(self, micro_batch_size: int) -> Tensor:
@@ -263,10 +269,16 @@ class StageRunner:
     def _loss(self, output: Tensor, rows: Tensor) -> Tensor:
         labels, weights = self._target.rows(rows)
         loss, weight = self._model.loss(output, labels, weights)
-        with torch.no_grad():
-            correct = self._model.correct(output, labels, weights)
-        self._target.add(float(weight), float(correct))
+        self._target.weights.append(weight.detach())
         return loss
+
+    def _score(self, output: Tensor, rows: Tensor) -> Tensor:
+        labels, weights = self._target.rows(rows)
+        try:
+            self._target.add(output, labels, weights)
+        except Exception as error:
+            raise ModelError(f"a metric failed: {type(error).__name__}: {error}") from error
+        return output.new_zeros(())
 
 
 @dataclass(slots=True)
@@ -274,19 +286,31 @@ class _Target:
     """Labels and weights of the round. The schedule cuts one tensor into micro-batches, so it is given row numbers."""
 
     labels: Tensor = field(default_factory=lambda: torch.empty(0))
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))
-    sums: RoundSums = field(default_factory=RoundSums)
+    sample_weights: Tensor = field(default_factory=lambda: torch.empty(0))
+    weights: list[Tensor] = field(default_factory=list)
+    metrics: Sequence[Metric] = ()
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def set(self, labels: Tensor, weights: Tensor) -> None:
-        self.labels, self.weights, self.sums = labels, weights, RoundSums()
+    def set(self, labels: Tensor, sample_weights: Tensor) -> None:
+        self.labels, self.sample_weights, self.weights = labels, sample_weights, []
 
     def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.labels[rows], self.weights[rows]
+        return self.labels[rows], self.sample_weights[rows]
 
-    def add(self, weight: float, correct: float) -> None:
-        self.sums.weight += weight
-        self.sums.correct += correct
+    def take_weights(self) -> list[Tensor]:
+        """Sum of the weights of each micro-batch of the round."""
+        weights, self.weights = self.weights, []
+        return weights
 
-    def take_sums(self) -> RoundSums:
-        sums, self.sums = self.sums, RoundSums()
-        return sums
+    def score(self, metrics: Sequence[Metric]) -> None:
+        """Count by these metrics from now on."""
+        self.metrics, self.scores = metrics, torch.zeros(len(metrics), 2, dtype=torch.float64)
+
+    def add(self, output: Tensor, labels: Tensor, weights: Tensor) -> None:
+        for index, metric in enumerate(self.metrics):
+            numerator, denominator = metric(output, labels, weights)
+            self.scores[index] += torch.stack([numerator.double(), denominator.double()]).cpu()
+
+    def take_scores(self) -> Tensor:
+        scores, self.metrics, self.scores = self.scores, (), torch.empty(0)
+        return scores

@@ -1,0 +1,66 @@
+"""The model of the best evaluation, kept in `best/` beside the checkpoints until the job's end."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
+from .errors import StorageError
+from .job import Job
+from .layout import StageLayout
+from .models import unit_name
+from .state import WorkerState
+
+
+def save_best(job: Job, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> None:
+    """Replace the model that is kept by the present one. All members call this between rounds.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    location, control = _location(job), state.control
+    try:
+        if layout.pipeline == 0:
+            for index in layout.span:
+                save_unit(
+                    location,
+                    step=control.step,
+                    layout_generation=layout.number,
+                    unit=unit_name(index, job.num_layers),
+                    tensors=state.unit_tensors(index, with_moments=False),
+                )
+        dist.all_reduce(torch.ones(1), group=world)
+        if layout.is_leader:
+            info = CheckpointInfo(
+                step=control.step,
+                boundary=control.boundary,
+                layout_generation=layout.number,
+                num_layers=job.num_layers,
+            )
+            commit(location, info, keep=1)
+    except (OSError, StaleCheckpointError) as error:
+        raise StorageError(f"spec.checkpoint.location: {location}: {error}") from error
+
+
+def load_best(job: Job) -> dict[str, Tensor]:
+    """Parameters and buffers of the model that is kept, by whole-model name.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    location = _location(job)
+    try:
+        info = latest(location)
+        if info is None:
+            raise FileNotFoundError("no model is kept there")
+        tensors: dict[str, Tensor] = {}
+        for index in range(job.num_layers + 2):
+            tensors.update(load_unit(location, info, unit_name(index, job.num_layers)))
+    except OSError as error:
+        raise StorageError(f"spec.checkpoint.location: {location}: {error}") from error
+    return tensors
+
+
+def _location(job: Job) -> str:
+    assert job.spec.checkpoint is not None
+    return f"{job.spec.checkpoint.location.rstrip('/')}/best"

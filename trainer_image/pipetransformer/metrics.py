@@ -1,0 +1,42 @@
+"""What an evaluation counts: quotients of two sums over the held-out samples, so that workers only have to add."""
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from pipetransformer_contract.spec import Evaluation
+
+from .errors import SpecError
+from .imports import import_function
+from .models import PipelineModel
+
+#: Of one micro-batch's (output, target, weight), as a model's loss gets them: what to sum for numerator and
+#: denominator, both scalars. Accuracy is (correct, samples), F1 is (2 tp, 2 tp + fp + fn), the loss (sum, weight).
+Metric = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+LOSS, ACCURACY = "loss", "accuracy"
+
+
+def make_metrics(spec: Evaluation, model: PipelineModel, own: Iterable[Metric] = ()) -> dict[str, Metric]:
+    """Loss and accuracy of the model, what the spec imports and what a program brings, each by its function's name.
+
+    Raises:
+        SpecError: one does not import, two have one name, or the metric that decides is not among them.
+    """
+    metrics: dict[str, Metric] = {LOSS: model.loss, ACCURACY: _accuracy(model)}
+    imported = [import_function(path, field="spec.evaluation.metrics") for path in spec.metrics]
+    for metric in [*imported, *own]:
+        name = getattr(metric, "__name__", type(metric).__name__)
+        if name in metrics:
+            raise SpecError("spec.evaluation.metrics", f"two metrics are called {name!r}")
+        metrics[name] = metric
+    if spec.best_metric not in metrics:
+        raise SpecError("spec.evaluation.bestMetric", f"is {spec.best_metric!r}, none of {', '.join(metrics)}")
+    return metrics
+
+
+def _accuracy(model: PipelineModel) -> Metric:
+    def accuracy(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return model.correct(output, target, weight), model.loss(output, target, weight)[1]
+
+    return accuracy
