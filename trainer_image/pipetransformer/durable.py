@@ -54,6 +54,7 @@ class Checkpointer:
             boundary=control.boundary,
             layout_generation=layout.number,
             num_layers=self._job.num_layers,
+            min_stages=self._job.min_stages(control.boundary),
             num_shards=self._job.spec.num_shards,
             state=control.to_dict(),
         )

@@ -123,6 +123,13 @@ class Job:
         """What the largest stage of the job's first layout needs, nothing frozen."""
         return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)
 
+    def min_stages(self, boundary: int) -> int:
+        """The shortest pipeline whose largest stage needs no more than the first layout's; a restart begins with it."""
+        stages = self.spec.pipeline.stages
+        return next(
+            (k for k in range(1, stages) if paper_bytes(self.unit_bytes, boundary, k) <= self.bytes_budget), stages
+        )
+
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
         """Stages and micro-batches of a layout: by measured costs, if there are any, and if it then seems to fit."""
         if costs is not None:

@@ -9,9 +9,12 @@ import torch
 from pipetransformer.checkpoint.files import Folder
 from pipetransformer.checkpoint.store import MARKER, CheckpointInfo, load_unit
 from pipetransformer.freezing import first_trainable
+from pipetransformer.job import Job
 from pipetransformer.models import unit_name
+from pipetransformer.moments import Moment
 from pipetransformer_contract.spec import TrainerSpec
 from tests.trainer_harness import Faults, Ran, Scripted, run_job
+from tests.unit.trainer.test_engine_failure import compare_last
 from tests.unit.trainer.test_engine_numerics import ADAMW, SGD, STAY_ALONE, compare, layouts, make_spec
 
 pytestmark = pytest.mark.timeout(180)
@@ -69,7 +72,8 @@ def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit
     optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
 ) -> None:
     location = str(tmp_path / "checkpoints")
-    spec = spec_of(optimizer, checkpoint={"location": location, "everySteps": 1, "keep": 1000})
+    checkpoint = {"location": location, "everySteps": 1, "keep": 1000}
+    spec = spec_of(optimizer, checkpoint=checkpoint, cache={"policy": "Always"})
 
     run = run_job(spec, REGROUPED, tmp_path / "run")
 
@@ -84,7 +88,9 @@ def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit
             assert same == (index < frozen), (step, index)
 
 
-@pytest.mark.parametrize("voted", [8, 11], ids=["freeze", "unfreeze"])
+@pytest.mark.parametrize(
+    "voted", [pytest.param(8, id="freeze"), pytest.param(11, id="unfreeze", marks=pytest.mark.slow)]
+)
 def test_a_worker_that_missed_the_commit_before_the_boundary_moved_sends_and_gets_what_the_others_expect(
     voted: int, optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
 ) -> None:
@@ -93,3 +99,20 @@ def test_a_worker_that_missed_the_commit_before_the_boundary_moved_sends_and_get
     run = run_job(spec_of(optimizer), script, tmp_path, faults={1: Faults(loses_vote_of=voted)})
 
     compare(run, stayed)
+
+
+def test_going_back_to_a_mirror_goes_back_to_its_boundary(
+    optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
+) -> None:
+    script = [Scripted(3, 1, [0, 1, 2]), Scripted(2, 1, [0, 2], after_loss=1)]
+    faults = {1: Faults(killed_at=(Moment.ENDED, 15))}
+
+    run = run_job(spec_of(optimizer, mirror={"everySteps": 10}), script, tmp_path, faults=faults)
+
+    order = compare_last(run, stayed)
+    assert order == [*range(16), *range(10, len(stayed.steps))]
+
+
+def test_a_restart_begins_with_the_pipeline_that_its_boundary_needs() -> None:
+    job = Job.load(spec_of(ADAMW))
+    assert [job.min_stages(boundary) for boundary in (0, 2, 4, 6)] == [4, 3, 2, 1]

@@ -30,7 +30,7 @@ class StaleCheckpointError(RuntimeError):
 class CheckpointInfo(Wire):
     """The marker of a durable checkpoint: where training stands, for any layout that loads it.
 
-    `min_stages` is the shortest pipeline that the boundary allows, `num_shards` C of the order of its data. `state` is
+    `min_stages` is the pipeline that a restart begins with, `num_shards` C of the order of its data. `state` is
     what besides tensors was committed (policy state, best metric), JSON-able.
     """
 
