@@ -13,6 +13,7 @@ from .wire import Wire
 
 MAX_OFFERS = 16
 MAX_MESSAGE = 1024
+MAX_LOST_PEERS = 64
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -181,13 +182,13 @@ class Heartbeat(Wire):
 
     `layout_generation` is the newest that this worker has committed, 0 for none. A worker that is in no group says in
     `waiting_after` above which generation the next one must be: its group broke, or the generation of that number did
-    not come about. `lost_peers` are member names whose connection broke.
+    not come about. `lost_peers` are then those that it may have lost: a broken connection does not say whom, silence does.
     """
 
     layout_generation: Count
     step: Count
     waiting_after: Count | None = None
-    lost_peers: list[Name] = Field(default_factory=list, max_length=64)
+    lost_peers: list[Name] = Field(default_factory=list, max_length=MAX_LOST_PEERS)
 
 
 class HeartbeatReply(Wire):

@@ -169,6 +169,11 @@ class Trainer:
         own = names.index(self._worker)
         return names[own + 1 :] + names[:own]
 
+    @property
+    def committed_generation(self) -> int:
+        """The newest generation that this worker has committed as a member, 0 for none; its group may have broken."""
+        return 0 if self._layout is None else self._layout.number
+
     def run(self) -> Ending:
         """Train until the job ends or this worker leaves.
 

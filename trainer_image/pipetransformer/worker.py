@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from pipetransformer_contract.messages import MAX_MESSAGE
+from pipetransformer_contract.messages import MAX_LOST_PEERS, MAX_MESSAGE, Heartbeat
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 
@@ -138,8 +138,17 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         identity.run_dir,
         Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=stop.is_set),
     )
+
+    def heartbeat() -> Heartbeat:
+        return Heartbeat(
+            layout_generation=trainer.committed_generation,
+            step=trainer.step,
+            waiting_after=handler.waiting_after,
+            lost_peers=trainer.lost_peers[:MAX_LOST_PEERS],
+        )
+
     # Also while it is between generations: that is when it learns of one that makes its attempt void.
-    heartbeats = HeartbeatSender(channel, asked, lambda: (handler.current, trainer.step, trainer.lost_peers))
+    heartbeats = HeartbeatSender(channel, asked, heartbeat)
     reports.start()
     heartbeats.start()
     try:

@@ -80,10 +80,13 @@ class Board:
 
     @property
     def lost_peers(self) -> frozenset[str]:
-        """Members of the shown generation whose connection broke, as those say who have committed it."""
-        present = self.layout_generation
-        said = (names for uid, names in self._lost_peers.items() if self._beats[uid].layout_generation == present)
-        return frozenset().union(*said)
+        """Whom workers of the shown generation may have lost, as those say whose group of that generation broke."""
+        present, lost = self.layout_generation, set[str]()
+        for uid, names in self._lost_peers.items():
+            beat = self._beats[uid]
+            if present in (beat.layout_generation, beat.waiting_after):
+                lost |= names
+        return frozenset(lost)
 
     @property
     def arrived(self) -> int:

@@ -15,8 +15,6 @@ from .prepare import back_off
 from .stall import SILENCE
 from .types import EventType
 
-#: A worker notices within this time that its group is broken; one that does not is told anyway.
-PATIENCE = timedelta(seconds=15)
 #: Between generations that nobody commits, at most; from two seconds on, doubled each time.
 LONGEST_PAUSE_SECONDS = 300
 #: Generations that have no layout to go back to.
@@ -36,8 +34,9 @@ def under_way(draft: Draft) -> bool:
 
 
 def _mend(draft: Draft, plan: PublishedPlan, since: datetime) -> None:
-    noticed = all(_settled_elsewhere(draft, plan, member, since) for member in draft.state_holders)
-    due = since if noticed else since + PATIENCE
+    if not all(_is_outside(draft, plan, member, since) for member in draft.state_holders):
+        return  # the others notice soon, or are lost
+    due = since
     if not plan.confirmed and plan.published_time:
         attempts = plan.layout_generation - plan.confirmed_generation
         pause = timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**attempts))
@@ -51,8 +50,8 @@ def _mend(draft: Draft, plan: PublishedPlan, since: datetime) -> None:
         _go_back(draft, plan, "its members could not meet, or could not move their state")
 
 
-def _settled_elsewhere(draft: Draft, plan: PublishedPlan, member: Member, since: datetime) -> bool:
-    """Whether the worker is surely not in the published generation's group: it waits, or is still in the old group."""
+def _is_outside(draft: Draft, plan: PublishedPlan, member: Member, since: datetime) -> bool:
+    """Whether the worker is not in the published generation's group: it waits, or is still in the old group."""
     if draft.waits(member):
         return True
     beat = draft.observed.beats.get(member.uid)

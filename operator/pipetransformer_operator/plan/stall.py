@@ -1,4 +1,4 @@
-"""When a job makes no steps, and who is the reason: a member that its peers lost, or that is not heard any more.
+"""When a job makes no steps, and who is the reason: a member that is not heard, or that its peers wait for in vain.
 
 Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
 hear. It counts only once something else is wrong.
@@ -10,10 +10,10 @@ from pipetransformer_contract.messages import Member
 
 from .draft import Draft
 
-#: A member that its peers call lost and that is not heard for so long is lost, although its pod looks alive.
-NAMED_SILENCE = timedelta(seconds=6)
+#: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive.
+NAMED_SILENCE = timedelta(seconds=10)
 #: The same for a member that nobody names while its peers wait, or while no step is made. Workers beat every 2 seconds.
-SILENCE = timedelta(seconds=15)
+SILENCE = timedelta(seconds=20)
 
 
 def stall_time(draft: Draft) -> datetime | None:
@@ -33,17 +33,21 @@ def is_stalled(draft: Draft) -> bool:
 
 def suspicion(draft: Draft, member: Member) -> str:
     """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
-    observed = draft.observed
+    observed, broken = draft.observed, draft.broken_since
     named = member.name in observed.lost_peers
-    stalled = is_stalled(draft)
-    if named and stalled:
-        return "its peers lost it, and no step was made since"
-    deserted = draft.broken_since is not None and not draft.waits(member)
-    if not (named or stalled or deserted):
+    deserted = broken is not None and not draft.waits(member)
+    if not (named or deserted or is_stalled(draft)):
         return ""
     limit = NAMED_SILENCE if named else SILENCE
     heard = max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
-    if draft.now < heard + limit:
-        draft.wake_at(heard + limit)
+    if draft.now >= heard + limit:
+        return f"not heard for {limit.total_seconds():.0f} s"
+    draft.wake_at(heard + limit)
+    if broken is None or not deserted:
         return ""
-    return f"not heard for {limit.total_seconds():.0f} s" + (", and its peers lost it" if named else "")
+    policy = draft.spec.run_policy
+    hangs = broken + timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
+    if draft.now >= hangs:
+        return "its peers wait for another generation, and it does not"
+    draft.wake_at(hangs)
+    return ""

@@ -119,7 +119,7 @@ def test_a_member_that_peers_lost_and_that_is_silent_is_replaced_at_once() -> No
     world.silent = {"digits-w3"}
     decided = world.turn()
     assert world.plan.reason is ResizeReason.FAILURE
-    assert "not heard for 6 s, and its peers lost it" in " ".join(event.message for event in decided.events)
+    assert "not heard for 10 s" in " ".join(event.message for event in decided.events)
     assert "digits-w3" not in world.workers
 
 
@@ -155,8 +155,120 @@ def test_silence_before_the_operators_start_says_nothing() -> None:
     world.lost_peers = {"digits-w3"}
     decided = world.turn()
     assert world.plan.layout_generation == 1
-    assert decided.requeue_after == 6
-    world.wait(6)
+    assert decided.requeue_after == 10
+    world.wait(10)
+    world.settle()
+    assert world.plan.layout_generation == 2
+
+
+def stalling() -> World:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.stallTimeoutSeconds", 60))
+    world.start()
+    return world
+
+
+def test_a_stalled_job_whose_members_are_all_heard_says_so_and_waits() -> None:
+    world = stalling()
+    world.wait(61)
+    world.settle()
+    assert world.state() is State.STALLED
+    assert world.plan.layout_generation == 1
+    world.commit()
+    assert world.state() is State.RUNNING
+
+
+def test_the_suspect_of_a_stall_is_named_and_replaced() -> None:
+    world = stalling()
+    world.silent = {"digits-w2"}
+    world.wait(59)
+    world.settle()
+    assert len(world.workers) == 2
+    world.wait(2)
+    world.settle()
+    assert len(world.workers) == 4
+    assert world.status.failures == 0
+
+
+def test_drains_and_resizes_never_use_up_the_budget() -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
+    world.start()
+    for _ in range(5):
+        world.change(max(world.workers), terminating=True)
+        world.settle()
+        world.kill(max(name for name, worker in world.workers.items() if worker.terminating))
+        world.settle()
+        world.commit()
+        world.leave()
+        world.warm_up()
+        world.commit()
+    assert world.state() is not State.FAILED
+    assert world.shape == (2, 2)
+
+
+def test_the_failure_says_what_each_lost_worker_said() -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
+    world.start()
+    world.end("digits-w1", exit_code=137, message="OOMKilled: the worker needed more memory than its limit")
+    world.settle()
+    assert "digits-w1 (exit code 137: OOMKilled: the worker needed more" in message(world, ConditionType.FAILED)
+
+
+def test_a_joiner_that_crashes_cancels_the_claim_and_counts_nothing() -> None:
+    world = training(pipelines=1, most=4)
+    world.end("digits-w2", exit_code=1, message="no such module")
+    world.settle()
+    resizing = world.status.condition(ConditionType.RESIZING)
+    assert resizing is not None and resizing.reason == "WorkerFailed"
+    assert "digits-w2 (exit code 1: no such module)" in resizing.message
+    assert world.status.failures == 0
+    assert set(world.workers) == {"digits-w0", "digits-w1"}
+
+
+def test_a_member_that_peers_lost_and_that_is_silent_is_replaced_at_once() -> None:
+    world = training()
+    world.wait(100)
+    world.lost_peers = {"digits-w3"}
+    world.silent = {"digits-w3"}
+    decided = world.turn()
+    assert world.plan.reason is ResizeReason.FAILURE
+    assert "not heard for 10 s" in " ".join(event.message for event in decided.events)
+    assert "digits-w3" not in world.workers
+
+
+def test_a_member_that_peers_lost_and_that_still_beats_is_kept() -> None:
+    world = training()
+    world.lost_peers = {"digits-w3"}
+    world.wait(3600)
+    world.settle()
+    assert world.plan.layout_generation == 1
+
+
+def test_a_silent_member_is_left_alone_while_the_job_trains() -> None:
+    world = training()
+    world.silent = {"digits-w3"}
+    world.wait(3600)
+    world.settle()
+    assert world.plan.layout_generation == 1
+
+
+def test_a_silent_member_whose_peers_all_wait_is_replaced() -> None:
+    world = training()
+    world.wait(100)
+    world.silent = {"digits-w3"}
+    world.break_group(["digits-w0", "digits-w1", "digits-w2"])
+    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.FAILURE)
+    assert world.status.failures == 1
+
+
+def test_silence_before_the_operators_start_says_nothing() -> None:
+    world = training()
+    world.since = world.now
+    world.silent = {"digits-w3"}
+    world.lost_peers = {"digits-w3"}
+    decided = world.turn()
+    assert world.plan.layout_generation == 1
+    assert decided.requeue_after == 10
+    world.wait(10)
     world.settle()
     assert world.plan.layout_generation == 2
 
@@ -194,6 +306,19 @@ def test_the_suspect_of_a_stall_is_named_and_replaced(sign: str) -> None:
     assert (world.shape, world.status.failures) == ((2, 1), 1)
     world.commit()
     assert world.state() is not State.STALLED
+
+
+def test_a_member_that_does_not_come_when_all_others_wait_is_replaced_in_the_end() -> None:
+    world = stalling()
+    world.lost_peers = {f"digits-w{number}" for number in range(4)}
+    world.break_group(["digits-w0", "digits-w1", "digits-w3"])
+    world.wait(59)
+    world.settle()
+    assert world.plan.layout_generation == 1
+    world.wait(1)
+    world.settle()
+    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.FAILURE)
+    assert "digits-w2" not in world.workers
 
 
 def test_success_is_known_from_any_member_once_the_leader_is_gone() -> None:

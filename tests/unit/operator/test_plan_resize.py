@@ -305,15 +305,6 @@ def test_a_group_that_broke_although_all_live_is_made_again() -> None:
     assert world.plan.confirmed
 
 
-def test_one_that_does_not_notice_that_the_group_broke_is_told_anyway() -> None:
-    world = World(make_job().stages(2).workers(4))
-    world.start()
-    world.break_group(names(0, 1, 2))
-    world.wait(15)
-    world.settle()
-    assert world.plan.layout_generation == 2
-
-
 def test_a_start_that_never_meets_is_tried_again_ever_later() -> None:
     world = World(make_job().stages(2).workers(2))
     world.settle()

@@ -18,7 +18,7 @@ from pipetransformer.elastic.channel import (
 )
 from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store, split_address
 from pipetransformer_contract.choose import Layout
-from pipetransformer_contract.messages import Generation, Member, Outcome, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Report, ResizeReason
 from tests.stub_channel import StubChannel
 
 pytestmark = pytest.mark.timeout(30)
@@ -117,7 +117,9 @@ def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> No
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
     source = ChannelSource(client(stub), "127.0.0.1:1")
-    sender = HeartbeatSender(client(stub), source, lambda: (1, 5, ["job-w3"]))
+    sender = HeartbeatSender(
+        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"])
+    )
     sender.start()
 
     assert stub.wait_for(lambda: bool(stub.beats), 10)
@@ -188,6 +190,26 @@ def test_members_and_leavers_meet_at_the_leaders_store() -> None:
     assert handler.num_nodes_waiting() == 0
     info.store.set("key", "value")
     assert caught[0].store.get("key") == b"value"
+
+
+def test_a_worker_in_no_group_says_above_which_generation_it_waits() -> None:
+    store, address = host_store("127.0.0.1", SECONDS)
+    said: list[int | None] = []
+
+    class Watched(OneGeneration):
+        def next_generation(self, after: int) -> Generation:
+            said.append(handler.waiting_after)
+            return super().next_generation(after)
+
+    third = generation("a", ["a"], [], address)
+    handler = GenerationRendezvousHandler("a", store, Watched(third), timeout=SECONDS)
+    handler.find_next()
+    said.append(handler.waiting_after)
+    handler.announce(third.model_copy(update={"layout_generation": 4}))
+    handler.find_next()
+    handler.find_next()
+
+    assert said == [0, None, 4], "one that is announced is not waited for"
 
 
 def test_a_participant_that_does_not_come_is_named() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
@@ -156,11 +156,9 @@ class ChannelSource:
 
 
 class HeartbeatSender:
-    """A thread that beats while this worker is a member. `state` returns (generation, step, lost peers)."""
+    """A thread that beats as long as this worker lives. `state` says what the next heartbeat tells."""
 
-    def __init__(
-        self, channel: Channel, source: ChannelSource, state: Callable[[], tuple[int, int, Sequence[str]]]
-    ) -> None:
+    def __init__(self, channel: Channel, source: ChannelSource, state: Callable[[], Heartbeat]) -> None:
         self._channel = channel
         self._source = source
         self._state = state
@@ -181,16 +179,10 @@ class HeartbeatSender:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            generation, step, lost = self._state()
-            if generation > 0:
-                try:
-                    self._source.saw(
-                        self._channel.heartbeat(
-                            Heartbeat(layout_generation=generation, step=step, lost_peers=list(lost)[:64])
-                        )
-                    )
-                except (ChannelUnavailableError, JobEndedError) as error:
-                    logger.info("heartbeat: %s", error)
+            try:
+                self._source.saw(self._channel.heartbeat(self._state()))
+            except (ChannelUnavailableError, JobEndedError) as error:
+                logger.info("heartbeat: %s", error)
             self._wake.wait(HEARTBEAT_SECONDS)
             self._wake.clear()
 

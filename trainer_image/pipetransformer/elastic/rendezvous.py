@@ -73,6 +73,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     Attributes:
         generation: the one of the last rendezvous, or that of the next once it is found; None before the first.
+        waiting_after: while it waits for a generation above this one, that number; else None.
         connections: those of that generation; shutting them ends a rendezvous that waits.
     """
 
@@ -87,6 +88,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         self._found = False
         self._closed = threading.Event()
         self.generation: Generation | None = None
+        self.waiting_after: int | None = None
         self.connections = Connections()
 
     def get_backend(self) -> str:
@@ -106,7 +108,11 @@ class GenerationRendezvousHandler(RendezvousHandler):
             raise RendezvousClosedError
         announced = self._announced
         if announced is None or announced.layout_generation <= self.current:
-            announced = self._source.next_generation(self.current)
+            self.waiting_after = self.current
+            try:
+                announced = self._source.next_generation(self.current)
+            finally:
+                self.waiting_after = None
         self._announced = None
         self.generation = announced
         self.connections = Connections(self._own_store.port)
