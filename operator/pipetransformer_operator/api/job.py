@@ -50,6 +50,9 @@ class ElasticPolicy(SpecModel):
         default=None, description="Largest data-parallel width; by default maxWorkers."
     )
     on_pack: OnPack = Field(default=OnPack.WIDEN, description="What becomes of workers that packing frees.")
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0, description="Of onPack Auto: how much this job's throughput counts against that of others."
+    )
     rules = (
         Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),
         Rule("self.workers <= self.maxWorkers", "workers must not exceed maxWorkers", ".workers"),

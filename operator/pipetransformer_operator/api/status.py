@@ -213,6 +213,13 @@ class LastReport(Report):
     time: datetime
 
 
+class Share(Wire):
+    """Workers that the job may have while jobs compete, as computed for the layout of that generation."""
+
+    workers: Count
+    layout_generation: Count
+
+
 class Gpus(Wire):
     """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls."""
 
@@ -259,9 +266,7 @@ class JobStatus(Wire):
     selector: str = Field(
         default="", max_length=1024, description="Label selector of the pods, for the scale subresource."
     )
-    share: Count | None = Field(
-        default=None, description="Workers that an onPack Auto job may have while others want some."
-    )
+    share: Share | None = None
     gpus: Gpus = Field(default_factory=Gpus)
     gpu_seconds_saved: Seconds = Field(
         default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout."

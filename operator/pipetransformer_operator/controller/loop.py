@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..api import PipeTrainingJob
+from ..api.status import Share
 from ..channel.board import Board
 from ..plan import Observed, Plan, plan, worker_name
 from .ports import Conflict, JobKey, JobStore, NameConflict, Refused, Unavailable, WorkerPool
@@ -30,6 +31,7 @@ class Pace:
     first_retry: float = 0.5  #: after a failed turn; doubles
     longest_retry: float = 30.0
     parallel_writes: int = 16  #: creations or deletions in flight
+    sharing: float = 10.0  #: between two looks at all jobs together
 
 
 class JobLoop:
@@ -65,11 +67,18 @@ class JobLoop:
         self._woken.set()
         self._conflicts: set[str] = set()
         self._refusal = ""
+        self._grant: tuple[Share | None] | None = None
         self._writes = asyncio.Semaphore(pace.parallel_writes)
 
     def wake(self) -> None:
         """Something may have changed: a turn follows soon."""
         self._woken.set()
+
+    def grant(self, share: Share | None) -> None:
+        """What the job may have of the workers that several jobs share; until it is said, what the status says."""
+        if self._grant != (share,):
+            self._grant = (share,)
+            self.wake()
 
     async def run(self) -> None:
         """Turns until the job is gone."""
@@ -107,7 +116,7 @@ class JobLoop:
         if not job.spec.managed or job.metadata.deletion_timestamp:
             return None
         arrived = self.board.arrived
-        decided = plan(job.spec, self._observe(job), self._clock())
+        decided = plan(job.spec, self.observe(job), self._clock())
         if decided.status != job.status:
             await self._store.write_status(job, decided.status)
         self._decided(job, decided)
@@ -121,7 +130,8 @@ class JobLoop:
         await self._apply(job, decided)
         return decided.requeue_after
 
-    def _observe(self, job: PipeTrainingJob) -> Observed:
+    def observe(self, job: PipeTrainingJob) -> Observed:
+        """One look at the job as it was read."""
         return Observed(
             uid=job.metadata.uid,
             name=job.metadata.name,
@@ -137,6 +147,7 @@ class JobLoop:
             lost_peers=self.board.lost_peers,
             conflicts=tuple(sorted(self._conflicts)),
             refusal=self._refusal,
+            share=job.status.share if self._grant is None else self._grant[0],
             nonce=secrets.token_hex(16),
             since=self._since,
             sees_drains=self._pool.sees_drains,

@@ -1,14 +1,18 @@
 """All jobs' loops: started at first sight of a job, ended when it is gone."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from ..api import PipeTrainingJob
+from ..api.status import Share
 from ..channel.board import Board
-from ..plan import Plan
+from ..plan import Plan, allocate, demand_of
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, WorkerPool
+
+logger = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
@@ -44,6 +48,7 @@ class Controller:
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._stopping = False
+        self._sharing: asyncio.Task[None] | None = None
 
     @property
     def boards(self) -> Mapping[tuple[str, str], Board]:
@@ -59,6 +64,8 @@ class Controller:
             loop = self._loops[key] = JobLoop(key, self._store, self._pool, self._clock, self._pace, self._decided)
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
+            if self._sharing is None:
+                self._sharing = asyncio.create_task(self._share_forever(), name="sharing")
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
         """Jobs that have a loop, as last read or written."""
@@ -70,10 +77,29 @@ class Controller:
     async def stop(self) -> None:
         """Ends all loops; jobs and workers stay as they are."""
         self._stopping = True
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *filter(None, [self._sharing])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def share(self) -> None:
+        """Shares out workers among the jobs that compete for them; each job's loop obeys in its own time."""
+        looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
+        now = self._clock()
+        demands = [demand_of(job.spec, loop.observe(job), now) for loop, job in looks.values()]
+        shares = allocate([demand for demand in demands if demand is not None])
+        for name, (loop, job) in looks.items():
+            workers = shares.get(name)
+            generation = job.status.layout_generation
+            loop.grant(None if workers is None else Share(workers=workers, layout_generation=generation))
+
+    async def _share_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._pace.sharing)
+            try:
+                self.share()
+            except Exception:
+                logger.exception("workers could not be shared out")
 
     def _forget(self, key: JobKey) -> None:
         del self._loops[key], self._tasks[key]

@@ -116,6 +116,7 @@ def observe(pod: Object, trainer: str, cordoned: Container[str] = ()) -> Worker 
         message=_message(status, ended),
         scheduled=bool(pod["spec"].get("nodeName")),
         waiting=_waiting(status),
+        priority=int(pod["spec"].get("priority") or 0),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
         draining=pod["spec"].get("nodeName") in cordoned,
     )

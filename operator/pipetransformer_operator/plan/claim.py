@@ -18,7 +18,7 @@ def target(draft: Draft) -> Layout:
     if status.next_resize_time is not None and draft.now < status.next_resize_time:
         draft.wake_at(status.next_resize_time)
         return current
-    ceiling = draft.limited(draft.spec.elastic_policy.max_workers)
+    ceiling = draft.spec.elastic_policy.max_workers
     best = draft.choose(ceiling)
     if best is None or best.workers <= current.workers:
         return current

@@ -190,12 +190,17 @@ class Draft:
         )
 
     def limited(self, workers: int) -> int:
-        """`workers`, or the job's share of the cluster if that is less; only `onPack: Auto` has one."""
+        """`workers`, or the job's share if that is less; only `onPack: Auto` obeys, and only while it is up to date."""
         share = self.status.share
-        return workers if share is None or self.on_pack is not OnPack.AUTO else min(workers, share)
+        if share is None or self.on_pack is not OnPack.AUTO or share.layout_generation != self.status.layout_generation:
+            return workers
+        return min(workers, share.workers)
 
-    def choose(self, workers: int) -> Layout | None:
-        """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
+    def choose(self, workers: int, *, anew: bool = False) -> Layout | None:
+        """The best layout on `workers` workers by what was last reported; without offers, the present length only.
+
+        `anew`: as if nothing trained now, so that the cost of the change is not weighed.
+        """
         plan, report = self.status.plan, self.status.last_report
         offers: list[Offer] = list(report.offers) if report else []
         bounds = self.bounds
@@ -215,7 +220,7 @@ class Draft:
             bounds,
             on_pack=self.spec.elastic_policy.on_pack,
             packing=self.spec.pipeline.packing,
-            present=self._present,
+            present=None if anew else self._present,
         )
 
     @property

@@ -31,10 +31,11 @@ def publish(draft: Draft) -> bool:
     layout = draft.choose(draft.limited(len(candidates))) or draft.choose(len(candidates))
     if layout is None or (layout == plan.layout and not draft.pays_to_recut) or _snoozed(draft, layout):
         return False
+    yields = draft.limited(len(plan.members)) < len(plan.members)
     draft.publish(layout, candidates, reason_of(draft, plan.layout, layout))
     if layout.workers > plan.layout.workers:
         draft.update(resize_failures=0, next_resize_time=None, not_committed=None)
-    elif draft.limited(len(plan.members)) < len(plan.members):
+    elif yields:
         back_off(draft)
     elif status.not_committed:
         draft.update(not_committed=None)

@@ -1,16 +1,23 @@
-"""A job's share of the cluster while others want some of it; `allocate` computes it, and only `onPack: Auto` obeys."""
+"""A job's share while jobs compete for workers: `allocate` computes it, and only `onPack: Auto` obeys.
+
+A job above its share gives whole pipelines back and sleeps over its next claim. One below it claims at once, whatever
+attempts failed before. Claims may go beyond it, at the pace of claims: that is how free workers are found.
+"""
 
 from ..api.status import Reason
 from .draft import Draft
 
 
 def take(draft: Draft) -> None:
-    """Notes a new share. More than the job has is there to be claimed, whatever attempts failed before."""
+    """Notes a new share."""
     share, before = draft.observed.share, draft.status.share
     if share == before:
         return
     draft.update(share=share)
-    draft.tell(Reason.SHARE_CHANGED, "No other job wants workers" if share is None else f"Share: {share} workers")
+    if (share.workers if share else None) == (before.workers if before else None):
+        return
+    words = f"may have {share.workers} workers" if share else "may have what it gets"
+    draft.tell(Reason.SHARE_CHANGED, f"The job {words}: " + ("others want some" if share else "none waits for workers"))
     plan = draft.status.plan
-    if share is not None and plan is not None and share > plan.layout.workers:
+    if share is not None and plan is not None and share.workers > plan.layout.workers:
         draft.update(next_resize_time=None)

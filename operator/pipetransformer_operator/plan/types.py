@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from pipetransformer_contract.messages import Ready, Report
 
-from ..api.status import JobStatus, Reason
+from ..api.status import JobStatus, Reason, Share
 
 
 class WorkerPhase(StrEnum):
@@ -32,6 +32,7 @@ class Worker:
     trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
     `draining` says that its node takes no pods any more.
+    `priority` is the number that the cluster made of its PriorityClass.
     """
 
     id: int
@@ -47,6 +48,7 @@ class Worker:
     waiting: str = ""
     disrupted: bool = False
     draining: bool = False
+    priority: int = 0
 
     @property
     def alive(self) -> bool:
@@ -106,7 +108,7 @@ class Observed:
     lost_peers: frozenset[str] = frozenset()
     conflicts: tuple[str, ...] = ()
     refusal: str = ""
-    share: int | None = None
+    share: Share | None = None
     nonce: str = ""
     since: datetime | None = None
     sees_drains: bool = True

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_operator.api import JobSpec, JobStatus
-from pipetransformer_operator.api.status import PublishedPlan, State
+from pipetransformer_operator.api.status import PublishedPlan, Share, State
 from pipetransformer_operator.plan import Beat, Observed, Plan, Worker, WorkerPhase, plan, worker_name
 from tests.builders import JobBuilder
 
@@ -27,13 +27,14 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.warm: set[str] = set()
         self.report: Report | None = None
+        self.offered: list[Offer] = []
         self.now = self.since = datetime(2026, 1, 1, tzinfo=UTC)
         self.deleted: list[str] = []
         self.deleted_alive: list[str] = []
         self.unschedulable = False
         self.refusal = ""
         self.metadata_generation = 1
-        self.share: int | None = None
+        self.share: Share | None = None
         self.silent: set[str] = set()
         self.lost_peers: set[str] = set()
         self._committed: dict[str, int] = {}
@@ -163,7 +164,7 @@ class World:
             boundary_step=since,
             num_layers=LAYERS,
             bytes_budget=LAYERS // self.spec.pipeline.stages * BLOCK_BYTES,
-            offers=offers(boundary) if offered is None else offered,
+            offers=offered or self.offered or offers(boundary),
             checkpoint=durable,
             step_seconds=step_seconds,
             total_steps=TOTAL_STEPS,

@@ -1,0 +1,81 @@
+"""What `allocate` needs to know of one job, from the same look at the world that its plan is made from."""
+
+from datetime import datetime, timedelta
+
+from pipetransformer_contract.choose import Layout, OnPack
+
+from ..api.job import JobSpec
+from ..api.status import ConditionType, Reason, ResizePhase
+from .allocate import Demand
+from .draft import Draft
+from .start import starting_layout
+from .types import Observed
+
+#: A scheduler needs a moment; workers without a node for longer wait for others to give some up.
+PATIENCE = timedelta(seconds=10)
+#: Wider layouts are not looked at, as the trainer predicts none.
+MAX_WIDTHS = 64
+_NOT_FOR_WANT_OF_WORKERS = (Reason.IMAGE_PULL, Reason.NOT_READY, Reason.WORKER_FAILED)
+
+
+def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:
+    """What the job has and could use; None if it has no part in the sharing: it neither is Auto nor waits to start."""
+    draft = Draft(spec, observed, now)
+    status = draft.status
+    if not spec.managed or spec.suspend or status.finished or draft.label_errors:
+        return None
+    starting = status.plan is None
+    asleep = _is_asleep(draft)
+    waiting = asleep or _lacks_nodes(draft)
+    auto = draft.on_pack is OnPack.AUTO
+    if not (auto or (starting and waiting)):
+        return None
+    held = sum(worker.scheduled for worker in draft.wanted)
+    speeds = {} if starting else _speeds(draft)
+    if not starting and not speeds:
+        return None
+    return Demand(
+        key=f"{observed.namespace}/{observed.name}",
+        speeds=speeds,
+        held=held,
+        share=status.share.workers if status.share else None,
+        needs=starting_layout(draft).workers if starting else min(speeds),
+        starting=starting,
+        waiting=waiting,
+        asleep=asleep,
+        priority=max((worker.priority for worker in draft.wanted), default=0),
+        weight=spec.elastic_policy.weight,
+    )
+
+
+def _is_asleep(draft: Draft) -> bool:
+    """Whether an attempt is slept over for want of workers."""
+    status = draft.status
+    if status.next_resize_time is None or draft.now >= status.next_resize_time:
+        return False
+    condition = status.condition(ConditionType.RUNNING if status.plan is None else ConditionType.RESIZING)
+    return condition is None or condition.reason not in _NOT_FOR_WANT_OF_WORKERS
+
+
+def _lacks_nodes(draft: Draft) -> bool:
+    resize = draft.status.resize
+    if resize is None or resize.phase is not ResizePhase.PREPARE or draft.now < resize.start_time + PATIENCE:
+        return False
+    return any(not worker.scheduled for worker in draft.joiners)
+
+
+def _speeds(draft: Draft) -> dict[int, float]:
+    """Steps a second by the number of workers, for each legal size; by the workers alone where it was not measured."""
+    spec, report = draft.spec, draft.status.last_report
+    offers = {offer.stages: offer for offer in report.offers} if report else {}
+    layouts: set[Layout] = set()
+    for stages in offers:
+        for pipelines in range(1, min(spec.elastic_policy.max_workers // stages, MAX_WIDTHS) + 1):
+            if (layout := draft.choose(stages * pipelines, anew=True)) is not None:
+                layouts.add(layout)
+    seconds = {
+        Layout(stages, time.pipelines): time.seconds for stages, offer in offers.items() for time in offer.step_seconds
+    }
+    measured = all(seconds.get(layout, 0.0) > 0 for layout in layouts)
+    speeds = ((layout, 1 / seconds[layout] if measured else float(layout.workers)) for layout in layouts)
+    return {layout.workers: speed for layout, speed in speeds}

@@ -1,0 +1,161 @@
+"""`allocate`: nobody waits for nothing, nobody starves, and who gains most by a worker gets it."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipetransformer_operator.plan.allocate import Demand, allocate
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def auto(
+    key: str,
+    sizes: Iterable[int],
+    held: int,
+    *,
+    speed: Callable[[int], float] = float,
+    share: int | None = None,
+    waiting: bool = False,
+    asleep: bool = False,
+    weight: float = 1.0,
+) -> Demand:
+    """A job that trains, with `onPack: Auto`."""
+    speeds = {size: speed(size) for size in sizes}
+    return Demand(key, speeds, held, share, min(speeds), False, waiting or asleep, asleep, 0, weight)
+
+
+def starting(key: str, needs: int, held: int = 0, *, priority: int = 0, share: int | None = None) -> Demand:
+    """A job that waits for the workers of its first layout."""
+    return Demand(key, {}, held, share, needs, True, True, False, priority, 1.0)
+
+
+def test_without_anyone_waiting_each_takes_what_it_gets() -> None:
+    assert allocate([auto("a", (2, 4, 8), 8), auto("b", (2, 4), 2)]) == {"a": None, "b": None}
+
+
+def test_a_job_makes_room_for_one_that_waits_to_start() -> None:
+    assert allocate([auto("a", (2, 4, 8), 8), starting("b", 4)]) == {"a": 4, "b": 4}
+
+
+def test_a_job_keeps_its_smallest_layout_and_makes_no_room_in_vain() -> None:
+    assert allocate([auto("a", (2, 4, 8), 8), starting("b", 7)]) == {"a": 8, "b": 0}
+
+
+def test_of_those_that_wait_the_higher_priority_starts_first() -> None:
+    demands = [auto("a", (2, 4, 8), 8), starting("b", 4), starting("c", 4, priority=5)]
+    assert allocate(demands) == {"a": 4, "b": 0, "c": 4}
+
+
+def test_equal_jobs_get_equal_shares() -> None:
+    demands = [auto("a", (2, 4, 6, 8, 10), 8), auto("b", (2, 4, 6, 8, 10), 2, waiting=True)]
+    assert allocate(demands) == {"a": 6, "b": 4}
+    demands = [auto("a", (1, 2, 3, 4, 5, 6), 5), auto("b", (1, 2, 3, 4, 5, 6), 1, waiting=True)]
+    assert allocate(demands) == {"a": 3, "b": 3}
+
+
+def test_weight_counts() -> None:
+    sizes = range(1, 10)
+    demands = [auto("a", sizes, 8, weight=3.0), auto("b", sizes, 1, waiting=True)]
+    shares = allocate(demands)
+    assert shares == {"a": 7, "b": 2}
+
+
+def test_a_job_that_gains_nothing_by_more_pipelines_gives_them_up() -> None:
+    demands = [auto("a", (2, 4, 8), 8, speed=lambda workers: 1.0), auto("b", (2, 4, 6, 8), 2, waiting=True)]
+    assert allocate(demands) == {"a": 2, "b": 8}
+
+
+def test_a_size_that_pays_only_together_with_the_next_is_stepped_over() -> None:
+    speeds = {1: 1.0, 2: 1.0, 4: 8.0}
+    demands = [auto("a", (1, 2, 4), 1, speed=lambda w: speeds[w]), auto("b", (1, 2, 3, 4), 4, waiting=True)]
+    assert allocate(demands) == {"a": 4, "b": 1}
+
+
+def test_shares_stay_while_workers_change_hands() -> None:
+    """One gives up four workers, the other claims them pipeline by pipeline: nobody is asked for more meanwhile."""
+    sizes = range(2, 13, 2)
+    giver, taker = auto("a", sizes, 8), auto("b", sizes, 2, waiting=True)
+    first = allocate([giver, taker])
+    assert first == {"a": 6, "b": 4}
+    for held, got in ((8, 2), (6, 2), (6, 4)):
+        giver = replace(giver, held=held, share=6, waiting=held == 6)
+        taker = replace(taker, held=got, share=4, waiting=got < 4 and held == 8)
+        assert allocate([giver, taker]) == (first if giver.waiting or taker.waiting else {"a": None, "b": None})
+
+
+def test_a_grant_that_somebody_else_took_is_forgotten() -> None:
+    giver = auto("a", range(2, 13, 2), 4, share=4, asleep=True)
+    taker = auto("b", range(2, 13, 2), 2, share=6, asleep=True)
+    shares = allocate([giver, taker])
+    assert sum(share or 0 for share in shares.values()) == 6
+
+
+def demands() -> st.SearchStrategy[list[Demand]]:
+    def training(sizes: set[int], held: int, asleep: bool, weight: float, exponent: float, share: int | None) -> Demand:
+        speeds = {size: size**exponent for size in sizes}
+        return Demand("", speeds, max(held, min(sizes)), share, min(sizes), False, asleep, asleep, 0, weight)
+
+    def new(needs: int, held: int, priority: int) -> Demand:
+        return Demand("", {}, min(held, needs - 1), None, needs, True, True, False, priority, 1.0)
+
+    sizes = st.sets(st.integers(1, 16), min_size=1, max_size=6)
+    share = st.none() | st.integers(1, 16)
+    trains = st.builds(training, sizes, st.integers(0, 16), st.booleans(), st.floats(0.1, 10), st.floats(0, 1.2), share)
+    waits = st.builds(new, st.integers(1, 16), st.integers(0, 16), st.integers(0, 3))
+    return st.lists(trains | waits, max_size=6).map(
+        lambda made: [replace(demand, key=f"job-{number}") for number, demand in enumerate(made)]
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(demands())
+def test_shares_are_legal_sizes_and_never_more_than_there_is(made: list[Demand]) -> None:
+    shares = allocate(made)
+    assert shares.keys() == {demand.key for demand in made}
+    if not any(demand.waiting for demand in made):
+        assert set(shares.values()) <= {None}
+        return
+    for demand in made:
+        share = shares[demand.key]
+        assert share in ({0, demand.needs} if demand.starting else demand.speeds)
+    total = sum(share or 0 for share in shares.values())
+    held = sum(demand.held for demand in made)
+    granted = sum(d.held if d.share is None or d.asleep else d.share for d in made)
+    floors = sum(demand.needs for demand in made if not demand.starting)
+    assert total <= max(held, granted, floors)
+
+
+@settings(max_examples=200, deadline=None)
+@given(demands(), st.randoms())
+def test_the_order_of_jobs_changes_nothing(made: list[Demand], random: "st.DrawFn") -> None:
+    shuffled = list(made)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert allocate(shuffled) == allocate(made)
+
+
+@settings(max_examples=200, deadline=None)
+@given(demands())
+def test_no_worker_would_do_more_elsewhere(made: list[Demand]) -> None:
+    """On concave curves with every size legal, moving one worker from any job to any other gains nothing."""
+    made = [
+        replace(demand, speeds={size: float(size) for size in range(1, 33)}, needs=1)
+        for demand in made
+        if not demand.starting
+    ]
+    shares = allocate(made)
+    if any(share is None for share in shares.values()):
+        return
+    by_key = {demand.key: demand for demand in made}
+    for giver, share in shares.items():
+        for taker, other in shares.items():
+            if giver == taker or share == by_key[giver].needs or other == 32:
+                continue
+            assert share is not None and other is not None
+            lost = by_key[giver].weight * math.log(share / (share - 1))
+            gained = by_key[taker].weight * math.log((other + 1) / other)
+            assert gained <= lost * (1 + 1e-9)

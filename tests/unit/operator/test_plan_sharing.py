@@ -1,0 +1,142 @@
+"""Jobs on one cluster, each with its own `plan()`, and `allocate()` between them: who gets what, and how calmly."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipetransformer_contract.messages import Offer, Outcome, StepTime
+from pipetransformer_operator.api.status import Share, State
+from pipetransformer_operator.plan import WorkerPhase, allocate, demand_of
+from tests.builders import JobBuilder, make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(60)
+SECONDS = 10
+
+
+class Cluster:
+    """So many nodes with one accelerator each; a scheduler, trainers that do as told, and a clock of 10 s ticks."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.worlds: dict[str, World] = {}
+
+    def add(self, name: str, job: JobBuilder) -> World:
+        world = World(job)
+        world.unschedulable = True
+        if self.worlds:
+            world.now = next(iter(self.worlds.values())).now
+        self.worlds[name] = world
+        return world
+
+    def size(self, name: str) -> int:
+        plan = self.worlds[name].status.plan
+        return plan.layout.workers if plan else 0
+
+    def run(self, ticks: int) -> None:
+        """Lets time pass; every tick jobs plan, pods get nodes, trainers commit, and workers are shared out."""
+        for _ in range(ticks):
+            for world in self.worlds.values():
+                world.wait(SECONDS)
+                world.settle()
+            self._schedule()
+            for world in self.worlds.values():
+                self._train(world)
+            self._share()
+
+    def _schedule(self) -> None:
+        free = self.nodes - sum(w.scheduled for world in self.worlds.values() for w in world.workers.values())
+        for world in self.worlds.values():
+            for name, worker in sorted(world.workers.items()):
+                if not worker.scheduled and free > 0:
+                    world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
+                    free -= 1
+
+    def _train(self, world: World) -> None:
+        world.warm_up()
+        for _ in range(3):
+            if world.status.plan is not None and not world.status.finished:
+                boundary = world.report.boundary if world.report else 0
+                world.commit(checkpoint=boundary)
+                world.leave()
+
+    def _share(self) -> None:
+        looks = {name: replace(world.observed(), name=name) for name, world in self.worlds.items()}
+        demands = [demand_of(self.worlds[name].spec, look, self.worlds[name].now) for name, look in looks.items()]
+        shares = allocate([demand for demand in demands if demand is not None])
+        for name, world in self.worlds.items():
+            workers = shares.get(f"default/{name}")
+            generation = world.status.layout_generation
+            world.share = None if workers is None else Share(workers=workers, layout_generation=generation)
+
+
+def auto(workers: int, most: int) -> JobBuilder:
+    return make_job().stages(1).workers(workers, most=most).checkpoint().on_pack("Auto")
+
+
+def test_a_lone_job_takes_what_there_is_and_sleeps_over_what_there_is_not() -> None:
+    cluster = Cluster(6)
+    world = cluster.add("a", auto(2, 8))
+    cluster.run(60)
+    assert cluster.size("a") == 6
+    assert world.plan.layout_generation == 5, "nothing is given up for nobody"
+
+
+def test_a_job_that_waits_to_start_gets_its_workers_from_one_that_has_more_than_it_needs() -> None:
+    cluster = Cluster(8)
+    first = cluster.add("a", auto(2, 8))
+    cluster.run(30)
+    assert cluster.size("a") == 8
+    second = cluster.add("b", make_job().stages(2).workers(4))
+    cluster.run(20)
+    assert (cluster.size("a"), cluster.size("b")) == (4, 4)
+    assert second.state() is State.RUNNING
+    assert first.status.gpus.released == 4
+    assert first.status.failures == second.status.failures == 0
+
+
+def test_two_jobs_end_with_fair_shares_and_leave_each_other_in_peace() -> None:
+    cluster = Cluster(8)
+    first = cluster.add("a", auto(1, 8))
+    cluster.run(30)
+    assert cluster.size("a") == 8
+    second = cluster.add("b", auto(1, 8))
+    cluster.run(60)
+    assert (cluster.size("a"), cluster.size("b")) == (4, 4)
+    before = first.plan.layout_generation, second.plan.layout_generation
+    cluster.run(360)
+    after = first.plan.layout_generation, second.plan.layout_generation
+    assert (cluster.size("a"), cluster.size("b")) == (4, 4)
+    assert sum(after) - sum(before) <= 4, "an hour later nothing has been passed to and fro"
+
+
+def test_what_a_job_leaves_behind_at_its_end_is_found_by_claims() -> None:
+    cluster = Cluster(8)
+    cluster.add("a", auto(1, 8))
+    cluster.run(30)
+    second = cluster.add("b", auto(1, 8))
+    cluster.run(60)
+    second.finish(Outcome.SUCCEEDED)
+    cluster.run(400)
+    assert cluster.size("a") == 8
+
+
+def test_a_job_that_gains_nothing_by_more_pipelines_gives_them_to_one_that_does() -> None:
+    cluster = Cluster(8)
+    first = cluster.add("a", auto(1, 8))
+    cluster.run(30)
+    flat = [Offer(stages=1, bytes_per_worker=1, step_seconds=[StepTime(pipelines=r, seconds=1.0) for r in range(1, 9)])]
+    first.commit(offered=flat)
+    first.offered = flat
+    cluster.add("b", auto(1, 7))
+    cluster.run(90)
+    assert (cluster.size("a"), cluster.size("b")) == (1, 7)
+
+
+def test_a_job_that_is_not_auto_gives_nothing_up() -> None:
+    cluster = Cluster(8)
+    cluster.add("a", make_job().stages(1).workers(2, most=8))
+    cluster.run(30)
+    cluster.add("b", auto(2, 4))
+    cluster.run(30)
+    assert (cluster.size("a"), cluster.size("b")) == (8, 0)
