@@ -182,7 +182,7 @@ class Heartbeat(Wire):
 
     `layout_generation` is the newest that this worker has committed, 0 for none. A worker that is in no group says in
     `waiting_after` above which generation the next one must be: its group broke, or the generation of that number did
-    not come about. `lost_peers` are then those that it may have lost: a broken connection does not say whom, silence does.
+    not come about. `lost_peers` are then those that it may have lost: a broken connection does not say whom.
     """
 
     layout_generation: Count
