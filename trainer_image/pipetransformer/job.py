@@ -146,7 +146,7 @@ class Job:
             costs=assumed_costs(self.num_layers) if costs is None else costs,
             global_batch=self.order.global_batch,
             micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
-            one_forward_one_backward=schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD,
+            one_forward_one_backward=schedule is not ScheduleName.GPIPE,
             unit_bytes=self.unit_bytes,
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
