@@ -68,13 +68,9 @@ class Probe:
             self._run(unit, x, wanted, finish)
         runs = [self._run(unit, x, wanted, finish) for _ in range(_REPEATS)]
         first = self._run(unit, x.detach(), weights, finish)
-        cost = UnitCost(
-            statistics.median(run.forward for run in runs),
-            statistics.median(run.backward for run in runs),
-            first.backward,
-            saved.total,
-        )
-        return cost, first.output
+        forward = statistics.median(run.forward for run in runs)
+        backward = statistics.median(run.backward for run in runs)
+        return UnitCost(forward, backward, min(first.backward, backward), saved.total), first.output
 
     def _run(
         self, unit: nn.Module, x: Tensor, wanted: Sequence[Tensor], finish: Callable[[Tensor], Tensor] | None
