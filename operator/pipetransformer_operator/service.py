@@ -96,7 +96,7 @@ class Service:
         cordoned: set[str] = set()
         seen = None if settings.namespaces else cordoned
         pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish, seen)
-        metrics = Metrics(lambda: controller.jobs())
+        metrics = Metrics(lambda: controller.jobs(), lambda: lease.held)
         controller = Controller(KubeStore(api, watched_job), pool, decided=metrics.decided)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
         runners = []

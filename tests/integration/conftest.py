@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -195,6 +196,22 @@ class Operator:
                 return response.status
         return 0
 
+    async def figure(self, name: str) -> float:
+        """A metric without labels."""
+        async with aiohttp.ClientSession() as session, session.get(self.metrics) as response:
+            lines = (await response.text()).splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+    @property
+    def metrics(self) -> str:
+        """URL of its metrics."""
+        return f"http://127.0.0.1:{self.metrics_port}/metrics"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process that was started last lives."""
+        return self._process is not None and self._process.returncode is None
+
     async def generation(self, authority: str, token: str, job: str) -> int:
         """Status code of a worker's question for the newest generation."""
         trusted = ssl.create_default_context(cadata=authority)
@@ -227,6 +244,55 @@ async def operator(api: Api, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[
     yield running
     await running.kill()
     print((tmp_path / "operator.log").read_text())
+
+
+class Wire:
+    """The way to the API server, which can be cut: a kubeconfig that leads through a port of its own."""
+
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        content = yaml.safe_load(kubeconfig.read_text())
+        cluster = content["clusters"][0]["cluster"]
+        self._target = urlsplit(cluster["server"])
+        self._port = free_port()
+        cluster["server"] = f"https://127.0.0.1:{self._port}"
+        self.kubeconfig = folder / "cut.kubeconfig"
+        self.kubeconfig.write_text(yaml.safe_dump(content))
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def mend(self) -> None:
+        """Lets requests through."""
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)
+
+    async def cut(self) -> None:
+        """Breaks what is open, and refuses what comes."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
+        both = {writer, there_writer}
+        self._open |= both
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                while data := await source.read(65536):
+                    target.write(data)
+                    await target.drain()
+            target.close()
+
+        await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer))
+        self._open -= both
+
+
+@pytest.fixture
+async def wire(kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Wire]:
+    way = Wire(kubeconfig, tmp_path)
+    await way.mend()
+    yield way
+    await way.cut()
 
 
 class FakeKubelet:

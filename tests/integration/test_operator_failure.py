@@ -9,7 +9,7 @@ import pytest
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api
 from pipetransformer_operator.kube.lease import NAME
 
-from .conftest import SYSTEM, FakeKubelet, Namespace, Operator, until
+from .conftest import SYSTEM, FakeKubelet, Namespace, Operator, Wire, until
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(180)
@@ -67,3 +67,44 @@ async def test_an_operator_that_lost_its_lease_exits_and_one_that_is_told_to_sto
     await operator.signal(signal.SIGTERM)
     assert await operator.exit_code() == 0
     assert (await api.get(LEASE))["spec"]["holderIdentity"] == ""
+
+
+@pytest.fixture
+async def cut_off(api: Api, wire: Wire, tmp_path: Path) -> AsyncIterator[Operator]:
+    """An operator whose way to the API server can be cut."""
+    running = Operator(wire.kubeconfig, tmp_path / "operator.log")
+    await running.start()
+    yield running
+    await running.kill()
+    print((tmp_path / "operator.log").read_text())
+
+
+async def test_an_operator_outlives_an_outage_of_the_api_server_and_its_job_trains_through_it(
+    namespace: Namespace, cut_off: Operator, wire: Wire, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    pod = (await namespace.pods())["digits-w0"]
+    authority = await namespace.api.get(f"{namespace.core}/configmaps/pipetransformer-channel-ca")
+    certificate, job = authority["data"]["ca.crt"], f"{namespace.name}/digits"
+    known, unknown = await kubelet.token(pod), await kubelet.token(pod)
+    assert await cut_off.generation(certificate, known, job) == 200
+
+    await wire.cut()
+
+    async def stopped_writing() -> bool:
+        return await cut_off.figure("pipetransformer_leader") == 0
+
+    await until("the operator stops writing", stopped_writing)
+    namespace.advance(15)  # a freeze that it hears of and cannot write down
+    assert await cut_off.generation(certificate, known, job) == 200
+    assert await cut_off.generation(certificate, unknown, job) == 503
+    assert await cut_off.asked("/healthz") == 200
+    assert (await namespace.status())["layoutGeneration"] == 1
+
+    await wire.mend()
+
+    assert await namespace.layout(2) == (2, 2)
+    namespace.advance(30)
+    assert (await namespace.state("Complete")).get("failures", 0) == 0
+    assert cut_off.running

@@ -58,3 +58,26 @@ async def test_workers_run_where_the_restricted_pod_security_standard_is_enforce
     }
     await namespace.apply(packing_job().stages(1).workers(1).set("podTemplate", {"spec": secure}))
     assert await namespace.layout(1) == (1, 1)
+
+
+async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    node = f"node-{namespace.name}"
+    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    binding = {"metadata": {"name": "digits-w1"}, "target": {"kind": "Node", "name": node}}
+    await namespace.api.request("POST", f"{namespace.core}/pods/digits-w1/binding", binding)
+
+    cordon = {"spec": {"unschedulable": True}}
+    await namespace.api.request("PATCH", f"/api/v1/nodes/{node}", cordon, content_type=MERGE_PATCH)
+
+    assert await namespace.layout(2) == (4, 1)
+    plan = (await namespace.status())["plan"]
+    names = [member["name"] for member in plan["members"]]
+    assert sorted(names) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
+    assert plan["reason"] == "Drain"
+    await namespace.told("WorkersDraining", "GenerationConfirmed")
+    namespace.advance(30)
+    assert (await namespace.state("Complete")).get("failures", 0) == 0

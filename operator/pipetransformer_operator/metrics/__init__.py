@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -45,11 +45,24 @@ class JobCollector(Collector):
 
 
 class Metrics:
-    """All metrics of one operator, in a registry of their own."""
+    """All metrics of one operator, in a registry of their own.
 
-    def __init__(self, jobs: Callable[[], Iterable[PipeTrainingJob]]) -> None:
+    Args:
+        jobs: that the operator looks after.
+        leading: whether it holds the lease.
+    """
+
+    def __init__(
+        self, jobs: Callable[[], Iterable[PipeTrainingJob]], leading: Callable[[], bool] = lambda: True
+    ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(JobCollector(jobs))
+        leader = Gauge(
+            f"{PREFIX}_leader",
+            "1 while this operator holds the lease and may write, else 0: another holds it, or the API server is away.",
+            registry=self.registry,
+        )
+        leader.set_function(lambda: float(leading()))
         reasons = ", ".join(reason.value for reason in ResizeReason)
         self._resizes = Counter(
             f"{PREFIX}_resizes", f"Published layouts by reason: {reasons}.", ("reason",), registry=self.registry
