@@ -144,12 +144,17 @@ class Namespace:
         return result
 
 
-@pytest.fixture
-async def namespace(api: Api, tmp_path: Path) -> Namespace:
+async def new_namespace(api: Api, folder: Path) -> Namespace:
+    """A namespace that nobody else uses; jobs' records go to `folder`."""
     name = f"test-{secrets.token_hex(4)}"
     await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     await api.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
-    return Namespace(api, name, tmp_path / "output")
+    return Namespace(api, name, folder)
+
+
+@pytest.fixture
+async def namespace(api: Api, tmp_path: Path) -> Namespace:
+    return await new_namespace(api, tmp_path / "output")
 
 
 class Operator:
@@ -158,9 +163,9 @@ class Operator:
     def __init__(self, kubeconfig: Path, log: Path, identity: str = "operator") -> None:
         self.metrics_port = free_port()
         self.health_port = free_port()
-        self._log = log
+        self.log = log
         port = free_port()
-        self._environment = {
+        self.environment = {
             **os.environ,
             "KUBECONFIG": str(kubeconfig),
             "POD_NAMESPACE": SYSTEM,
@@ -177,9 +182,9 @@ class Operator:
 
     async def start(self) -> None:
         """Starts it and returns when its channel listens."""
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "pipetransformer_operator", env=self._environment, stdout=log, stderr=log
+                sys.executable, "-m", "pipetransformer_operator", env=self.environment, stdout=log, stderr=log
             )
 
         async def listens() -> bool:
