@@ -23,7 +23,7 @@ import yaml
 from pipetransformer_contract.wire import Env
 from pipetransformer_operator.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
 from tests.builders import JobBuilder
 from tools.devcluster import cluster
@@ -62,9 +62,9 @@ async def api(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """A client with all rights."""
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     client = await Api.connect()
-    with contextlib.suppress(Conflict):
-        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        await client.request("POST", path, yaml.safe_load(CRD.read_text()))
+    definition = yaml.safe_load(CRD.read_text())
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
+    await client.request("PATCH", path, definition, content_type=APPLY_PATCH)
     with contextlib.suppress(Conflict):
         await client.request("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
 
@@ -158,9 +158,9 @@ async def namespace(api: Api, tmp_path: Path) -> Namespace:
 
 
 class Operator:
-    """The operator as a process that can be killed and started again."""
+    """The operator as a process that can be killed and started again; it serves one namespace, or all."""
 
-    def __init__(self, kubeconfig: Path, log: Path, identity: str = "operator") -> None:
+    def __init__(self, kubeconfig: Path, log: Path, *, identity: str = "operator", namespace: str = "") -> None:
         self.metrics_port = free_port()
         self.health_port = free_port()
         self.log = log
@@ -171,6 +171,7 @@ class Operator:
             "POD_NAMESPACE": SYSTEM,
             "POD_ID": identity,
             "PIPETRANSFORMER_LEASE_SECONDS": "3",
+            "PIPETRANSFORMER_NAMESPACES": namespace,
             "PIPETRANSFORMER_HOST": "127.0.0.1",
             "PIPETRANSFORMER_CHANNEL_URL": f"https://127.0.0.1:{port}",
             "PIPETRANSFORMER_CHANNEL_PORT": str(port),

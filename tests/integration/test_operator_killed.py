@@ -104,7 +104,8 @@ async def survives(api: Api, kubeconfig: Path, folder: Path, scenario: Scenario,
     running = asyncio.create_task(kubelet.run())
     log = folder.with_suffix(".log")
     try:
-        async with mortal(Operator(kubeconfig, log), write, side) as killed, asyncio.timeout(RUN_SECONDS):
+        operator = Operator(kubeconfig, log, namespace=namespace.name)  # no other job's writes count
+        async with mortal(operator, write, side) as killed, asyncio.timeout(RUN_SECONDS):
             await scenario(namespace)
         return killed()
     except BaseException:

@@ -1,9 +1,13 @@
 """What `validate_manifest` refuses, and with which words: the CRD's own rules, evaluated without an API server."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from pipetransformer_operator.api.labels import FieldError
+from pipetransformer_operator.api.schema import Schema, root_schema
 from pipetransformer_operator.api.validate import validate_manifest, validate_update
+from tests.bounds import Violation, violations
 from tests.builders import JobBuilder, make_job
 
 pytestmark = pytest.mark.timeout(20)
@@ -61,7 +65,35 @@ REFUSED = [
     (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),
     (make_job().set("cache.diskBytes", -1), "spec.cache.diskBytes"),
     (make_job().checkpoint("relative/path"), "spec.checkpoint.location"),
+    (make_job().set("output.location", "relative/path"), "spec.output.location"),
+    (make_job().set("data.name", "imagenet"), "spec.data.name"),
+    (
+        make_job().workers(4).set("elasticPolicy.maxPipelines", 4).set("elasticPolicy.minPipelines", 5),
+        "spec.elasticPolicy.minPipelines spec.elasticPolicy.workers",
+    ),
     (make_job().drop("podTemplate"), "spec.podTemplate"),
+]
+
+
+def old_job() -> JobBuilder:
+    """What the rows below change."""
+    return make_job().set("podTemplate.spec.containers", [{"name": "trainer", "image": "trainer"} | GPU])
+
+
+CHANGED = [
+    (old_job().set("model.options", {"a": 2}), "spec.model"),
+    (old_job().set("data.path", "/elsewhere"), "spec.data"),
+    (old_job().set("training.epochs", 5), "spec.training"),
+    (old_job().set("freeze.alpha", 0.25), "spec.freeze"),
+    (old_job().set("pipeline.schedule", "GPipe"), "spec.pipeline"),
+    (old_job().set("cache.diskBytes", 1), "spec.cache"),
+    (old_job().set("evaluation.everySteps", 7), "spec.evaluation"),
+    (old_job().set("acceleratorResource", "nvidia.com/gpu"), "spec.acceleratorResource"),
+    (old_job().checkpoint(), "spec.checkpoint"),
+    (old_job().set("output.location", "/elsewhere"), "spec.output"),
+    (old_job().set("mirror.everySteps", 5), "spec.mirror"),
+    (old_job().set("managedBy", "someone/else"), "spec.managedBy"),
+    (old_job().set("podTemplate.spec.hostNetwork", True), "spec.podTemplate"),
 ]
 
 
@@ -72,7 +104,7 @@ def test_a_valid_job_is_accepted(job: JobBuilder) -> None:
 
 @pytest.mark.parametrize(("job", "path"), REFUSED, ids=[path for _, path in REFUSED])
 def test_a_wrong_job_is_refused_with_the_path_of_the_field(job: JobBuilder, path: str) -> None:
-    assert {error.path for error in validate_manifest(job.manifest())} == {path}
+    assert {error.path for error in validate_manifest(job.manifest())} == set(path.split())
 
 
 def test_the_container_named_trainer_must_have_the_accelerator_and_not_the_first() -> None:
@@ -87,19 +119,33 @@ def test_another_kind_is_refused() -> None:
     assert validate_manifest(manifest) == [FieldError("kind", "must be PipeTrainingJob")]
 
 
-@pytest.mark.parametrize(
-    ("changed", "path"),
-    [
-        (make_job().set("model.options", {"a": 2}), "spec.model"),
-        (make_job().set("freeze.alpha", 0.25), "spec.freeze"),
-        (make_job().checkpoint(), "spec.checkpoint"),
-        (make_job().set("mirror.everySteps", 5), "spec.mirror"),
-        (make_job().set("managedBy", "someone/else"), "spec.managedBy"),
-        (make_job().set("podTemplate.spec.hostNetwork", True), "spec.podTemplate"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "path"), CHANGED, ids=[path for _, path in CHANGED])
 def test_what_trains_cannot_be_changed(changed: JobBuilder, path: str) -> None:
-    assert [error.path for error in validate_update(make_job().manifest(), changed.manifest())] == [path]
+    assert [error.path for error in validate_update(old_job().manifest(), changed.manifest())] == [path]
+
+
+def rules(schema: Schema, path: str = "") -> Iterator[FieldError]:
+    """All CEL rules, as they are told where they are broken."""
+    for validation in schema.get("x-kubernetes-validations", ()):
+        yield FieldError((path + validation.get("fieldPath", "")).removeprefix("."), validation["message"])
+    for name, field in schema.get("properties", {}).items():
+        yield from rules(field, f"{path}.{name}")
+
+
+def test_each_rule_has_a_row() -> None:
+    broken = {error for job, _ in REFUSED for error in validate_manifest(job.manifest())}
+    old = old_job().manifest()
+    broken |= {error for job, _ in CHANGED for error in validate_update(old, job.manifest())}
+    assert set(rules(root_schema())) <= broken
+
+
+VIOLATIONS = list(violations())
+
+
+@pytest.mark.parametrize("violation", VIOLATIONS, ids=str)
+def test_each_bound_of_each_field_is_kept(violation: Violation) -> None:
+    errors = validate_manifest(violation.manifest)
+    assert any(error.path.startswith(violation.path) for error in errors), errors
 
 
 def test_policies_and_a_suspended_jobs_template_can_be_changed() -> None:
