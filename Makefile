@@ -90,7 +90,10 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-digits bench-equality bench-partition bench-regroup
+.PHONY: bench-cache bench-digits bench-equality bench-partition bench-regroup
+bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
+	$(BIN)/python -m benchmarks.cache
+
 bench-digits: $(STAMP) ## Accuracy of the demo's run with and without freezing, 3 seeds.
 	$(BIN)/python -m benchmarks.digits
 
