@@ -11,11 +11,21 @@ from functools import partial
 import torch
 from torch import nn
 
-from pipetransformer_contract.spec import Precision, ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
 
 from .callbacks import Callback
 from .checks import check_spec
-from .data import Dataset, EpochOrder, MicroBatch, deal, default_micro_batch_size, load_dataset, own_dataset
+from .data import (
+    AugmentedSplit,
+    Dataset,
+    EpochOrder,
+    MicroBatch,
+    deal,
+    default_micro_batch_size,
+    inputs_change,
+    load_dataset,
+    own_dataset,
+)
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
@@ -141,7 +151,9 @@ class Job:
 
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts; without measured costs by assumed ones, whose seconds are only relative."""
-        schedule = self.spec.pipeline.schedule
+        schedule, cache = self.spec.pipeline.schedule, self.spec.cache
+        varied = isinstance(self.dataset.train, AugmentedSplit) or inputs_change(self.dataset)
+        cached = costs is not None and cache.policy is not CachePolicy.NEVER and not varied
         return StepModel(
             costs=assumed_costs(self.num_layers) if costs is None else costs,
             global_batch=self.order.global_batch,
@@ -150,6 +162,8 @@ class Job:
             unit_bytes=self.unit_bytes,
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
+            num_samples=len(self.dataset.train),
+            cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
         )
 
     def blank_unit(self, index: int) -> nn.Module:

@@ -201,6 +201,7 @@ def step_model(
     link: float = 0.0,
     worker_bytes: int | None = None,
     micro_batch_size: int | None = 8,
+    cache_bytes: int = 0,
     one_forward_one_backward: bool = True,
 ) -> StepModel:
     """A batch of 64; each pass takes `fixed` and what a sample takes times the micro-batch size."""
@@ -227,6 +228,8 @@ def step_model(
         unit_bytes=[100] * 14,
         trained_bytes=[400] * 14,
         sample_bytes=50,
+        num_samples=100,
+        cache_bytes=cache_bytes,
     )
 
 
@@ -257,6 +260,17 @@ def test_communication_counts_where_computing_does_not_hide_it() -> None:
     reduction = 0.1 * 1.5 * 1400
     assert predicted(step_model(link=0.1), 0, 1, 4) == pytest.approx(36 * 2 + reduction - 24)
     assert predicted(step_model(link=0.1), 11, 1, 4) == pytest.approx(13 * 2 + 0.1 * 1.5 * 200 - 1)
+
+
+def test_a_frozen_prefix_goes_to_the_first_stage_where_its_cache_pays() -> None:
+    """Six of twelve blocks are frozen: 6 s of forwards, and 2 s of the first active block, 3 s of each other."""
+    uncached, half, whole = step_model(), step_model(cache_bytes=2500), step_model(cache_bytes=5000)
+    assert [model.cut(6, 2, 1).spans[0].stop for model in (uncached, half, whole)] == [9, 10, 10]
+    assert [predicted(model, 6, 2, 1) for model in (uncached, half, whole)] == pytest.approx([12 * 9, 11 * 9, 9 * 9])
+    assert predicted(half, 6, 2, 2) == pytest.approx(9 * 5), "each of two first workers caches half of the samples"
+    assert predicted(half, 12, 1, 1) == pytest.approx(12 / 2 * 8)
+    assert whole.cut(6, 4, 1).spans[0].start == 0 and whole.cut(6, 4, 1).spans[0].stop > 7
+    assert predicted(whole, 10, 4, 1) == predicted(uncached, 10, 4, 1), "two active blocks do not fill four stages"
 
 
 def test_the_number_of_micro_batches_weighs_the_bubble_against_what_each_costs_anyway() -> None:

@@ -72,14 +72,18 @@ def assumed_costs(num_layers: int) -> ModelCosts:
     )
 
 
-def training_seconds(costs: Sequence[UnitCost], boundary: int) -> tuple[list[float], list[float]]:
+def training_seconds(
+    costs: Sequence[UnitCost], boundary: int, miss_share: float = 1.0
+) -> tuple[list[float], list[float]]:
     """Forward and backward of each of the L + 2 units when the first `boundary` blocks are frozen.
 
-    A frozen unit runs forward only; the first active one computes no gradient of its input.
+    A frozen unit runs forward only, and that for `miss_share` of the samples: the cache has the others. The first
+    active unit computes no gradient of its input.
     """
     first_active = boundary + 1 if boundary else 0
     backward = [
         0.0 if unit < first_active else cost.weights_backward if unit == first_active else cost.backward
         for unit, cost in enumerate(costs)
     ]
-    return [cost.forward for cost in costs], backward
+    forward = [cost.forward * (miss_share if unit < first_active else 1) for unit, cost in enumerate(costs)]
+    return forward, backward

@@ -16,28 +16,31 @@ def spans(num_layers: int, boundary: int, stages: int) -> list[range]:
     return cut_units([f + b for f, b in zip(forward, backward, strict=True)], stages)
 
 
-def cut_units(unit_costs: Sequence[float], stages: int, memory: MemoryBound | None = None) -> list[range]:
+def cut_units(
+    unit_costs: Sequence[float], stages: int, memory: MemoryBound | None = None, prefix: int = 1
+) -> list[range]:
     """Unit indices (0 is the embedding, L+1 the head) of each stage, the dearest stage as cheap as possible.
 
     Args:
         unit_costs: of the L + 2 units.
         stages: number of stages.
         memory: what a worker may hold, by unit; no bound by default.
+        prefix: units that the first stage holds besides a block, the embedding among them.
 
     Raises:
         MemoryBoundError: no cut keeps the memory bound.
-        ValueError: there are fewer blocks than stages.
+        ValueError: there are fewer blocks than stages, those of the prefix not counted.
     """
     if memory is not None:
-        memory = MemoryBound([_by_block(row) for row in memory.needs], memory.limit)
-    cut = partition(_by_block(unit_costs), stages, memory)
-    starts = [0, *(run.start + 1 for run in cut[1:])]
+        memory = MemoryBound([_by_block(row, prefix) for row in memory.needs], memory.limit)
+    cut = partition(_by_block(unit_costs, prefix), stages, memory)
+    starts = [0, *(run.start + prefix for run in cut[1:])]
     ends = [*starts[1:], len(unit_costs)]
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
-def _by_block(units: Sequence[float]) -> list[float]:
-    embedding, *blocks, head = units
-    blocks[0] += embedding
-    blocks[-1] += head
+def _by_block(units: Sequence[float], prefix: int) -> list[float]:
+    blocks = list(units[prefix:-1])
+    blocks[0] += sum(units[:prefix])
+    blocks[-1] += units[-1]
     return blocks

@@ -1,5 +1,6 @@
 """Predicts a step: how a layout would cut the model, into which micro-batches, and how long its steps would take."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,9 @@ class StepModel:
         one_forward_one_backward: whether pipelines of at least K micro-batches run 1F1B; GPipe otherwise.
         unit_bytes: parameter bytes of each unit.
         trained_bytes: bytes of each unit while it trains: parameters, gradients, moments.
-        sample_bytes: what a stage sends to the next for one sample.
+        sample_bytes: what a stage sends to the next, or a cache keeps, for one sample.
+        num_samples: of an epoch.
+        cache_bytes: what the first worker of a pipeline may keep of frozen layers' outputs.
     """
 
     costs: ModelCosts
@@ -40,6 +43,8 @@ class StepModel:
     unit_bytes: Sequence[int]
     trained_bytes: Sequence[int]
     sample_bytes: int
+    num_samples: int = 0
+    cache_bytes: int = 0
     _costs_at: dict[int, list[UnitCost]] = field(default_factory=dict, init=False, repr=False)
 
     def cut(self, boundary: int, stages: int, pipelines: int) -> Cut:
@@ -58,12 +63,12 @@ class StepModel:
         else:
             sizes = sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
             middle = sizes[len(sizes) // 2]
-            near = self._spans(boundary, stages, pipelines, middle, bounded=False)
+            near = self._best_spans(boundary, stages, pipelines, middle, bounded=False)
             sizes.sort(key=lambda size: self.step_seconds(boundary, Cut(near, size), pipelines))
         failure: MemoryBoundError | None = None
         for size in sizes:
             try:
-                return Cut(self._spans(boundary, stages, pipelines, size, bounded=True), size)
+                return Cut(self._best_spans(boundary, stages, pipelines, size, bounded=True), size)
             except MemoryBoundError as error:
                 failure = error
         assert failure is not None
@@ -73,12 +78,15 @@ class StepModel:
         """Seconds of a step: M + K - 1 turns of the slowest stage, and what of the gradients' reduction is not hidden.
 
         Under 1F1B a turn is a forward and a backward of one stage, under GPipe the slowest of each. Sending is hidden
-        behind a turn unless it takes longer; the reduction of a stage is hidden behind its last backward.
+        behind a turn unless it takes longer; the reduction of a stage is hidden behind its last backward. The first
+        stage does not compute what its cache has once an epoch has passed; reading it is not counted.
         """
         stages = len(cut.spans)
         count = self._count(cut.micro_batch_size, pipelines)
-        forward, backward = training_seconds(self._at(cut.micro_batch_size), boundary)
-        forwards = [sum(forward[unit] for unit in span) for span in cut.spans]
+        costs = self._at(cut.micro_batch_size)
+        forward, backward = training_seconds(costs, boundary)
+        cached, _ = training_seconds(costs, boundary, self._miss_share(pipelines))
+        forwards = [sum((forward if stage else cached)[unit] for unit in span) for stage, span in enumerate(cut.spans)]
         backwards = [sum(backward[unit] for unit in span) for span in cut.spans]
         if self._in_turns(count, stages):
             turn = max(f + b for f, b in zip(forwards, backwards, strict=True))
@@ -100,13 +108,37 @@ class StepModel:
         needs = self._needs(boundary, len(cut.spans), pipelines, cut.micro_batch_size)
         return round(max(sum(row[unit] for unit in span) for row, span in zip(needs, cut.spans, strict=True)))
 
-    def _spans(self, boundary: int, stages: int, pipelines: int, size: int, *, bounded: bool) -> list[range]:
-        forward, backward = training_seconds(self._at(size), boundary)
+    def _best_spans(self, boundary: int, stages: int, pipelines: int, size: int, *, bounded: bool) -> list[range]:
+        """The frozen blocks where they balance best, or all in the first stage, where they are cached."""
         limit = self.costs.worker_bytes
         memory = None
         if bounded and limit is not None:
             memory = MemoryBound(self._needs(boundary, stages, pipelines, size), limit)
-        return cut_units([f + b for f, b in zip(forward, backward, strict=True)], stages, memory)
+        spread = self._spans(boundary, stages, size, memory)
+        miss_share = self._miss_share(pipelines)
+        if miss_share == 1 or not 0 < boundary <= len(self.unit_bytes) - 2 - stages:
+            return spread
+        with contextlib.suppress(MemoryBoundError):
+            together = self._spans(boundary, stages, size, memory, miss_share, prefix=boundary + 1)
+            return min(together, spread, key=lambda cut: self.step_seconds(boundary, Cut(cut, size), pipelines))
+        return spread
+
+    def _spans(
+        self,
+        boundary: int,
+        stages: int,
+        size: int,
+        memory: MemoryBound | None,
+        miss_share: float = 1.0,
+        prefix: int = 1,
+    ) -> list[range]:
+        forward, backward = training_seconds(self._at(size), boundary, miss_share)
+        return cut_units([f + b for f, b in zip(forward, backward, strict=True)], stages, memory, prefix)
+
+    def _miss_share(self, pipelines: int) -> float:
+        """Share of a pipeline's samples that its first worker's cache cannot hold."""
+        needed = self.num_samples / pipelines * self.sample_bytes
+        return max(0.0, 1 - self.cache_bytes / needed) if needed else 1.0
 
     def _needs(self, boundary: int, stages: int, pipelines: int, size: int) -> list[list[float]]:
         """Bytes of each unit in each stage: what it is, and what the micro-batches in flight keep for the backward."""

@@ -159,7 +159,7 @@ class StageRunner:
         gradients. What it does not run (the backward of frozen units) is 0."""
         spec = self.spec
         ids = [index % len(split) for index in range(micro_batch_size)]
-        samples, labels = split.batch(ids)
+        samples, labels = read_batch(split, ids, 0)
         labels, weights = labels.to(spec.device), torch.ones(micro_batch_size, dtype=spec.dtype, device=spec.device)
 
         def loss(output: Tensor) -> Tensor:
