@@ -5,7 +5,6 @@ evaluation, checkpoint, regroup) happens between rounds, decided alike on all wo
 breaks, the worker keeps its state, lets go of the group and waits for the next generation.
 """
 
-import copy
 import gc
 import logging
 import math
@@ -36,7 +35,7 @@ from .elastic.transfer import Parts, move_units
 from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
 from .errors import CallbackError, SpecError, StorageError
-from .freeze import FreezeObservation, decide
+from .freeze import FreezeObservation, PolicyCopy
 from .gradients import reduce_gradients
 from .job import Job
 from .layout import StageLayout
@@ -126,7 +125,7 @@ class Trainer:
         self._ledger = Ledger(run_dir, worker)
         self._cache_log = CacheLog(run_dir, worker)
         self._checkpointer = Checkpointer(job)
-        self._policy = copy.deepcopy(job.policy)
+        self._policy = PolicyCopy(job.policy, {})
         self._data = digest(job.dataset)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
@@ -421,7 +420,8 @@ class Trainer:
             learning_rate=control.last_step.get("learning_rate", 0.0),
             similarities=vote.similarities if vote is not None else (),
         )
-        boundary, control.policy = decide(self._policy, observation)
+        boundary = self._policy.decide(observation)
+        control.policy = self._policy.state_dict()
         if boundary == control.boundary:
             return False
         control.boundary = boundary
@@ -490,9 +490,7 @@ class Trainer:
     def _join(self, result: Regrouped, layout: StageLayout) -> None:
         """Become a member of the committed generation."""
         control = self._state.control
-        self._policy = copy.deepcopy(self._job.policy)
-        if control.policy:
-            self._policy.load_state_dict(control.policy)
+        self._policy = PolicyCopy(self._job.policy, control.policy)
         if control.step == 0:
             self._decide(None)
         leader = Leader(self._job, self._reporter, self._run_dir, layout) if layout.is_leader else None

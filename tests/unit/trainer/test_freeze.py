@@ -2,7 +2,9 @@
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from pipetransformer.freeze import (
     NormChange,
     PaperSchedule,
     Plasticity,
-    decide,
+    PolicyCopy,
     make_policy,
 )
 from pipetransformer_contract.spec import Freeze, FreezePoint
@@ -274,14 +276,28 @@ def test_an_imported_policy_that_cannot_be_made_is_refused(name: str, options: d
 
 
 class Broken(FreezePolicy):
+    def __init__(self, state: str = "") -> None:
+        self.state = state
+
     def decide(self, observation: FreezeObservation) -> int:
         if observation.step:
             raise RuntimeError("no such layer")
         return observation.num_layers + 1
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state = state["state"]
 
-@pytest.mark.parametrize(("step", "words"), [(0, "wants 13 of 12"), (1, "RuntimeError: no such layer")])
-def test_a_policy_that_fails_is_the_users_to_mend_and_no_broken_connection(step: int, words: str) -> None:
-    with pytest.raises(SpecError, match=words) as refusal:
-        decide(Broken(), observe(step))
-    assert refusal.value.reason == "PolicyFailed"
+
+def test_a_policy_that_fails_is_the_users_to_mend_and_no_broken_connection() -> None:
+    for step, words in ((0, "boundary 13 of 12 blocks"), (1, "RuntimeError: no such layer")):
+        with pytest.raises(SpecError, match=words) as refusal:
+            PolicyCopy(Broken(), {}).decide(observe(step))
+        assert refusal.value.reason == "PolicyFailed"
+    with pytest.raises(SpecError, match="KeyError: 'state'"):
+        PolicyCopy(Broken(), {"something": "else"})
+
+
+def test_a_worker_asks_its_own_copy_of_the_policy() -> None:
+    pristine = Broken("fresh")
+    PolicyCopy(pristine, {"state": "used"})
+    assert pristine.state == "fresh"

@@ -7,7 +7,8 @@ from .none import NoFreeze
 from .norm_change import NormChange
 from .paper_schedule import PaperSchedule
 from .plasticity import Plasticity
-from .policy import FreezeObservation, FreezePolicy, Instants, decide
+from .policy import FreezeObservation, FreezePolicy, Instants
+from .worker_copy import PolicyCopy
 
 __all__ = [
     "Explicit",
@@ -19,6 +20,6 @@ __all__ = [
     "NormChange",
     "PaperSchedule",
     "Plasticity",
-    "decide",
+    "PolicyCopy",
     "make_policy",
 ]

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import SpecError
-
 
 @dataclass(frozen=True)
 class FreezeObservation:
@@ -52,23 +50,6 @@ class FreezePolicy(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gave."""
         del state
-
-
-def decide(policy: FreezePolicy, observation: FreezeObservation) -> tuple[int, dict[str, Any]]:
-    """The policy's boundary, and its state after the decision.
-
-    Raises:
-        SpecError: the policy failed, or decided what cannot be. Never an error that looks like a broken connection.
-    """
-    try:
-        boundary, state = int(policy.decide(observation)), policy.state_dict()
-    except Exception as error:
-        message = f"{type(policy).__name__} failed after step {observation.step}: {type(error).__name__}: {error}"
-        raise SpecError("spec.freeze.policy", message, reason="PolicyFailed") from error
-    if not 0 <= boundary <= observation.num_layers:
-        message = f"{type(policy).__name__} wants {boundary} of {observation.num_layers} blocks frozen"
-        raise SpecError("spec.freeze.policy", message, reason="PolicyFailed")
-    return boundary, state
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""A worker's own copy of the job's policy, whose failures are the user's to mend.
+
+A policy may be anybody's code. Whatever it raises becomes a `SpecError`: a `RuntimeError` that got through would look
+like a broken connection, and the workers would regroup for ever.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import SpecError
+from .policy import FreezeObservation, FreezePolicy
+
+
+class PolicyCopy:
+    """Asks a copy of `pristine`, which stays as it is, going on from `state`: what `state_dict` of another copy gave.
+
+    All methods raise `SpecError` when the policy fails.
+    """
+
+    def __init__(self, pristine: FreezePolicy, state: Mapping[str, Any]) -> None:
+        self._name = type(pristine).__name__
+        with self._named():
+            self._policy = copy.deepcopy(pristine)
+            if state:
+                self._policy.load_state_dict(state)
+
+    def needs_similarities(self, step: int) -> bool:
+        """As `FreezePolicy.needs_similarities`."""
+        with self._named():
+            return self._policy.needs_similarities(step)
+
+    def decide(self, observation: FreezeObservation) -> int:
+        """As `FreezePolicy.decide`, and within its limits."""
+        with self._named():
+            boundary = int(self._policy.decide(observation))
+            if not 0 <= boundary <= observation.num_layers:
+                raise ValueError(f"boundary {boundary} of {observation.num_layers} blocks")
+            return boundary
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `FreezePolicy.state_dict`."""
+        with self._named():
+            return self._policy.state_dict()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            message = f"{self._name} failed: {type(error).__name__}: {error}"
+            raise SpecError("spec.freeze.policy", message, reason="PolicyFailed") from error
