@@ -21,6 +21,7 @@ from .health import Health
 from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
 from .kube.lease import Lease
+from .kube.pods import PriorityClasses
 from .kube.pool import KubePool
 from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
@@ -95,7 +96,8 @@ class Service:
         publisher = Publisher(api, lambda: certificate.trusted)
         cordoned: set[str] = set()
         seen = None if settings.namespaces else cordoned
-        pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish, seen)
+        classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
+        pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish, seen, classes)
         metrics = Metrics(lambda: controller.jobs(), lambda: lease.held)
         controller = Controller(KubeStore(api, watched_job), pool, decided=metrics.decided)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()

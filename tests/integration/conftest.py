@@ -117,6 +117,11 @@ class Namespace:
 
         await until(f"events {', '.join(reasons)}", all_there)
 
+    async def clear(self) -> None:
+        """Deletes its jobs and pods: nothing here collects garbage, and later operators would look after them."""
+        await self.api.request("DELETE", self.jobs, {})
+        await self.api.request("DELETE", f"{self.core}/pods", {"gracePeriodSeconds": 0})
+
     def advance(self, step: int, job: str = "digits") -> None:
         """Lets the job train up to `step`."""
         folder = self.folder / job
@@ -153,8 +158,10 @@ async def new_namespace(api: Api, folder: Path) -> Namespace:
 
 
 @pytest.fixture
-async def namespace(api: Api, tmp_path: Path) -> Namespace:
-    return await new_namespace(api, tmp_path / "output")
+async def namespace(api: Api, tmp_path: Path) -> AsyncIterator[Namespace]:
+    own = await new_namespace(api, tmp_path / "output")
+    yield own
+    await own.clear()
 
 
 class Operator:

@@ -115,6 +115,7 @@ async def survives(api: Api, kubeconfig: Path, folder: Path, scenario: Scenario,
         running.cancel()
         await asyncio.wait({running})
         await kubelet.stop()
+        await namespace.clear()
 
 
 @pytest.mark.timeout(4 * RUN_SECONDS)

@@ -30,6 +30,8 @@ WORKER_HEADER = "X-Pipetransformer-Worker"
 WORKER_RATE = (50.0, 100)
 #: Bad tokens that one address may show: each costs the API server a review.
 BAD_TOKEN_RATE = (1.0, 20)
+#: Refusals of one kind to one address that are logged; all are counted.
+LOG_RATE = (0.1, 5)
 
 #: Counts a request by path and status code.
 Count = Callable[[str, int], None]
@@ -62,6 +64,7 @@ class Channel:
         self._count_refusal = count_refusal
         self._workers = Rate(*WORKER_RATE)
         self._bad_tokens = Rate(*BAD_TOKEN_RATE)
+        self._logged = Rate(*LOG_RATE)
 
     def application(self) -> web.Application:
         """A new application with all routes."""
@@ -174,7 +177,7 @@ class Channel:
     def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
         """The answer. Who is no worker of ours is logged: what it claims to be and never its token."""
         self._count_refusal(error.kind)
-        if error.kind.code in (401, 403):
+        if error.kind.code in (401, 403) and not self._logged.take((request.remote, error.kind)):
             claims = {name: request.headers.get(name, "")[:300] for name in (JOB_HEADER, WORKER_HEADER)}
             logger.warning("%s %s from %s: %r: %s", request.method, request.path, request.remote, claims, error.text)
         headers = {"Retry-After": str(math.ceil(error.retry_after))} if error.retry_after else {}

@@ -4,8 +4,10 @@ The Secret outlives the operator, so workers trust the next one too. Any operato
 the lease as well: each write is made on what was read.
 """
 
+import asyncio
 import base64
 import ssl
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
@@ -97,6 +99,7 @@ class Publisher:
         self._api = api
         self._trusted = trusted
         self._done: dict[str, bytes] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def publish(self, namespace: str) -> None:
         """Makes sure that the namespace holds the certificates.
@@ -104,9 +107,13 @@ class Publisher:
         Raises:
             Unavailable: they cannot be written now.
         """
-        trusted = self._trusted()
-        if self._done.get(namespace) == trusted:
-            return
+        async with self._locks[namespace]:  # workers of a job are created at once
+            trusted = self._trusted()
+            if self._done.get(namespace) != trusted:
+                await self._write(namespace, trusted)
+                self._done[namespace] = trusted
+
+    async def _write(self, namespace: str, trusted: bytes) -> None:
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         data = {CA_FILE: trusted.decode()}
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": data}
@@ -115,7 +122,6 @@ class Publisher:
         except Conflict:
             patch = {"data": data}
             await self._api.request("PATCH", f"{path}/{CA_CONFIG_MAP}", patch, content_type=MERGE_PATCH)
-        self._done[namespace] = trusted
 
 
 def _decode(secret: Object) -> tuple[Authority, ...]:

@@ -5,7 +5,7 @@ Pods are created once and never updated, so a pod rendered by an older operator 
 
 import copy
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
@@ -27,7 +27,24 @@ TOKEN_SECONDS = 3600
 TERMINATION_LOG = "/dev/termination-log"
 
 
-def render(job: PipeTrainingJob, worker_id: int, status: JobStatus, *, channel_url: str) -> Object:
+class PriorityClasses(NamedTuple):
+    """Names of PriorityClasses; empty for none."""
+
+    base: str = ""  #: of workers up to the job's starting size, unless the template names one
+    claimed: str = ""  #: of workers beyond it, whatever the template says: they go first
+
+
+NO_CLASSES = PriorityClasses()
+
+
+def render(
+    job: PipeTrainingJob,
+    worker_id: int,
+    status: JobStatus,
+    *,
+    channel_url: str,
+    classes: PriorityClasses = NO_CLASSES,
+) -> Object:
     """The pod of a worker: the user's template and what the trainer needs besides."""
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata, spec = template.get("metadata", {}), copy.deepcopy(template["spec"])
@@ -41,6 +58,11 @@ def render(job: PipeTrainingJob, worker_id: int, status: JobStatus, *, channel_u
     _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
     spec["restartPolicy"] = "Never"
     spec.setdefault("automountServiceAccountToken", False)
+    if worker_id in status.claimed_ids and classes.claimed:
+        spec["priorityClassName"] = classes.claimed
+        spec.pop("preemptionPolicy", None)  # the class's own
+    elif classes.base:
+        spec.setdefault("priorityClassName", classes.base)
     group = placement_group(job, worker_id)
     if "topologySpreadConstraints" not in spec:
         spec.setdefault("affinity", affinity(job, group))

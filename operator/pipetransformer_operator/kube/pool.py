@@ -10,7 +10,7 @@ from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker
 from .api import Api, NotFound, Object
-from .pods import controller_uid, observe, render, worker_id
+from .pods import NO_CLASSES, PriorityClasses, controller_uid, observe, render, worker_id
 from .protection import Protection
 
 
@@ -23,6 +23,7 @@ class KubePool:
         channel_url: base URL of the channel, as pods reach it.
         prepare: makes a namespace fit for workers; called before each creation.
         cordoned: names of nodes that take no pods any more, a live view; None where nodes are not watched.
+        priority_classes: of base and of claimed workers.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class KubePool:
         channel_url: str,
         prepare: Callable[[str], Awaitable[None]],
         cordoned: Set[str] | None = None,
+        priority_classes: PriorityClasses = NO_CLASSES,
     ) -> None:
         self._api = api
         self._watched = watched
         self._channel_url = channel_url
         self._prepare = prepare
         self._cordoned = cordoned
+        self._priority_classes = priority_classes
         self._protection = Protection(api)
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._gone: dict[JobKey, set[str]] = {}
@@ -78,7 +81,7 @@ class KubePool:
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
         await self._prepare(job.metadata.namespace)
-        pod = render(job, number, status, channel_url=self._channel_url)
+        pod = render(job, number, status, channel_url=self._channel_url, classes=self._priority_classes)
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = pod["metadata"]["name"]
         try:

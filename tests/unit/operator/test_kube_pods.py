@@ -9,7 +9,7 @@ from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.kube.placement import GROUP_LABEL
-from pipetransformer_operator.kube.pods import controller_uid, observe, render
+from pipetransformer_operator.kube.pods import PriorityClasses, controller_uid, observe, render
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
 
@@ -100,6 +100,22 @@ def test_workers_of_a_pipeline_are_wanted_together_unless_the_template_says_othe
     container = {"name": "trainer", "image": "x"}
     assert pod_of(with_containers(container, affinity={}))["spec"]["affinity"] == {}
     assert "affinity" not in pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]
+
+
+@pytest.mark.parametrize(
+    ("template", "claimed", "expected"),
+    [(None, False, "base"), (None, True, "claimed"), ("mine", False, "mine"), ("mine", True, "claimed")],
+)
+def test_claimed_workers_have_their_own_priority_class_and_others_that_of_the_template(
+    template: str | None, claimed: bool, expected: str
+) -> None:
+    spec = {"priorityClassName": template} if template else {}
+    job = with_containers({"name": "trainer", "image": "x"}, **spec).job()
+    status = JobStatus(num_shards=4, claimed_ids=[3] if claimed else [])
+    classes = PriorityClasses("base", "claimed")
+    pod = render(job, 3, status, channel_url=CHANNEL, classes=classes)
+    assert pod["spec"]["priorityClassName"] == expected
+    assert "priorityClassName" not in pod_of(make_job())["spec"]
 
 
 def seen(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
