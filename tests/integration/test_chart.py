@@ -92,7 +92,7 @@ async def test_a_job_runs_and_gives_back_under_an_operator_with_the_charts_right
         namespace.advance(30)
 
         async def gone() -> bool:
-            return (await api.get(namespace.jobs))["items"] == []
+            return not (await api.get(namespace.jobs))["items"]
 
         await until("the job has outlived its time", gone)
     finally:
