@@ -1,8 +1,9 @@
 """The pause of a change of size: our regroup in process against torchrun's restart from a checkpoint.
 
-Same model, data, cut, micro-batches and machine, one after the other in one run: pipelines of two stages go from two to
-one (4 -> 2 workers) and from one to two (2 -> 4). torchrun runs at its default settings and at its best. A pause runs
-from the end of the last old step to the end of the first new one, less the median steady new step, on both sides.
+Same model, data, cut, micro-batches and machine, one after the other in one run: two pipelines become one, and one
+becomes two again. A pause runs from the end of the last old step to the end of the first new one, less the median
+steady new step, on both sides. torchrun runs at its best settings, once at its defaults, and only where it is compared.
+Ours is held against the machine, too: what the same bytes take between the same pairs by bare P2P, in the same run.
 """
 
 import argparse
@@ -12,120 +13,244 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.common import ROOT, print_table, spread, write_result
+from benchmarks.bare_transfer import bare_seconds
+from benchmarks.common import RESULTS, ROOT, print_table, spread, write_result
 from benchmarks.torchrun import BEST, DEFAULT, TorchrunJob
 from pipetransformer_contract.spec import TrainerSpec
 from tests.trainer_harness import Ran, Scripted, run_job
 
+#: Width of the model by the size of its active state: parameters and moments of 12 blocks.
+WIDTHS = {"10mb": 80, "100mb": 256, "1gb": 768}
+#: Least of torchrun's pause over ours with two workers.
+BARS = {"10mb": 15.0, "100mb": 15.0, "1gb": 5.0}
+#: The same with four workers and 100 MB.
 BAR = 10.0
-STAGES = 2
-#: Steps a layout, enough for a median of the steady ones.
-STEPS = 12
-SHRINK, GROW = "4 -> 2", "2 -> 4"
-#: Ours shrinks and grows once; joiners are processes that wait, warm, as the operator's prepared pods do.
-SCRIPT = [
-    Scripted(STAGES, 2, [0, 1, 2, 3]),
-    Scripted(STAGES, 1, [0, 1], at_step=STEPS, leavers=[2, 3]),
-    Scripted(STAGES, 2, [0, 1, 4, 5], at_step=2 * STEPS),
-]
+#: Most of our pause over bare P2P, and besides it.
+BARE_FACTOR, BARE_SECONDS = 1.5, 0.15
+BATCH = 16
+SHRINK, GROW = "shrink", "grow"
 
 
-def make_spec(hidden_size: int, steps: int) -> TrainerSpec:
-    """A ViT of 12 blocks; 256 wide it has about 9.5 million parameters."""
-    return TrainerSpec.model_validate(
-        {
-            "model": {
-                "name": "vit", "numLayers": 12, "hiddenSize": hidden_size, "numHeads": 4, "mlpSize": 4 * hidden_size,
-            },
-            "data": {"name": "digits"},
-            "training": {"steps": steps, "globalBatchSize": 16},
-            "freeze": {"policy": "None"},
-            "pipeline": {"stages": STAGES, "microBatchSize": 4},
-            "numShards": 2,
-            "workers": 4,
-        }
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Case:
+    """A model on `workers` workers, which halve and double."""
+
+    size: str
+    workers: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}, {self.workers} workers"
+
+    @property
+    def stages(self) -> int:
+        return self.workers // 2
+
+    @property
+    def steps(self) -> int:
+        """Steps a layout, enough for a median of the steady ones."""
+        return 6 if self.size == "1gb" else 12
+
+    def spec(self, steps: int) -> TrainerSpec:
+        width = WIDTHS[self.size]
+        return TrainerSpec.model_validate(
+            {
+                "model": {"name": "vit", "numLayers": 12, "hiddenSize": width, "numHeads": 4, "mlpSize": 4 * width},
+                "data": {"name": "digits"},
+                "training": {"steps": steps, "globalBatchSize": BATCH},
+                "freeze": {"policy": "None"},
+                "pipeline": {"stages": self.stages, "microBatchSize": 4},
+                "numShards": 2,
+                "workers": self.workers,
+            }
+        )
+
+    def script(self) -> list[Scripted]:
+        """Joiners are processes that wait, warm, as the operator's prepared pods do."""
+        half = self.workers // 2
+        first, rest, joiners = range(half), range(half, self.workers), range(self.workers, self.workers + half)
+        return [
+            Scripted(self.stages, 2, [*first, *rest]),
+            Scripted(self.stages, 1, [*first], at_step=self.steps, leavers=[*rest]),
+            Scripted(self.stages, 2, [*first, *joiners], at_step=2 * self.steps),
+        ]
 
 
-def our_pauses(run: Ran) -> dict[str, float]:
-    """Pauses of the shrink and the growth of one run."""
-    pauses = {}
-    for name, generation in zip((SHRINK, GROW), run.summary["generations"][1:], strict=True):
+@dataclass
+class Measured:
+    """Seconds of each pause by change, one entry a round; `phases` are the leader's."""
+
+    ours: dict[str, list[float]] = field(default_factory=lambda: {SHRINK: [], GROW: []})
+    bare: dict[str, list[float]] = field(default_factory=lambda: {SHRINK: [], GROW: []})
+    phases: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {SHRINK: [], GROW: []})
+    moved: dict[str, int] = field(default_factory=dict)
+    torchrun: dict[str, list[float]] = field(default_factory=lambda: {SHRINK: [], GROW: []})
+
+    def bound(self, change: str) -> float:
+        """The longest pause that bare P2P allows."""
+        return BARE_FACTOR * statistics.median(self.bare[change]) + BARE_SECONDS
+
+    def ratio(self) -> float:
+        """torchrun's median pause over ours, of the worse change."""
+        return min(statistics.median(self.torchrun[c]) / statistics.median(self.ours[c]) for c in (SHRINK, GROW))
+
+
+def measure_ours(case: Case, measured: Measured, run: Ran) -> None:
+    """Add the pauses of one run, and what bare P2P takes for each."""
+    for change, generation in zip((SHRINK, GROW), run.summary["generations"][1:], strict=True):
         first = generation["first_step"]
-        steady = [16 / step["samplesPerSecond"] for step in run.steps[first + 1 : first + STEPS]]
-        pauses[name] = generation["pause_seconds"] - statistics.median(steady)
-    return pauses
+        steady = [BATCH / step["samplesPerSecond"] for step in run.steps[first + 1 : first + case.steps]]
+        step_seconds = statistics.median(steady)
+        measured.ours[change].append(generation["pause_seconds"] - step_seconds)
+        phases = dict(generation["phases"])
+        phases["first step"] = max(0.0, phases["first step"] - step_seconds)
+        measured.phases[change].append(phases)
+        measured.moved[change] = generation["bytes_moved"]
+        transfers = [(source, target, count) for source, target, count in generation["transfers"]]
+        measured.bare[change].append(bare_seconds(case.workers, transfers))
 
 
-def torchrun_pauses(folder: Path, spec: Path, settings: Mapping[str, str], monitor_interval: float) -> dict[str, float]:
-    """Pauses of the shrink and the growth of one elastic torchrun job."""
-    job = TorchrunJob(folder, spec, STAGES, (2, 4), settings, monitor_interval)
+def measure_torchrun(case: Case, measured: Measured, folder: Path, settings: Mapping[str, str]) -> None:
+    """Add the pauses of one elastic torchrun job."""
+    spec = folder.with_suffix(".json")
+    spec.write_text(json.dumps(case.spec(1_000_000).to_wire()))
+    half = case.workers // 2
+    job = TorchrunJob(folder, spec, case.stages, (half, case.workers), settings, 0.1)
     try:
-        job.start(4)
-        job.wait_steps(4, STEPS, 0.0, 180)
-        pauses = {}
+        job.start(case.workers)
+        job.wait_steps(case.workers, case.steps, 0.0, 300)
         begun = time.time()
-        job.leave(2)
-        pauses[SHRINK] = job.pause(4, 2, begun, steady_steps=STEPS)
+        job.leave(half)
+        measured.torchrun[SHRINK].append(job.pause(case.workers, half, begun, steady_steps=case.steps, timeout=300))
         begun = time.time()
-        job.start(2)
-        pauses[GROW] = job.pause(2, 4, begun, steady_steps=STEPS)
-        return pauses
+        job.start(half)
+        measured.torchrun[GROW].append(job.pause(half, case.workers, begun, steady_steps=case.steps, timeout=300))
     finally:
         job.stop()
 
 
-def collect(rounds: Sequence[dict[str, float]]) -> dict[str, list[float]]:
-    return {name: [pauses[name] for pauses in rounds] for name in (SHRINK, GROW)}
+def draw(measured: Mapping[Case, Measured], path: Path) -> None:
+    """Bars of the phases of each pause, with what bare P2P allows."""
+    from matplotlib import pyplot
+
+    bars = [(case, change) for case in measured for change in (SHRINK, GROW)]
+    names = list(dict.fromkeys(name for m in measured.values() for c in m.phases.values() for p in c for name in p))
+    figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(bars) + 1.4), layout="constrained")
+    left = [0.0] * len(bars)
+    for name in names:
+        widths = [
+            statistics.median(phases.get(name, 0.0) for phases in measured[case].phases[change])
+            for case, change in bars
+        ]
+        axes.barh(range(len(bars)), widths, left=left, label=name, height=0.7)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    bounds = [measured[case].bound(change) for case, change in bars]
+    axes.plot(bounds, range(len(bars)), "k|", markersize=14, label=f"{BARE_FACTOR:g} x bare P2P + {BARE_SECONDS:g} s")
+    axes.set_yticks(range(len(bars)), [f"{case.name}, {change}" for case, change in bars])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of pause on the leader, without a steady step")
+    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def show(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    found = spread(values)
+    return f"{found['median']:.2f} ({found['min']:.2f} to {found['max']:.2f})"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="of ours and of torchrun's best; its default gets one")
-    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3, help="of each case; torchrun gets as many, its defaults one")
+    parser.add_argument("--sizes", nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8])
     arguments = parser.parse_args()
-    ours, best, default = [], [], []
+    cases = [Case(size, workers) for workers in arguments.workers for size in arguments.sizes]
+    measured = {case: Measured() for case in cases}
+    by_default = Measured()
     with tempfile.TemporaryDirectory(prefix="bench-regroup-") as temporary:
         folder = Path(temporary)
-        endless = folder / "spec.json"
-        endless.write_text(json.dumps(make_spec(arguments.hidden_size, 1_000_000).to_wire()))
         for number in range(arguments.rounds):
-            print(f"round {number + 1} of {arguments.rounds}: ours ...", flush=True)
-            run = run_job(make_spec(arguments.hidden_size, 3 * STEPS), SCRIPT, folder / f"ours-{number}")
-            ours.append(our_pauses(run))
-            print(f"round {number + 1} of {arguments.rounds}: torchrun, best settings ...", flush=True)
-            best.append(torchrun_pauses(folder / f"best-{number}", endless, BEST, 0.1))
-        print("torchrun, default settings ...", flush=True)
-        default.append(torchrun_pauses(folder / "default", endless, DEFAULT, 0.1))
-    sides = {"ours": collect(ours), "torchrun, best settings": collect(best), "torchrun, defaults": collect(default)}
+            for case in cases:
+                place = f"{case.size}-{case.workers}-{number}"
+                print(f"round {number + 1} of {arguments.rounds}, {case.name}: ours ...", flush=True)
+                run = run_job(case.spec(3 * case.steps), case.script(), folder / f"ours-{place}")
+                measure_ours(case, measured[case], run)
+                if _is_compared(case):
+                    print(f"round {number + 1} of {arguments.rounds}, {case.name}: torchrun ...", flush=True)
+                    measure_torchrun(case, measured[case], folder / f"best-{place}", BEST)
+                    if number == 0 and case.size == "100mb":
+                        measure_torchrun(case, by_default, folder / f"default-{place}", DEFAULT)
+    return _report(measured, by_default)
+
+
+def _is_compared(case: Case) -> bool:
+    return case.workers == 2 or (case.workers == 4 and case.size == "100mb")
+
+
+def _report(measured: Mapping[Case, Measured], by_default: Measured) -> int:
     print_table(
-        "Pause of a change of size, seconds (median; least to most)",
-        ["", SHRINK, GROW],
+        "Pause of a change of size, seconds: median (least to most)",
+        ["", "moved, MB", "ours", "bare P2P", "allowed", "torchrun, best"],
         [
-            [side, *(f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})" for s in map(spread, pauses.values()))]
-            for side, pauses in sides.items()
+            [
+                f"{case.name}, {change}",
+                f"{found.moved[change] / 1e6:.0f}",
+                show(found.ours[change]),
+                show(found.bare[change]),
+                f"{found.bound(change):.2f}",
+                show(found.torchrun[change]),
+            ]
+            for case, found in measured.items()
+            for change in (SHRINK, GROW)
         ],
     )
     ratios = {
-        name: min(statistics.median(sides[side][name]) for side in sides if side != "ours")
-        / statistics.median(sides["ours"][name])
-        for name in (SHRINK, GROW)
+        f"ratio_{case.size}" if case.workers == 2 else "ratio": found.ratio()
+        for case, found in measured.items()
+        if found.torchrun[GROW]
     }
-    ratio = min(ratios.values())
-    print(f"ratio, torchrun's best median over ours, of the worse change: {ratio:.1f} (at least {BAR:.0f})")
+    bars = {f"ratio_{size}": bar for size, bar in BARS.items()} | {"ratio": BAR}
+    met = {name: ratio >= bars[name] for name, ratio in ratios.items()}
+    for name, ratio in ratios.items():
+        print(f"{name}, torchrun's best median over ours, of the worse change: {ratio:.1f} (at least {bars[name]:.0f})")
+    for case, found in measured.items():
+        for change in (SHRINK, GROW):
+            within = statistics.median(found.ours[change]) <= found.bound(change)
+            met[f"{case.name}, {change}"] = within
+            if not within:
+                print(f"{case.name}, {change}: the pause is longer than bare P2P allows")
+    draw(measured, RESULTS / "regroup.png")
     path = write_result(
         "regroup",
         {
-            "hidden_size": arguments.hidden_size,
-            "pause_seconds": {side: {name: spread(p) for name, p in pauses.items()} for side, pauses in sides.items()},
-            "ratios": ratios,
-            "ratio": ratio,
+            "cases": {
+                case.name: {
+                    change: {
+                        "bytes_moved": found.moved[change],
+                        "pause_seconds": spread(found.ours[change]),
+                        "bare_seconds": spread(found.bare[change]),
+                        "allowed_seconds": found.bound(change),
+                        "torchrun_seconds": spread(found.torchrun[change]) if found.torchrun[change] else None,
+                        "phases": found.phases[change],
+                    }
+                    for change in (SHRINK, GROW)
+                }
+                for case, found in measured.items()
+            },
+            "torchrun_default_seconds": by_default.torchrun,
+            "met": met,
+            **ratios,
         },
     )
-    print(f"written to {path.relative_to(ROOT)}")
-    return 0 if ratio >= BAR else 1
+    print(f"written to {path.relative_to(ROOT)} and regroup.png")
+    return 0 if all(met.values()) else 1
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,7 +63,14 @@ class Leader:
         self._predict(control)
         self._submit(control, urgent=True)
 
-    def first_step(self, control: Control, *, pause_seconds: float, total_seconds: float, bytes_moved: int) -> None:
+    def first_step(
+        self,
+        control: Control,
+        *,
+        pause_seconds: float,
+        phases: Mapping[str, float],
+        transfers: Sequence[tuple[int, int, int]],
+    ) -> None:
         """Note the generation once its first step tells how long training paused."""
         layout = self._layout
         self._pause_seconds = pause_seconds
@@ -73,8 +81,8 @@ class Leader:
             frozen_layers=control.boundary,
             first_step=control.step - 1,
             pause_seconds=pause_seconds,
-            total_seconds=total_seconds,
-            bytes_moved=bytes_moved,
+            phases=phases,
+            transfers=transfers,
             roles=roles_of(layout, self._job.num_layers),
             reason=layout.generation.reason.value,
         )

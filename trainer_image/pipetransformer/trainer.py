@@ -28,6 +28,7 @@ from .data import digest
 from .durable import Checkpointer
 from .elastic.groups import GenerationGroups, Store, Transport
 from .elastic.mirror import Mirrors
+from .elastic.phases import Phases
 from .elastic.plan import Move
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
@@ -86,8 +87,8 @@ class _Membership:
     store: Store
     runner: StageRunner
     leader: Leader | None
-    bytes_moved: int
-    regroup_seconds: float
+    transfers: list[tuple[int, int, int]]
+    phases: Phases
     paused_at: float
     first_step: int
     stepped: bool = field(default=False)
@@ -283,11 +284,12 @@ class Trainer:
         if member.leader is not None:
             member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
             if not member.stepped:
+                member.phases.lap("first step")
                 member.leader.first_step(
                     control,
                     pause_seconds=max(0.0, wall_clock() - member.paused_at),
-                    total_seconds=member.regroup_seconds,
-                    bytes_moved=member.bytes_moved,
+                    phases=member.phases.seconds,
+                    transfers=member.transfers,
                 )
         if not member.stepped:
             gc.collect()  # the old generation's groups hang in cycles; not in the pause, but before there are many
@@ -500,12 +502,13 @@ class Trainer:
             store=result.store,
             runner=self._make_runner(layout, result.groups),
             leader=leader,
-            bytes_moved=result.bytes_moved,
-            regroup_seconds=result.seconds,
-            paused_at=control.round_ended_at or wall_clock() - result.seconds,
+            transfers=result.transfers,
+            phases=result.phases,
+            paused_at=control.round_ended_at or wall_clock() - result.phases.total,
             first_step=control.step,
         )
         self._equip(member)
+        member.phases.lap("equip")
         self._member = member
         logger.info(
             "generation %d: pipeline %d of %d, stage %d of %d, units %d-%d, step %d, %d frozen",

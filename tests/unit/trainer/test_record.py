@@ -127,8 +127,8 @@ def write_run(run_dir: Path) -> None:
             frozen_layers=11 * (generation - 1),
             first_step=first_steps[generation].start,
             pause_seconds=0.5,
-            total_seconds=1.5,
-            bytes_moved=1000,
+            phases={"move": 1.0, "vote": 0.5, "first step": 0.2},
+            transfers=[(0, 1, 600), (0, 2, 400)],
             roles=roles(stages, pipelines),
         )
         for step in first_steps[generation]:

@@ -7,7 +7,7 @@ and what it had assembled until the next regroup or round settles the matter. Th
 path with nothing in the inventory.
 """
 
-import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ from ..partition import Cut, ModelCosts
 from ..state import Control, UnitCodec, WorkerState
 from .groups import GenerationGroups, Store, Transport
 from .mirror import Mirrors
+from .phases import Phases
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
 from .rendezvous import GenerationRendezvousHandler, LeaverError
 from .transfer import Parts, move_units
@@ -85,15 +86,21 @@ class RegroupTools:
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """A committed generation. `layout` is None for a leaver, which is now free to go."""
+    """A committed generation.
+
+    Attributes:
+        layout: None for a leaver, which is now free to go.
+        transfers: (source, target, bytes) between ranks of the transfer group, all workers'.
+        phases: goes on until the first step.
+    """
 
     generation: Generation
     layout: StageLayout | None
     state: WorkerState
     groups: GenerationGroups
     store: Store
-    bytes_moved: int
-    seconds: float
+    transfers: list[tuple[int, int, int]]
+    phases: Phases
 
 
 def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrouped:
@@ -111,11 +118,13 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
     """
     handler = tools.handler
     generation = handler.find_next()
-    started = time.perf_counter()
+    phases = Phases()
     tools.reached(Moment.FOUND, generation.layout_generation)
     with tools.watchdog.watching(handler.connections, handler.given_up):
         rank, store = _meet(handler)
-        attempt = _Attempt(tools, state, generation, rank, store, GenerationGroups(connections=handler.connections))
+        phases.lap("rendezvous")
+        groups = GenerationGroups(connections=handler.connections)
+        attempt = _Attempt(tools, state, generation, rank, store, groups, phases)
         try:
             plan, new_state = attempt.run(pending=pending)
         except (RuntimeError, OSError, LookupError, ValueError) as error:
@@ -134,8 +143,8 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
         new_state,
         attempt.groups,
         store,
-        sum(tools.codec.size(move.unit, tools.shells[move.unit], new_state.control.boundary) for move in plan.moves),
-        time.perf_counter() - started,
+        attempt.transfers(plan, new_state.control.boundary),
+        phases,
     )
 
 
@@ -165,6 +174,7 @@ class _Attempt:
     rank: int
     store: Store
     groups: GenerationGroups
+    phases: Phases
     assembled: WorkerState | None = None
 
     @property
@@ -177,18 +187,30 @@ class _Attempt:
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.reached(Moment.MET, number)
         self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
+        self.phases.lap("groups")
         plan = self._agree(pending)
+        self.phases.lap("plan")
         if plan.origin is Origin.PEERS and self.state.units and self.state.control.step == plan.step - 1:
             tools.commit_late(Control.from_dict(plan.control))
         if self.is_member:
             spans = [range(start, stop) for start, stop in plan.spans]
             tied_stages = [tie.stages(spans) for tie in self.state.ties.all]
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
+            self.phases.lap("groups")
         self.assembled = new_state = self._assemble(plan)
+        self.phases.lap("assemble")
         tools.reached(Moment.ASSEMBLED, number)
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
+        self.phases.lap("vote")
         return plan, new_state
+
+    def transfers(self, plan: RegroupPlan, boundary: int) -> list[tuple[int, int, int]]:
+        """(source, target, bytes) of all moves."""
+        totals: dict[tuple[int, int], int] = defaultdict(int)
+        for move in plan.moves:
+            totals[move.source, move.target] += self.tools.codec.size(move.unit, self.tools.shells[move.unit], boundary)
+        return [(*pair, size) for pair, size in totals.items()]
 
     def _agree(self, pending: bool) -> RegroupPlan:
         """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
@@ -263,7 +285,7 @@ class _Attempt:
         self, plan: RegroupPlan, boundary: int, give: Callable[[int], Parts], device: torch.device
     ) -> dict[int, Parts]:
         assert self.groups.transfer is not None
-        return move_units(
+        received = move_units(
             plan.moves,
             self.rank,
             self.groups.transfer,
@@ -271,6 +293,8 @@ class _Attempt:
             lambda index: self.tools.codec.blank(index, self.tools.shells[index], boundary, device),
             lambda: self.tools.reached(Moment.MOVING, self.generation.layout_generation),
         )
+        self.phases.lap("move")
+        return received
 
     def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
         codec, shell = self.tools.codec, self.tools.shells[index]

@@ -108,8 +108,8 @@ class RunRecord:
         frozen_layers: int,
         first_step: int,
         pause_seconds: float,
-        total_seconds: float,
-        bytes_moved: int,
+        phases: Mapping[str, float],
+        transfers: Sequence[tuple[int, int, int]],
         roles: Sequence[Role],
         reason: str = "",
     ) -> None:
@@ -122,8 +122,8 @@ class RunRecord:
             frozen_layers: frozen boundary at the commit.
             first_step: the first step (from 0) that this generation trains.
             pause_seconds: from the end of the last old step to the end of the first new one, the step itself included.
-            total_seconds: from the leader's knowledge of the generation to its commit.
-            bytes_moved: bytes of state received by all workers.
+            phases: the leader's seconds in each phase, from its knowledge of the generation to its first step's end.
+            transfers: (source, target, bytes) of the state that ranks sent each other; leavers come after members.
             roles: who holds what from here on.
             reason: the generation's `ResizeReason`.
         """
@@ -135,8 +135,10 @@ class RunRecord:
             frozenLayers=frozen_layers,
             firstStep=first_step,
             pauseSeconds=pause_seconds,
-            totalSeconds=total_seconds,
-            bytesMoved=bytes_moved,
+            totalSeconds=sum(seconds for name, seconds in phases.items() if name != "first step"),
+            bytesMoved=sum(size for _, _, size in transfers),
+            phases={name: round(seconds, 4) for name, seconds in phases.items()},
+            transfers=list(transfers),
             roles=[asdict(role) for role in roles],
             reason=reason,
         )
@@ -184,6 +186,8 @@ class RunRecord:
                     "pause_seconds": event["pauseSeconds"],
                     "total_seconds": event["totalSeconds"],
                     "bytes_moved": event["bytesMoved"],
+                    "phases": event["phases"],
+                    "transfers": event["transfers"],
                 }
                 for event in events
                 if event["kind"] == "GenerationCommitted"
