@@ -1,6 +1,15 @@
-"""When and how the workers of a generation make a checkpoint durable together, and load one at another size."""
+"""When and how the workers of a generation make a checkpoint durable together, and load one at another size.
 
+Training goes on meanwhile. Between two rounds each worker of the first pipeline copies its stage to host memory; a
+thread writes the copy. The vote of every round carries how many still write; once nobody does, a thread of the leader
+writes the marker, with which the checkpoint counts. One is written at a time: what was asked for meanwhile is written
+after it, as training stands then. A checkpoint that a regroup overtakes is given up, and the new generation begins its
+own.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,40 +25,54 @@ from .layout import StageLayout
 from .models import unit_name
 from .state import Control, WorkerState
 
+Result = TypeVar("Result")
+
 
 class Checkpointer:
-    """Saves and loads at the spec's location; without a location it does nothing and finds nothing."""
+    """Saves and loads at the spec's location; without a location it does nothing and finds nothing.
+
+    All members call `want`, `begin` and `advance` alike, between rounds; only `writing` differs.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._spec = job.spec.checkpoint
         self._loading: CheckpointInfo | None = None
-
-    @property
-    def enabled(self) -> bool:
-        return self._spec is not None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._wanted = False
+        #: The checkpoint that is being written, by all workers together, and this worker's part of it.
+        self._begun: CheckpointInfo | None = None
+        self._part: Future[None] | None = None
+        #: On the leader: the checkpoint whose marker is being written.
+        self._marking: Future[CheckpointInfo] | None = None
 
     def due(self, step: int) -> bool:
         """Whether the spec asks for a checkpoint after `step` committed steps."""
         return self._spec is not None and self._spec.every_steps is not None and step % self._spec.every_steps == 0
 
-    def save(self, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> DurableCheckpoint | None:
-        """Write the committed state. All members call this between rounds; returns once the checkpoint is durable.
+    @property
+    def writing(self) -> bool:
+        """Whether this worker's part of the checkpoint that was begun is not written yet.
 
         Raises:
-            StorageError: this worker cannot write its part.
+            StorageError: it cannot be written.
         """
-        if self._spec is None:
-            return None
-        try:
-            self._save_units(state, layout)
-        except OSError as error:
-            raise StorageError(f"spec.checkpoint.location: {self._spec.location}: {error}") from error
-        dist.all_reduce(torch.ones(1), group=world)
-        if not layout.is_leader:
-            return None
+        if self._part is not None and self._part.done():
+            self._finished(self._part)
+            self._part = None
+        return self._part is not None
+
+    def want(self) -> None:
+        """Ask for a checkpoint of the committed state, now or after the one that is being written."""
+        self._wanted = self._spec is not None
+
+    def begin(self, state: WorkerState, layout: StageLayout) -> None:
+        """Copy the committed state and begin to write it, if that is wanted and nothing is being written."""
+        if self._spec is None or not self._wanted or self._begun is not None:
+            return
+        self._wanted = False
         control = state.control
-        info = CheckpointInfo(
+        self._begun = CheckpointInfo(
             step=control.step,
             boundary=control.boundary,
             layout_generation=layout.number,
@@ -58,24 +81,89 @@ class Checkpointer:
             num_shards=self._job.spec.num_shards,
             state=control.to_dict(),
         )
-        try:
-            commit(self._spec.location, info, keep=self._spec.keep)
-        except (OSError, StaleCheckpointError) as error:
-            raise StorageError(f"spec.checkpoint.location: {self._spec.location}: {error}") from error
+        if layout.pipeline == 0:
+            copies = {
+                unit_name(index, self._job.num_layers): {
+                    name: tensor.detach().to("cpu", copy=True)
+                    for name, tensor in state.unit_tensors(index, with_moments=True).items()
+                }
+                for index in layout.span
+            }
+            self._part = self._thread.submit(self._write, self._spec.location, self._begun, copies)
+
+    def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
+        """Go on after a vote by which so many members still write. On the leader: a checkpoint that became durable.
+
+        Raises:
+            StorageError: the marker cannot be written.
+        """
+        if self._begun is not None and not writing:
+            if leads:
+                self._marking = self._mark(self._begun)
+            self._begun = None
+        if self._marking is None or not self._marking.done():
+            return None
+        info, self._marking = self._finished(self._marking), None
         return describe(info)
 
-    def _save_units(self, state: WorkerState, layout: StageLayout) -> None:
-        """On the first pipeline: write the units of this stage."""
+    def save_now(self, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> DurableCheckpoint | None:
+        """Write the committed state and return once it is durable; on the leader, what that is.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        if self._spec is None:
+            return None
+        self.give_up()
+        self.want()
+        self.begin(state, layout)
+        return self.complete(layout, world)
+
+    def complete(self, layout: StageLayout, world: dist.ProcessGroup) -> DurableCheckpoint | None:
+        """Wait for what is being written; on the leader, what of that became durable.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        info, self._begun = self._begun, None
+        if self._part is not None:
+            self._finished(self._part)
+            self._part = None
+        if info is not None:
+            dist.all_reduce(torch.ones(1), group=world)
+            if layout.is_leader:
+                self._marking = self._mark(info)
+        if self._marking is None:
+            return None
+        marked, self._marking = self._finished(self._marking), None
+        return describe(marked)
+
+    def give_up(self) -> None:
+        """The generation is over: what it was writing does not count, and its files go with the next that does."""
+        self._begun = self._part = self._marking = None
+        self._wanted = False
+
+    def _write(self, location: str, info: CheckpointInfo, units: dict[str, dict[str, Tensor]]) -> None:
+        for unit, tensors in units.items():
+            save_unit(location, step=info.step, layout_generation=info.layout_generation, unit=unit, tensors=tensors)
+
+    def _mark(self, info: CheckpointInfo) -> Future[CheckpointInfo]:
         assert self._spec is not None
-        if layout.pipeline == 0:
-            for index in layout.span:
-                save_unit(
-                    self._spec.location,
-                    step=state.control.step,
-                    layout_generation=layout.number,
-                    unit=unit_name(index, self._job.num_layers),
-                    tensors=state.unit_tensors(index, with_moments=True),
-                )
+        location, keep = self._spec.location, self._spec.keep
+
+        def mark() -> CheckpointInfo:
+            commit(location, info, keep=keep)
+            return info
+
+        return self._thread.submit(mark)
+
+    def _finished(self, future: Future[Result]) -> Result:
+        """What a thread's work gave, waiting for it."""
+        assert self._spec is not None
+        try:
+            return future.result()
+        except (OSError, StaleCheckpointError) as error:
+            raise StorageError(f"spec.checkpoint.location: {self._spec.location}: {error}") from error
 
     def durable(self) -> DurablePoint | None:
         """Where the newest checkpoint stands."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer_contract.choose import Packing
-from pipetransformer_contract.messages import Generation
+from pipetransformer_contract.messages import DurableCheckpoint, Generation
 
 from .best import load_best, save_best
 from .cache.make import make_cache
@@ -50,6 +50,7 @@ from .schedules import ModelError, StageRunner, StageSpec
 from .similarity import similarities
 from .state import Control, UnitCodec, WorkerState
 from .vote import Vote
+from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +86,13 @@ class _Membership:
     layout: StageLayout
     groups: GenerationGroups
     store: Store
-    runner: StageRunner
     leader: Leader | None
     transfers: list[tuple[int, int, int]]
     phases: Phases
     paused_at: float
     first_step: int
     stepped: bool = field(default=False)
+    runner: StageRunner = field(init=False)
 
     @property
     def world(self) -> dist.ProcessGroup:
@@ -182,6 +183,7 @@ class Trainer:
             SpecError: the training diverged, or the freeze policy failed.
             StorageError: a checkpoint or the model cannot be written.
         """
+        warm_up(self._job.spec.training.optimizer, self._transport.device, self._job.dtype)
         self._watchdog.start()
         try:
             ending = self._regroup()
@@ -237,8 +239,7 @@ class Trainer:
         moved = self._move_boundary(member, vote)
         if self._evaluation_due():
             self._evaluate(member)
-        if moved or self._checkpointer.due(self.step) or vote.leaving:
-            self._save(member)
+        self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
         if not vote.leaving and not vote.saw_next:
             self._measure(member, round_seconds)
         if self._mirrors.due(self.step, member.layout, member.first_step):
@@ -271,6 +272,7 @@ class Trainer:
         ballot = Vote(
             float(self._pass_on_next(member)),
             float(self._hooks.stop_requested()),
+            float(self._checkpointer.writing),
             sums.loss,
             sums.weight,
             norms,
@@ -457,8 +459,17 @@ class Trainer:
         if member.leader is not None:
             member.leader.evaluated(control, better=better)
 
-    def _save(self, member: _Membership) -> None:
-        checkpoint = self._checkpointer.save(self._state, member.layout, member.world)
+    def _save(self, member: _Membership, vote: Vote, *, wanted: bool) -> None:
+        """Go on with a checkpoint that is being written, and begin one that is wanted. One who leaves waits for it."""
+        if vote.leaving:
+            self._note_durable(member, self._checkpointer.save_now(self._state, member.layout, member.world))
+            return
+        self._note_durable(member, self._checkpointer.advance(vote.writing, leads=member.leader is not None))
+        if wanted:
+            self._checkpointer.want()
+        self._checkpointer.begin(self._state, member.layout)
+
+    def _note_durable(self, member: _Membership, checkpoint: DurableCheckpoint | None) -> None:
         if member.leader is not None and checkpoint is not None:
             member.leader.checkpointed(self._state.control, checkpoint)
 
@@ -500,7 +511,6 @@ class Trainer:
             layout=layout,
             groups=result.groups,
             store=result.store,
-            runner=self._make_runner(layout, result.groups),
             leader=leader,
             transfers=result.transfers,
             phases=result.phases,
@@ -518,8 +528,9 @@ class Trainer:
         if leader is not None:
             leader.committed(control, self._checkpointer.newest())
             self._watcher.watch(layout.number)
-        if self._checkpointer.enabled and control.step > 0:
-            self._save(member)
+        self._checkpointer.give_up()
+        if control.step > 0:
+            self._checkpointer.want()
 
     def _equip(self, member: _Membership) -> None:
         """Make the optimizer and the runner for the present boundary."""
@@ -592,6 +603,7 @@ class Trainer:
 
     def _finish(self, member: _Membership) -> None:
         """Make the model durable, the best if that is kept; all wait until it is."""
+        self._note_durable(member, self._checkpointer.complete(member.layout, member.world))
         if self._job.spec.evaluation.keep_best and self._state.control.best:
             tensors = load_best(self._job) if member.leader is not None else {}
         else:

@@ -19,6 +19,7 @@ class Vote:
     Attributes:
         saw_next: members that know of a newer generation.
         leaving: members that were told to stop.
+        writing: members whose part of a checkpoint is not written yet.
         loss_sum: weighted sum of the losses of all samples; only last stages contribute.
         weight: sum of the weights of all samples; only last stages contribute.
         square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
@@ -27,6 +28,7 @@ class Vote:
 
     saw_next: float = 0.0
     leaving: float = 0.0
+    writing: float = 0.0
     loss_sum: float = 0.0
     weight: float = 0.0
     square_norms: list[float] = field(default_factory=list)
@@ -66,12 +68,12 @@ class Vote:
 
     def to_list(self) -> list[float]:
         """All that a commit depends on: `similarities` only matter for what is decided after it."""
-        return [self.saw_next, self.leaving, self.loss_sum, self.weight, *self.square_norms]
+        return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
     def from_list(cls, values: Sequence[float]) -> "Vote":
-        saw_next, leaving, loss_sum, weight, *square_norms = values
-        return cls(saw_next, leaving, loss_sum, weight, square_norms)
+        saw_next, leaving, writing, loss_sum, weight, *square_norms = values
+        return cls(saw_next, leaving, writing, loss_sum, weight, square_norms)
 
     def reduce(self, world: dist.ProcessGroup) -> "Vote":
         """The sums over all members."""

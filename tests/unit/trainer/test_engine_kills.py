@@ -52,7 +52,7 @@ def check_run(run: Ran, unharmed: Ran) -> None:
 
 
 def seconds_to_the_next_step(run: Ran) -> list[float]:
-    """From each death to the end of the first step that had not been made before it."""
+    """From each death to the end of the first step after those that still stand from before it."""
     found = []
     for lost in run.lost_at.values():
         before = max((step["step"] for step in run.steps if step["time"] <= lost), default=-1)

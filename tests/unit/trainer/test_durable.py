@@ -1,0 +1,139 @@
+"""Checkpoints are written while training goes on, and count once every worker's part is written."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipetransformer import durable
+from pipetransformer.checkpoint import latest, load_unit
+from pipetransformer.durable import Checkpointer
+from pipetransformer.errors import StorageError
+from pipetransformer.job import Job
+from pipetransformer.layout import StageLayout
+from pipetransformer.state import Control, WorkerState
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.load(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5}))
+
+
+def lone_layout(job: Job) -> StageLayout:
+    member = Member(name="w0", uid="u0", address="127.0.0.1:1")
+    generation = Generation(
+        job_uid="job", layout_generation=3, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
+        reason=ResizeReason.START,
+    )  # fmt: skip
+    return StageLayout(generation, 0, [(0, 0)], [range(job.num_layers + 2)], 16)
+
+
+def trained(job: Job, step: int) -> WorkerState:
+    units = {index: job.build_unit(index) for index in range(job.num_layers + 2)}
+    return WorkerState(job.num_layers, control=Control(step=step), units=units)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def location(job: Job) -> str:
+    assert job.spec.checkpoint is not None
+    return job.spec.checkpoint.location
+
+
+class Gate:
+    """Holds `save_unit` back until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        write = durable.save_unit
+
+        def held(*arguments: Any, **named: Any) -> int:
+            assert self.open.wait(30)
+            return write(*arguments, **named)
+
+        monkeypatch.setattr(durable, "save_unit", held)
+
+
+def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_made_of_it_since(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, checkpointer, state = Gate(monkeypatch), Checkpointer(job), trained(job, 5)
+    name, parameter = next(iter(state.named_parameters(0)))
+    before = parameter.detach().clone()
+    checkpointer.want()
+
+    checkpointer.begin(state, lone_layout(job))
+    with torch.no_grad():
+        parameter.add_(1)
+    assert checkpointer.writing
+    assert checkpointer.advance(1.0, leads=True) is None
+    gate.open.set()
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    found = latest(location(job))
+    assert found is not None and (found.step, found.layout_generation) == (5, 3)
+    assert torch.equal(load_unit(location(job), found, "embedding")[name], before)
+
+
+def test_a_checkpoint_counts_only_once_nobody_writes_any_more(job: Job) -> None:
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), lone_layout(job))
+    until(lambda: not checkpointer.writing)
+
+    assert checkpointer.advance(1.0, leads=True) is None
+    assert latest(location(job)) is None
+
+
+def test_what_is_asked_for_meanwhile_is_written_afterwards_as_training_stands_then(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, checkpointer, layout = Gate(monkeypatch), Checkpointer(job), lone_layout(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 6), layout)
+    gate.open.set()
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    checkpointer.begin(trained(job, 7), layout)
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    found = latest(location(job))
+    assert found is not None and found.step == 7
+
+
+def test_one_that_a_regroup_overtakes_never_counts(job: Job) -> None:
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), lone_layout(job))
+
+    checkpointer.give_up()
+
+    assert not checkpointer.writing
+    assert checkpointer.advance(0.0, leads=True) is None
+    assert latest(location(job)) is None
+
+
+def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("a file where the folder should be")
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), lone_layout(job))
+
+    with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
+        until(lambda: not checkpointer.writing)
