@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipetransformer import durable
-from pipetransformer.checkpoint import latest, load_unit
+from pipetransformer.checkpoint import latest, load_unit, save_unit
 from pipetransformer.durable import Checkpointer
 from pipetransformer.errors import StorageError
 from pipetransformer.job import Job
@@ -56,13 +55,13 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
-        write = durable.save_unit
+        write = save_unit
 
         def held(*arguments: Any, **named: Any) -> int:
             assert self.open.wait(30)
             return write(*arguments, **named)
 
-        monkeypatch.setattr(durable, "save_unit", held)
+        monkeypatch.setattr("pipetransformer.durable.save_unit", held)
 
 
 def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_made_of_it_since(

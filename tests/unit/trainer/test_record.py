@@ -163,6 +163,8 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
         "pause_seconds": 0.5,
         "total_seconds": 1.5,
         "bytes_moved": 1000,
+        "phases": {"move": 1.0, "vote": 0.5, "first step": 0.2},
+        "transfers": [[0, 1, 600], [0, 2, 400]],
     }
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]
