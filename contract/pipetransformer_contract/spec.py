@@ -41,10 +41,20 @@ _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 
 
 class Model(SpecModel):
-    """The network. `options` is passed to an imported model as keyword arguments."""
+    """The network. Sizes besides `numLayers` are for `vit`."""
 
     name: ImportPath = Field(
-        description="`vit`, module:function of a model in the trainer's image, or `script`: the program passes it."
+        description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script`: the program "
+        "passes it."
+    )
+    path: Annotated[str, Field(max_length=4096)] = Field(
+        default="",
+        description="For `huggingface`: the folder or hub id of a checkpoint; empty to start from `options`.",
+    )
+    architecture: Annotated[str, Field(max_length=253)] = Field(
+        default="",
+        description="For `huggingface`: a class of transformers, such as `GPT2LMHeadModel`; by default the one that "
+        "suits the model's type.",
     )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
     hidden_size: Annotated[int, Field(ge=1, le=1048576)] = 64
@@ -52,11 +62,19 @@ class Model(SpecModel):
     mlp_size: Annotated[int, Field(ge=1, le=4194304)] = 128
     patch_size: Annotated[int, Field(ge=1, le=1024)] = 2
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keyword arguments of an imported model; for `huggingface` its configuration, `model_type` too.",
+    )
     rules = (
         Rule(
-            f"self.name in ['vit', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
-            "unknown model: use vit, module:function of a model in the trainer's image, or script",
+            f"self.name in ['vit', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            "unknown model: use vit, huggingface, module:function of a model in the trainer's image, or script",
+            ".name",
+        ),
+        Rule(
+            "self.name == 'huggingface' || (self.path == '' && self.architecture == '')",
+            "path and architecture are for the model huggingface",
             ".name",
         ),
         Rule("self.hiddenSize % self.numHeads == 0", "hiddenSize must be a multiple of numHeads", ".hiddenSize"),
@@ -64,19 +82,22 @@ class Model(SpecModel):
 
 
 class Data(SpecModel):
-    """The samples. `options` is passed to imported data as keyword arguments."""
+    """The samples."""
 
     name: ImportPath = Field(
-        description="`digits`, module:function of data in the trainer's image, or `script`: the program passes it."
+        description="`digits`, `text`, `huggingface`, module:function of data in the trainer's image, or `script`: the "
+        "program passes it."
     )
     path: Annotated[str, Field(max_length=4096)] = Field(
-        default="", description="Folder or file that the dataset reads."
+        default="", description="Folder or file that the dataset reads; for `huggingface` a hub id, too."
     )
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the function that loads the data."
+    )
     rules = (
         Rule(
-            f"self.name in ['digits', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
-            "unknown dataset: use digits, module:function of a dataset in the trainer's image, or script",
+            f"self.name in ['digits', 'text', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            "unknown dataset: use digits, text, huggingface, module:function of data in the trainer's image, or script",
             ".name",
         ),
     )

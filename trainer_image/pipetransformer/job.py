@@ -170,7 +170,7 @@ class Job:
         """A unit whose parameters and buffers are to be replaced: on the meta device, where that is all it holds."""
         shell = self.model.units[index]
         kept = shell.state_dict()
-        if all(name in kept for name, _ in shell.named_buffers()):
+        if all(name in kept or not buffer.is_meta for name, buffer in shell.named_buffers()):
             return copy.deepcopy(shell)
         return self.build_unit(index)
 

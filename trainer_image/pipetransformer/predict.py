@@ -31,7 +31,7 @@ def accuracy(model: PipelineModel, split: Split) -> float:
 def main() -> None:
     """Print one JSON line: the number of test samples and the share that the model gets right."""
     parser = argparse.ArgumentParser(prog="pipetransformer.predict", description=__doc__)
-    parser.add_argument("model_dir", help="folder or fsspec URL that holds model.safetensors and config.json")
+    parser.add_argument("model_dir", help="folder or fsspec URL that holds a finished model")
     location = parser.parse_args().model_dir
     config = load_config(location)
     dataset = load_dataset(config.data, dtype=config.dtype)

@@ -22,6 +22,7 @@ VALID = [
     make_job().set("freeze.startAfterSteps", 100).set("freeze.intervalSteps", 10),
     make_job().set("model.name", "script").set("data.name", "script").set("freeze.policy", "Script"),
     make_job().set("evaluation", {"everySteps": 5, "bestMetric": "loss", "goal": "Lowest", "patience": 3}),
+    make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
 ]
 
@@ -61,6 +62,9 @@ REFUSED = [
     (make_job().set("evaluation.bestMetric", "loss"), "spec.evaluation.goal"),
     (make_job().set("evaluation.metrics", ["f1"]), "spec.evaluation.metrics[0]"),
     (make_job().set("model.name", "bert"), "spec.model.name"),
+    (make_job().set("model.path", "some/checkpoint"), "spec.model.name"),
+    (make_job().set("model.architecture", "GPT2LMHeadModel"), "spec.model.name"),
+    (make_job().set("data.name", "images"), "spec.data.name"),
     (make_job().set("model.numHeads", 5), "spec.model.hiddenSize"),
     (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),
     (make_job().set("cache.diskBytes", -1), "spec.cache.diskBytes"),

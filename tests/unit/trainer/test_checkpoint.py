@@ -131,7 +131,7 @@ def test_a_model_folder_rebuilds_the_model(location: str) -> None:
 
 
 def test_a_model_folder_without_a_model_says_which_file_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"pipetransformer\.json"):
         load_model(str(tmp_path))
 
 

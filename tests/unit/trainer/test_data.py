@@ -1,6 +1,7 @@
 """The order of samples and their dealing to pipelines."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from pipetransformer.data import (
     TensorSplit,
     deal,
     inputs_change,
+    lengths_of,
     load_dataset,
     shards_of,
 )
@@ -126,6 +128,12 @@ def test_a_dataset_can_be_imported_with_options() -> None:
         (Data(name=f"{__name__}:no_such_function"), "spec.data.name", "InvalidSpec"),
         (Data(name=f"{__name__}:tiny", path="/missing"), "spec.data.path", "DataUnreadable"),
         (Data(name=f"{__name__}:order"), "spec.data.options", "DataUnreadable"),
+        (Data(name="digits", path="/missing"), "spec.data.path", "InvalidSpec"),
+        (Data(name="text", path="/missing"), "spec.data.path", "DataUnreadable"),
+        (Data(name="text", options={"lenght": 3}), "spec.data.options", "DataUnreadable"),
+        (Data(name="text", options={"task": "Words"}), "spec.data.options", "DataUnreadable"),
+        (Data(name="text", options={"packages": ["this"]}), "spec.data.options", "DataUnreadable"),
+        (Data(name="text", options={"length": 10**9}), "spec.data.options", "DataUnreadable"),
     ],
 )
 def test_data_that_cannot_be_used_name_the_field(data: Data, field: str, reason: str) -> None:
@@ -147,3 +155,36 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     assert not inputs_change(Dataset(plain, plain, info))
     assert inputs_change(Dataset(flipped, plain, info))
     assert inputs_change(Dataset(plain, flipped, info))
+
+
+def test_text_of_the_library_is_packed_without_a_gap() -> None:
+    dataset = load_dataset(Data(name="text", options={"length": 32, "packages": ["json"]}), dtype=torch.float32)
+    assert dataset.info == DataInfo((32,), 259, 259)
+    inputs, targets = dataset.train.batch([0, 1])
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert targets[0, -1] == inputs[1, 0]
+    assert bytes(i - 3 for i in inputs.flatten().tolist() if i > 2).decode().startswith(":mod:`json` exposes")
+    assert lengths_of(dataset.train, [0], torch.device("cpu")) is None
+
+
+def test_text_of_the_library_is_classified_by_package() -> None:
+    options = {"task": "Class", "length": 64, "packages": ["json", "logging"]}
+    dataset = load_dataset(Data(name="text", options=options), dtype=torch.float32)
+    assert dataset.info == DataInfo((64,), 2, 259)
+    for split in (dataset.train, dataset.test):
+        ids = range(len(split))
+        inputs, targets = split.batch(ids)
+        lengths = lengths_of(split, ids, torch.device("cpu"))
+        assert lengths is not None
+        assert ((inputs != 0).sum(dim=1) == lengths).all() and lengths.min() >= 40
+        assert targets.bincount().min() > 5
+    assert 3.5 <= len(dataset.train) / len(dataset.test) <= 4
+
+
+def test_text_comes_from_a_folder_too(tmp_path: Path) -> None:
+    for name, word in (("b/one.txt", "spam "), ("a/two.md", "eggs ")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("\n\n".join([word * 10] * 10))
+    dataset = load_dataset(Data(name="text", path=str(tmp_path), options={"task": "Class"}), dtype=torch.float32)
+    assert dataset.test.batch(range(len(dataset.test)))[1].tolist() == [0, 0, 1, 1]
+    assert bytes(i - 3 for i in dataset.test.batch([0])[0][0, 1:5].tolist()) == b"eggs"

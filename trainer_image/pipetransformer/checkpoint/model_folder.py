@@ -1,8 +1,14 @@
-"""The finished model: weights by whole-model name beside the spec that rebuilds the network."""
+"""The finished model, beside the spec that rebuilds the network.
+
+Our own networks and imported ones are one file of weights by whole-model name; a model of transformers is the folder
+that its `from_pretrained` reads.
+"""
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 import safetensors.torch
 import torch
@@ -12,29 +18,34 @@ from torch import Tensor
 from pipetransformer_contract.spec import Data, Model, Precision, TrainerSpec
 
 from ..data import DataInfo
-from ..models import PipelineModel, build_model
+from ..models import HUGGINGFACE, PipelineModel, build_model, import_huggingface
 from .files import Folder
 
 WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
+CONFIG = "pipetransformer.json"
 
 
 class ModelConfig(BaseModel):
-    """What `config.json` says."""
+    """What `pipetransformer.json` says."""
 
     model: Model
     data: Data
     input_shape: tuple[int, ...]
     num_classes: int
+    vocab_size: int
     precision: Precision
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.precision is Precision.FLOAT64 else torch.float32
 
+    @property
+    def info(self) -> DataInfo:
+        return DataInfo(self.input_shape, self.num_classes, self.vocab_size)
+
 
 def write_model(location: str, tensors: Mapping[str, Tensor], *, spec: TrainerSpec, info: DataInfo) -> None:
-    """Write `model.safetensors` and, after it, `config.json` into a folder (a path or an fsspec URL).
+    """Write the weights and, after them, `pipetransformer.json` into a folder (a path or an fsspec URL).
 
     Args:
         location: the folder, made if needed.
@@ -43,8 +54,15 @@ def write_model(location: str, tensors: Mapping[str, Tensor], *, spec: TrainerSp
         info: of the training data.
     """
     folder = Folder(location)
-    weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    folder.write(WEIGHTS, safetensors.torch.save(weights, metadata={"format": "pt"}))
+    if spec.model.name == HUGGINGFACE:
+        dtype = next(iter(tensors.values())).dtype
+        with tempfile.TemporaryDirectory() as scratch:
+            import_huggingface().save_pretrained(spec.model, info, tensors, Path(scratch), dtype=dtype)
+            for file in sorted(Path(scratch).iterdir()):
+                folder.write(file.name, file.read_bytes())
+    else:
+        weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+        folder.write(WEIGHTS, safetensors.torch.save(weights, metadata={"format": "pt"}))
     config = {
         "model": spec.model.to_wire(),
         "data": spec.data.to_wire(),
@@ -72,11 +90,25 @@ def load_model(location: str) -> PipelineModel:
         RuntimeError: weights and network do not fit.
     """
     config = load_config(location)
-    info = DataInfo(config.input_shape, config.num_classes)
-    model = build_model(config.model, info, seed=0, dtype=config.dtype)
+    if config.model.name == HUGGINGFACE:
+        return _load_pretrained(location, config)
+    model = build_model(config.model, config.info, seed=0, dtype=config.dtype)
     weights = safetensors.torch.load(Folder(location).read(WEIGHTS))
     for index, unit in enumerate(model.units):
         prefix = model.unit_name(index) + "."
         unit.load_state_dict({name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)})
+        unit.eval()
+    return model
+
+
+def _load_pretrained(location: str, config: ModelConfig) -> PipelineModel:
+    folder = Folder(location)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in folder.names():
+            (Path(scratch) / name).write_bytes(folder.read(name))
+        model: PipelineModel = import_huggingface().load_pretrained(
+            config.model, config.info, Path(scratch), dtype=config.dtype
+        )
+    for unit in model.units:
         unit.eval()
     return model

@@ -1,6 +1,6 @@
 """What is trained: any list of blocks between an embedding and a head, built unit by unit."""
 
-from .build import build_model, build_unit
+from .build import HUGGINGFACE, build_model, build_unit, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout
 from .model import PipelineModel, unit_name
@@ -8,6 +8,7 @@ from .own import OwnModel
 from .ties import Tie, Ties
 
 __all__ = [
+    "HUGGINGFACE",
     "KeyedDropout",
     "MicroBatchContext",
     "OwnModel",
@@ -17,6 +18,7 @@ __all__ = [
     "build_model",
     "build_unit",
     "current_micro_batch",
+    "import_huggingface",
     "set_micro_batch",
     "unit_name",
 ]

@@ -1,6 +1,7 @@
 """Builds a model from its spec, the same weights on every worker and whatever part of it a worker asks for."""
 
 from collections.abc import Collection
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from ..imports import import_function
 from . import vit
 from .dropout import key
 from .model import PipelineModel
+
+#: Name of the models of transformers.
+HUGGINGFACE = "huggingface"
 
 
 def build_model(
@@ -30,9 +34,13 @@ def build_model(
     Raises:
         SpecError: the model is unknown, does not import, or does not fit the data.
     """
+    wanted = range(spec.num_layers + 2) if units is None else units
+    if spec.name == HUGGINGFACE:
+        huggingface = import_huggingface()
+        model: PipelineModel = huggingface.skeleton(spec, info, seed=seed, dtype=dtype)
+        return model.with_units(huggingface.build_units(spec, info, wanted, seed=seed, dtype=dtype))
     if spec.name != "vit":
         return _imported(spec, info, seed=seed, dtype=dtype, units=units)
-    wanted = range(spec.num_layers + 2) if units is None else units
     built = [
         build_unit(spec, info, index, seed=seed, dtype=dtype)
         if index in wanted
@@ -48,11 +56,29 @@ def build_unit(spec: Model, info: DataInfo, index: int, *, seed: int, dtype: tor
     Raises:
         SpecError: as `build_model` does.
     """
+    if spec.name == HUGGINGFACE:
+        built: nn.Module = import_huggingface().build_units(spec, info, [index], seed=seed, dtype=dtype)[index]
+        return built
     if spec.name != "vit":
         return _imported(spec, info, seed=seed, dtype=dtype, units=[index]).units[index]
     unit = vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype).to_empty(device="cpu")
     vit.initialise(unit, torch.Generator().manual_seed(key(seed, index)))
     return unit
+
+
+def import_huggingface() -> ModuleType:
+    """Only where a job asks for it: transformers takes seconds to import and is an extra.
+
+    Raises:
+        SpecError: transformers is not in the trainer's image.
+    """
+    try:
+        from . import huggingface
+    except ImportError as error:
+        raise SpecError(
+            "spec.model.name", f"huggingface needs transformers: pip install pipetransformer[huggingface] ({error})"
+        ) from error
+    return huggingface
 
 
 def _imported(

@@ -18,13 +18,27 @@ def key(*parts: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-class KeyedDropout(nn.Module):
+def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
     """Zeroes elements of (micro-batch, ...) with probability `p` and scales the rest by 1/(1-p), by a mask for each
     sample.
 
     `place` is unique in the model. The step and the samples come from the micro-batch's context; a place that draws
     several times in one forward gets other masks each time.
     """
+    context = current_micro_batch()
+    if len(context.sample_ids) != x.shape[0]:
+        raise RuntimeError(f"a batch of {x.shape[0]} in a micro-batch of {len(context.sample_ids)} samples")
+    draw = context.draws[place]
+    context.draws[place] += 1
+    masks = []
+    for sample_id in context.sample_ids:
+        generator = torch.Generator().manual_seed(key(seed, context.step, sample_id, place, draw))
+        masks.append(torch.rand(x.shape[1:], generator=generator) >= p)
+    return x * torch.stack(masks).to(device=x.device, dtype=x.dtype) / (1.0 - p)
+
+
+class KeyedDropout(nn.Module):
+    """`keyed_dropout` in training, nothing in evaluation."""
 
     def __init__(self, p: float, *, seed: int, place: int) -> None:
         super().__init__()
@@ -35,14 +49,4 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        context = current_micro_batch()
-        if len(context.sample_ids) != x.shape[0]:
-            raise RuntimeError(f"a batch of {x.shape[0]} in a micro-batch of {len(context.sample_ids)} samples")
-        draw = context.draws[self.place]
-        context.draws[self.place] += 1
-        masks = [self._mask(context.step, sample_id, draw, x.shape[1:]) for sample_id in context.sample_ids]
-        return x * torch.stack(masks).to(device=x.device, dtype=x.dtype) / (1.0 - self.p)
-
-    def _mask(self, step: int, sample_id: int, draw: int, shape: torch.Size) -> Tensor:
-        generator = torch.Generator().manual_seed(key(self.seed, step, sample_id, self.place, draw))
-        return torch.rand(shape, generator=generator) >= self.p
+        return keyed_dropout(x, self.p, seed=self.seed, place=self.place)

@@ -4,7 +4,8 @@ These `num_layers + 2` units are the grain of everything that is cut, moved, fro
 units 1..L are the blocks, unit L+1 is the head.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -55,6 +56,13 @@ class PipelineModel:
     def units(self) -> list[nn.Module]:
         """Embedding, blocks and head, in order."""
         return [self.embedding, *self.blocks, self.head]
+
+    def with_units(self, units: Mapping[int, nn.Module]) -> "PipelineModel":
+        """This model with some of its units replaced by others of the same shapes."""
+        embedding, *blocks, head = [units.get(index, unit) for index, unit in enumerate(self.units)]
+        model = replace(self, embedding=embedding, blocks=blocks, head=head)
+        model.ties = self.ties
+        return model
 
     def unit_name(self, index: int) -> str:
         """Prefix of a unit's parameters: a whole-model name is `blocks.3.` + the name inside the unit."""

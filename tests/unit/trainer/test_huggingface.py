@@ -1,0 +1,199 @@
+"""Models of transformers as units: the same logits, fresh weights alike everywhere, masks, and the way back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from pipetransformer.data import DataInfo
+from pipetransformer.errors import SpecError
+from pipetransformer.models import MicroBatchContext, PipelineModel, build_model, build_unit, set_micro_batch
+from pipetransformer.models.huggingface import load_pretrained, save_pretrained, skeleton
+from pipetransformer_contract.spec import Model
+
+LENGTH, VOCABULARY, CLASSES = 6, 40, 5
+TOKENS = DataInfo((LENGTH,), VOCABULARY, VOCABULARY)
+LABELLED = DataInfo((LENGTH,), CLASSES, VOCABULARY)
+IMAGES = DataInfo((1, 8, 8), CLASSES)
+SMALL = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
+LLAMA = {"model_type": "llama", **SMALL, "num_key_value_heads": 2}
+BERT = {"model_type": "bert", **SMALL}
+VIT = {"model_type": "vit", **SMALL, "patch_size": 4, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+FAMILIES = {
+    "vit": (VIT, IMAGES, transformers.ViTForImageClassification),
+    "bert": (BERT, LABELLED, transformers.BertForSequenceClassification),
+    "gpt2": (GPT2, TOKENS, transformers.GPT2LMHeadModel),
+    "llama": (LLAMA, TOKENS, transformers.LlamaForCausalLM),
+    "llama-tied": ({**LLAMA, "tie_word_embeddings": True}, TOKENS, transformers.LlamaForCausalLM),
+}
+
+
+def spec_of(options: dict[str, Any], **fields: Any) -> Model:
+    return Model(name="huggingface", num_layers=2, options=options, **fields)
+
+
+def build(spec: Model, info: DataInfo, seed: int = 0) -> PipelineModel:
+    return build_model(spec, info, seed=seed, dtype=torch.float64)
+
+
+def tensors_of(model: PipelineModel) -> dict[str, Tensor]:
+    return {
+        f"{model.unit_name(index)}.{name}": tensor
+        for index, unit in enumerate(model.units)
+        for name, tensor in unit.state_dict().items()
+    }
+
+
+def inputs_of(info: DataInfo, count: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if info.vocab_size:
+        return torch.randint(info.vocab_size, (count, *info.input_shape), generator=generator)
+    return torch.randn(count, *info.input_shape, generator=generator, dtype=torch.float64)
+
+
+def forward(model: PipelineModel, x: Tensor, lengths: Tensor | None = None, *, training: bool = False) -> Tensor:
+    set_micro_batch(MicroBatchContext(0, range(len(x)), lengths))
+    for unit in model.units:
+        x = unit.train(training)(x)
+    return x
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_gives_the_same_logits_in_transformers(family: str, tmp_path: Path) -> None:
+    options, info, cls = FAMILIES[family]
+    spec, x = spec_of(options), inputs_of(info)
+    model = build(spec, info)
+    with torch.no_grad():  # no weight as it was initialised, so that none can be forgotten
+        for unit in model.units:
+            for parameter in unit.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for tie in model.ties.all:
+            (first, name), (last, other) = tie.places
+            model.units[last].get_parameter(other).copy_(model.units[first].get_parameter(name))
+        ours = forward(model, x)
+        save_pretrained(spec, info, tensors_of(model), tmp_path, dtype=torch.float64)
+        theirs = cls.from_pretrained(tmp_path, dtype=torch.float64).eval()
+
+        assert tuple(ours.shape[1:]) in {(CLASSES,), (LENGTH, VOCABULARY)}
+        torch.testing.assert_close(ours, theirs(x).logits, rtol=1e-9, atol=1e-9)
+        again = load_pretrained(spec, info, tmp_path, dtype=torch.float64)
+        torch.testing.assert_close(forward(again, x), ours, rtol=1e-12, atol=1e-12)
+
+
+def test_padding_changes_no_logits() -> None:
+    """Of BERT, whose attention sees all positions, as transformers masks them."""
+    model = build(spec_of(BERT), LABELLED)
+    x, lengths = inputs_of(LABELLED), torch.tensor([6, 4, 1])
+    other = x.clone()
+    other[1, 4:], other[2, 1:] = 7, 8
+    assert torch.equal(forward(model, x, lengths), forward(model, other, lengths))
+    assert not torch.equal(forward(model, x), forward(model, other))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_unit_built_alone_has_the_weights_of_the_whole_model(family: str) -> None:
+    options, info, _ = FAMILIES[family]
+    spec = spec_of(options)
+    torch.manual_seed(3)
+    model = build(spec, info)
+    torch.manual_seed(4)
+    for index, unit in enumerate(model.units):
+        alone = build_unit(spec, info, index, seed=0, dtype=torch.float64)
+        for (name, one), (_, other) in zip(unit.named_parameters(), alone.named_parameters(), strict=True):
+            assert torch.equal(one, other), name
+    first, second = (next(block.parameters()) for block in model.blocks)
+    assert family.startswith("llama") or first.shape == second.shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_units_on_the_meta_device_hold_the_buffers_that_no_state_has(family: str) -> None:
+    """So a unit that another worker sends needs nothing but its state."""
+    options, info, _ = FAMILIES[family]
+    shells = skeleton(spec_of(options), info, seed=0, dtype=torch.float64).units
+    for index, shell in enumerate(shells):
+        assert all(parameter.is_meta for parameter in shell.parameters())
+        built = dict(build_unit(spec_of(options), info, index, seed=0, dtype=torch.float64).named_buffers())
+        for name, buffer in shell.named_buffers():
+            assert name not in shell.state_dict()
+            assert torch.equal(buffer, built[name])
+
+
+def test_fresh_weights_are_as_transformers_draws_them() -> None:
+    """In scale: GPT-2 narrows its residual projections by depth, and the tied projection is the embedding."""
+    model = build(Model(name="huggingface", num_layers=8, options={**GPT2, "n_embd": 64}), TOKENS)
+    assert model.blocks[0].get_parameter("attn.c_proj.weight").std().item() == pytest.approx(0.02 / 4, rel=0.1)
+    assert model.blocks[0].get_parameter("attn.c_attn.weight").std().item() == pytest.approx(0.02, rel=0.1)
+    assert torch.equal(model.embedding.get_parameter("tokens.weight"), model.head.get_parameter("output.weight"))
+    assert not torch.equal(*(block.get_parameter("mlp.c_fc.weight") for block in model.blocks[:2]))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "vit"])
+def test_dropout_belongs_to_samples(family: str) -> None:
+    """In embeddings, residuals and attention: a sample's output does not depend on its micro-batch."""
+    options, info, _ = FAMILIES[family]
+    model = build(spec_of(options), info)
+    x = inputs_of(info)
+    together = forward(model, x, training=True)
+    assert not torch.allclose(together, forward(model, x))
+    set_micro_batch(MicroBatchContext(0, [2, 0]))
+    alone = x[[2, 0]]
+    for unit in model.units:
+        alone = unit.train()(alone)
+    torch.testing.assert_close(alone, together[[2, 0]], rtol=1e-9, atol=1e-9)
+    assert not any(isinstance(module, nn.Dropout) for unit in model.units for module in unit.modules())
+
+
+def test_attention_drops_out_as_often_as_the_configuration_says() -> None:
+    """All values one: what attention gives is the kept share of its weights."""
+    options = {**LLAMA, "attention_dropout": 0.25}
+    block = build(spec_of(options), DataInfo((400,), VOCABULARY, VOCABULARY)).blocks[0]
+    attention = block.get_submodule("layer.self_attn")
+    with torch.no_grad():
+        attention.get_parameter("v_proj.weight").zero_()[:, 0] = 1.0
+        attention.get_parameter("o_proj.weight").copy_(torch.eye(16))
+        x = torch.ones(1, 400, 16, dtype=torch.float64)
+        rotary = block.get_submodule("rotary")(x, torch.arange(400).unsqueeze(0))
+        set_micro_batch(MicroBatchContext(0, [0]))
+        mixed, _ = attention.train()(x, position_embeddings=rotary)
+    assert mixed.std() > 0.01
+    assert mixed[:, 50:].mean().item() == pytest.approx(1, abs=0.02)
+
+
+def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
+    """A body without its head: the head is drawn, alike on every worker."""
+    config = transformers.BertConfig(num_hidden_layers=2, vocab_size=VOCABULARY, **SMALL)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    spec = Model(name="huggingface", path=str(tmp_path), num_layers=2, options={"hidden_dropout_prob": 0.0})
+    model, again = build(spec, LABELLED), build(spec, LABELLED)
+    body = transformers.BertModel.from_pretrained(tmp_path, dtype=torch.float64)
+    assert torch.equal(model.embedding.get_parameter("word_embeddings.weight"), body.get_input_embeddings().weight)
+    assert torch.equal(model.head.get_parameter("classifier.weight"), again.head.get_parameter("classifier.weight"))
+    assert model.embedding.get_submodule("dropout").p == 0.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "info", "field"),
+    [
+        (spec_of({}), TOKENS, "spec.model.options.model_type"),
+        (spec_of({"model_type": "gpt3"}), TOKENS, "spec.model.options.model_type"),
+        (spec_of({"model_type": "t5"}), TOKENS, "spec.model.architecture"),
+        (spec_of(GPT2, architecture="GPT2DoubleHeadsModel"), TOKENS, "spec.model.architecture"),
+        (spec_of({**GPT2, "n_embed": 16}), TOKENS, "spec.model.options.n_embed"),
+        (spec_of({**GPT2, "n_head": 3}), TOKENS, "spec.model.options"),
+        (spec_of({**GPT2, "vocab_size": 39}), TOKENS, "spec.model.options.vocab_size"),
+        (spec_of({**GPT2, "n_positions": 5}), TOKENS, "spec.data.options.length"),
+        (spec_of({**GPT2, "n_layer": 3}), TOKENS, "spec.model.numLayers"),
+        (spec_of(GPT2), IMAGES, "spec.data.name"),
+        (spec_of(VIT), TOKENS, "spec.data.name"),
+        (spec_of({**VIT, "image_size": 16}), IMAGES, "spec.model.options.image_size"),
+        (spec_of({}, path="/no/such/folder"), TOKENS, "spec.model.path"),
+    ],
+)
+def test_a_model_that_cannot_be_built_names_the_field(spec: Model, info: DataInfo, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        build(spec, info)
+    assert caught.value.field == field

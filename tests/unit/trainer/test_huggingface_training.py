@@ -1,0 +1,80 @@
+"""Models of transformers train through changing layouts, freezes and dropout as in one layout, and go back to
+transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pipetransformer.checkpoint import load_model
+from pipetransformer.data import lengths_of, load_dataset
+from pipetransformer.models import MicroBatchContext, set_micro_batch
+from pipetransformer.predict import accuracy
+from pipetransformer_contract.spec import TrainerSpec
+from tests.trainer_harness import Scripted, run_job
+
+pytestmark = pytest.mark.timeout(240)
+
+LENGTH = 24
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
+BERT = {"model_type": "bert", "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
+    "gpt2": (GPT2, {"packages": ["json"]}, transformers.GPT2LMHeadModel),
+    "bert": (BERT, {"packages": ["json", "dbm"], "task": "Class"}, transformers.BertForSequenceClassification),
+}
+EPOCHS = 2
+
+
+def make_spec(model: dict[str, Any], data: dict[str, Any]) -> TrainerSpec:
+    return TrainerSpec.model_validate(
+        {
+            "model": {"name": "huggingface", "numLayers": 4, "options": model},
+            "data": {"name": "text", "options": {**data, "length": LENGTH}},
+            "training": {
+                "epochs": EPOCHS,
+                "globalBatchSize": 16,
+                "optimizer": {"name": "AdamW", "learningRate": 0.003, "weightDecay": 0.1},
+                "maxGradientNorm": 1.0,
+                "precision": "Float64",
+            },
+            "freeze": {"policy": "Explicit", "boundaries": [{"step": 3, "boundary": 1}, {"step": 9, "boundary": 2}]},
+            "pipeline": {"stages": 4, "microBatchSize": 4},
+            "numShards": 4,
+            "workers": 4,
+        }
+    )
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_two_epochs_through_three_layouts_give_a_model_that_transformers_loads(family: str, tmp_path: Path) -> None:
+    model, data, cls = CASES[family]
+    spec = make_spec(model, data)
+    script = [
+        Scripted(4, 1, [0, 1, 2, 3]),
+        Scripted(2, 2, [0, 1, 2, 3], at_step=5),
+        Scripted(1, 4, [0, 1, 2, 3], at_step=10),
+    ]
+    run = run_job(spec, script, tmp_path / "elastic")
+    stayed = run_job(spec, [Scripted(1, 1, [0])], tmp_path / "stayed")
+
+    assert len(run.steps) == len(stayed.steps) > 10
+    for ours, theirs in zip(run.steps, stayed.steps, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9), ours["step"]
+        assert ours["gradientNorm"] == pytest.approx(theirs["gradientNorm"], rel=1e-9), ours["step"]
+
+    dataset = load_dataset(spec.data, dtype=torch.float64)
+    ids = range(len(dataset.test))
+    inputs, _ = dataset.test.batch(ids)
+    lengths = lengths_of(dataset.test, ids, torch.device("cpu"))
+    mask = None if lengths is None else (torch.arange(LENGTH) < lengths[:, None]).long()
+    trained = load_model(str(tmp_path / "elastic" / "model"))
+    loaded = cls.from_pretrained(tmp_path / "elastic" / "model", dtype=torch.float64).eval()
+    with torch.no_grad():
+        set_micro_batch(MicroBatchContext(0, ids, lengths))
+        x = inputs
+        for unit in trained.units:
+            x = unit(x)
+        torch.testing.assert_close(x, loaded(inputs, attention_mask=mask).logits, rtol=1e-9, atol=1e-9)
+    assert accuracy(trained, dataset.test) == pytest.approx(run.summary["test_accuracy"], abs=1e-9)

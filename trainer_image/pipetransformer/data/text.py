@@ -1,0 +1,94 @@
+"""Text that every worker has: a folder of files, or the documentation of Python's own library, where there is none.
+
+Either a language model's (the target is the next byte) or classified: which sub-folder, or which package of the
+library, a paragraph is from.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+
+from .dataset import DataInfo, Dataset
+from .tokens import VOCABULARY, encode_bytes, pack, pad
+
+#: Packages of Python's library with much documentation in their sources.
+PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "unittest", "xml")
+_HELD_OUT_EVERY = 5
+_SHORTEST = 40
+_SUFFIXES = {".txt", ".md", ".rst"}
+
+
+class Task(StrEnum):
+    """What a sample's target is."""
+
+    NEXT_TOKEN = "NextToken"  #: at each position the token that follows; samples are packed
+    CLASS = "Class"  #: where the text is from; samples are padded
+
+
+def load_text(
+    *,
+    path: str,
+    dtype: torch.dtype,
+    task: str = Task.NEXT_TOKEN,
+    length: int = 128,
+    packages: Sequence[str] = PACKAGES,
+) -> Dataset:
+    """Paragraphs as bytes; every fifth of each class is held out.
+
+    Args:
+        path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty for `packages`.
+        dtype: of floating-point inputs, of which there are none.
+        task: a `Task`.
+        length: tokens of a sample.
+        packages: of Python's library.
+
+    Raises:
+        ValueError: the task is unknown, or there is too little text.
+        OSError, ImportError: a file or package cannot be read.
+    """
+    sources = _folder(Path(path)) if path else {package: _docstrings(package) for package in packages}
+    train: list[tuple[str, int]] = []
+    test: list[tuple[str, int]] = []
+    for label, name in enumerate(sorted(sources)):
+        found = [part.strip() for text in sources[name] for part in text.split("\n\n")]
+        for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
+            (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
+    if Task(task) is Task.NEXT_TOKEN:
+        packed = [pack((text for text, _ in part), length, encode_bytes) for part in (train, test)]
+        return Dataset(packed[0], packed[1], DataInfo((length,), VOCABULARY, VOCABULARY))
+    padded = [pad(part, length, encode_bytes) for part in (train, test)]
+    return Dataset(padded[0], padded[1], DataInfo((length,), len(sources), VOCABULARY))
+
+
+def _folder(folder: Path) -> dict[str, list[str]]:
+    """Texts by sub-folder; those directly in the folder are of the class ''."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder")
+    texts: dict[str, list[str]] = {}
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in _SUFFIXES:
+            parts = file.relative_to(folder).parts
+            texts.setdefault(parts[0] if len(parts) > 1 else "", []).append(file.read_text(encoding="utf-8"))
+    if not texts:
+        raise FileNotFoundError(f"{folder} has no {', '.join(sorted(_SUFFIXES))} files")
+    return texts
+
+
+def _docstrings(package: str) -> list[str]:
+    """Of all modules, classes and functions, file by file, read from the sources without running them."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"{package} is no package of Python's library")
+    folder = Path(spec.submodule_search_locations[0])
+    return [text for file in sorted(folder.rglob("*.py")) for text in _docstrings_of(file)]
+
+
+def _docstrings_of(file: Path) -> Iterator[str]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, documented) and (text := ast.get_docstring(node)):
+            yield text

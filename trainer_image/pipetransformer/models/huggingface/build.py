@@ -1,0 +1,160 @@
+"""Builds models of transformers unit by unit, fresh or from a checkpoint, and writes them as transformers reads them.
+
+The whole model exists on the meta device only; a worker gives memory to the units that it holds.
+"""
+
+import copy
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from pipetransformer_contract.spec import Model
+
+from ...data import DataInfo
+from ...errors import SpecError
+from ..dropout import KeyedDropout, key
+from ..model import PipelineModel
+from .configuration import make_config, positions
+from .families import split
+
+_PLACES_PER_UNIT = 1 << 20
+
+
+def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
+    """The model on the meta device.
+
+    Raises:
+        SpecError: the spec names no model that fits the data.
+    """
+    return _skeleton(spec, info, seed, dtype).model
+
+
+def build_units(
+    spec: Model, info: DataInfo, indices: Collection[int], *, seed: int, dtype: torch.dtype
+) -> dict[int, nn.Module]:
+    """Units on the CPU with the weights of the spec's checkpoint, or freshly initialised.
+
+    Raises:
+        SpecError: as `skeleton`; or the checkpoint does not fit the model.
+    """
+    return _skeleton(spec, info, seed, dtype).build(indices)
+
+
+def load_pretrained(spec: Model, info: DataInfo, folder: Path, *, dtype: torch.dtype) -> PipelineModel:
+    """A model that `save_pretrained` wrote, on the CPU."""
+    there = spec.model_copy(update={"path": str(folder), "options": {}})
+    bones = _Skeleton(there, info, 0, dtype)
+    return bones.model.with_units(bones.build(range(spec.num_layers + 2)))
+
+
+def save_pretrained(
+    spec: Model, info: DataInfo, tensors: Mapping[str, Tensor], folder: Path, *, dtype: torch.dtype
+) -> None:
+    """Write a folder that `from_pretrained` of transformers reads.
+
+    Args:
+        tensors: parameters and buffers by whole-model name.
+        folder: of the local file system.
+    """
+    bones = _Skeleton(spec, info, 0, dtype)
+    state = {name: tensors[ours].detach().cpu() for name, ours in bones.names().items()}
+    bones.whole.load_state_dict(state, assign=True)
+    bones.whole.tie_weights()
+    bones.whole.save_pretrained(folder)
+
+
+def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
+    """The newest one is kept, for a worker asks for one unit after the other."""
+    return _cached(spec.model_dump_json(), info, seed, dtype)
+
+
+@lru_cache(maxsize=1)
+def _cached(spec_json: str, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
+    return _Skeleton(Model.model_validate_json(spec_json), info, seed, dtype)
+
+
+class _Skeleton:
+    """One model on the meta device: whole, as transformers has it, and as units of the same modules."""
+
+    def __init__(self, spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> None:
+        self._spec = spec
+        self._seed = seed
+        self._dtype = dtype
+        config, architecture = make_config(spec, info)
+        self._class = getattr(transformers, architecture)
+        try:
+            with torch.device("meta"):
+                self.whole: Any = self._class(config).to(dtype)
+        except (ValueError, TypeError) as error:
+            raise SpecError("spec.model.options", f"{self._class.__name__}: {error}") from error
+        self._fill_constants()
+        embedding, blocks, head = split(self.whole)
+        self.model = PipelineModel(embedding, blocks, head, (positions(config, info), config.hidden_size))
+        for index, unit in enumerate(self.model.units):
+            self._own(index, unit)
+
+    def names(self) -> dict[str, str]:
+        """Our whole-model name of each tensor that transformers saves, by its name there."""
+        ours = {
+            id(tensor): f"{self.model.unit_name(index)}.{name}"
+            for index, unit in enumerate(self.model.units)
+            for name, tensor in unit.state_dict(keep_vars=True).items()
+        }
+        return {name: ours[id(tensor)] for name, tensor in self.whole.state_dict(keep_vars=True).items()}
+
+    def build(self, indices: Collection[int]) -> dict[int, nn.Module]:
+        if self._spec.path:
+            return self._load(indices)
+        return {index: self._initialised(index) for index in indices}
+
+    def _fill_constants(self) -> None:
+        """Buffers that are not saved hold the same in every copy, so that a blank unit needs nothing but its state."""
+        for module in self.whole.modules():
+            if module._non_persistent_buffers_set:
+                module.to_empty(device="cpu", recurse=False)
+                self.whole._init_weights(module)
+
+    def _empty(self, index: int) -> nn.Module:
+        unit = self.model.units[index]
+        memory: dict[int, Any] = {id(p): nn.Parameter(torch.empty_like(p, device="cpu")) for p in unit.parameters()}
+        memory |= {id(b): torch.empty_like(b, device="cpu") for b in unit.buffers() if b.is_meta}
+        return copy.deepcopy(unit, memory)
+
+    def _initialised(self, index: int) -> nn.Module:
+        unit = self._empty(index)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(key(self._seed, index))
+            unit.apply(self.whole._init_weights)
+            for tie in self.model.ties.all:
+                (first, first_name), *copies = tie.places
+                for other, name in copies:
+                    if other == index:
+                        unit.get_parameter(name).copy_(self._initialised(first).get_parameter(first_name))
+        return unit
+
+    def _load(self, indices: Collection[int]) -> dict[int, nn.Module]:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._seed)  # a head that the checkpoint lacks is drawn, alike on every worker
+                whole = self._class.from_pretrained(self._spec.path, config=self.whole.config, dtype=self._dtype)
+        except (OSError, ValueError, RuntimeError) as error:
+            message = f"{self._spec.path}: {type(error).__name__}: {error}"
+            raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error
+        embedding, blocks, head = split(whole)
+        units = [embedding, *blocks, head]
+        return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
+
+    def _own(self, index: int, unit: nn.Module) -> nn.Module:
+        """Give every random draw of the unit a place of its own."""
+        for number, (path, module) in enumerate(list(unit.named_modules())):
+            place = index * _PLACES_PER_UNIT + number
+            if isinstance(module, nn.Dropout):
+                unit.set_submodule(path, KeyedDropout(module.p, seed=self._seed, place=place))
+            elif hasattr(module, "is_causal"):
+                module.randomness = (self._seed, place)
+        return unit
