@@ -262,16 +262,7 @@ def run_job(
     """
     faults = faults or {}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "pipetransformer.trainer",
-            "pipetransformer.models.huggingface",
-            "transformers.models.bert.modeling_bert",
-            "transformers.models.gpt2.modeling_gpt2",
-            "sklearn.datasets",
-            "matplotlib.pyplot",
-        ]
-    )
+    context.set_forkserver_preload(["pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot"])
     numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
     pipes: dict[int, Connection] = {}
     processes: dict[int, ForkServerProcess] = {}

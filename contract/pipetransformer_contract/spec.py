@@ -112,6 +112,11 @@ class Optimizer(SpecModel):
     name: OptimizerName = OptimizerName.ADAMW
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    no_decay: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Parameters without weight decay: patterns of whole-model names, such as `*.bias` or `*norm*`.",
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of SGD.")
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
@@ -132,8 +137,11 @@ class LearningRateSchedule(SpecModel):
 
 
 class Precision(StrEnum):
+    """`BFloat16` computes products in bfloat16; weights, optimizer state, and sums of gradients stay in float32."""
+
     FLOAT32 = "Float32"
     FLOAT64 = "Float64"
+    BFLOAT16 = "BFloat16"
 
 
 class Training(SpecModel):
@@ -147,6 +155,9 @@ class Training(SpecModel):
         default=10, description="Steps in a row that may be skipped since their loss or gradient is not finite."
     )
     precision: Precision = Precision.FLOAT32
+    activation_checkpointing: bool = Field(
+        default=False, description="Units keep only their input, and compute their forward again for the backward."
+    )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     rules = (Rule("has(self.epochs) != has(self.steps)", "exactly one of epochs and steps is needed", ""),)
 

@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from torch import nn
 from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
 
 from .callbacks import Callback
-from .checks import check_spec
+from .checks import check_model, check_spec
 from .data import (
     AugmentedSplit,
     Dataset,
@@ -31,7 +31,7 @@ from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
 from .metrics import Metric, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_unit
-from .optimizer import moment_shapes
+from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
 from .parts import Parts
 from .schedules import ScheduleClass, schedule_class
@@ -54,6 +54,7 @@ class Job:
         micro_batch_size: samples of every micro-batch, at every layout whose cut is not measured.
         total_steps: global steps of the whole job.
         unit_bytes: parameter bytes of each unit.
+        no_decay: whole-model names of the parameters that weight decay leaves alone.
     """
 
     spec: TrainerSpec
@@ -68,6 +69,7 @@ class Job:
     micro_batch_size: int
     total_steps: int
     unit_bytes: Sequence[int]
+    no_decay: Collection[str]
     callbacks: Sequence[Callback] = ()
 
     @classmethod
@@ -95,6 +97,7 @@ class Job:
         if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
             spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
         check_spec(spec)
+        check_model(model)
         stages = spec.pipeline.stages
         return cls(
             spec=spec,
@@ -114,7 +117,13 @@ class Job:
                 sum(parameter.numel() * parameter.element_size() for parameter in unit.parameters())
                 for unit in model.units
             ],
+            no_decay=names_without_decay(training.optimizer.no_decay, model),
         )
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Type to compute products in, where it is not that of the weights."""
+        return torch.bfloat16 if self.spec.training.precision is Precision.BFLOAT16 else None
 
     @property
     def num_layers(self) -> int:

@@ -6,25 +6,36 @@ the optimizer at all, since decay and momentum would move it even with a zero gr
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShape, Optimizer, OptimizerName
 
+from .errors import SpecError
+from .models import PipelineModel
+
 #: Optimizer state by whole-model parameter name, then by the optimizer's own key such as `exp_avg`.
 Moments = dict[str, dict[str, Tensor]]
 
 
 def make_optimizer(
-    spec: Optimizer, parameters: Iterable[tuple[str, nn.Parameter]], moments: Moments
+    spec: Optimizer, parameters: Iterable[tuple[str, nn.Parameter]], moments: Moments, no_decay: Collection[str] = ()
 ) -> torch.optim.Optimizer | None:
-    """An optimizer of these named parameters that reads and writes `moments`; None when there are no parameters."""
+    """An optimizer of these named parameters that reads and writes `moments`; None when there are no parameters.
+
+    Weight decay leaves alone the parameters that `no_decay` names.
+    """
     named = list(parameters)
     if not named:
         return None
-    trained = [parameter for _, parameter in named]
+    trained: list[dict[str, Any]] = [
+        {"params": [parameter for name, parameter in named if name not in no_decay]},
+        {"params": [parameter for name, parameter in named if name in no_decay], "weight_decay": 0.0},
+    ]
     optimizer: torch.optim.Optimizer
     if spec.name is OptimizerName.ADAMW:
         optimizer = torch.optim.AdamW(
@@ -41,6 +52,31 @@ def make_optimizer(
     for name, parameter in named:
         optimizer.state[parameter] = moments.setdefault(name, {})
     return optimizer
+
+
+def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozenset[str]:
+    """Whole-model names that match a pattern of `noDecay`, with those of the parameters that are tied to them.
+
+    Raises:
+        SpecError: a pattern matches nothing.
+    """
+    names = [
+        (index, name, f"{model.unit_name(index)}.{name}")
+        for index, unit in enumerate(model.units)
+        for name, _ in unit.named_parameters()
+    ]
+    found = set()
+    for pattern in patterns:
+        matches = [(index, name, full) for index, name, full in names if fnmatchcase(full, pattern)]
+        if not matches:
+            raise SpecError(
+                "spec.training.optimizer.noDecay", f"{pattern!r} matches no parameter; one is {names[-1][2]}"
+            )
+        for index, name, full in matches:
+            tie = model.ties.find(index, name)
+            copies = () if tie is None else tie.places
+            found |= {full, *(f"{model.unit_name(unit)}.{copy}" for unit, copy in copies)}
+    return frozenset(found)
 
 
 def moment_shapes(spec: Optimizer, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:

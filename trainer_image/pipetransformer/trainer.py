@@ -536,7 +536,10 @@ class Trainer:
         """Make the optimizer and the runner for the present boundary."""
         member.runner = self._make_runner(member.layout, member.groups)
         self._optimizer = make_optimizer(
-            self._job.spec.training.optimizer, self._state.trained_parameters(), self._state.moments
+            self._job.spec.training.optimizer,
+            self._state.trained_parameters(),
+            self._state.moments,
+            self._job.no_decay,
         )
         self._layout = member.layout
 
@@ -551,6 +554,8 @@ class Trainer:
             group=groups.pipeline,
             device=self._transport.device,
             dtype=self._job.dtype,
+            autocast=self._job.autocast,
+            recompute=self._job.spec.training.activation_checkpointing,
         )
         return StageRunner(
             spec,

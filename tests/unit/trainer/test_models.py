@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.checks import check_spec
+from pipetransformer.checks import check_model, check_spec
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
 from pipetransformer.models import (
@@ -15,6 +15,7 @@ from pipetransformer.models import (
     PipelineModel,
     build_model,
     build_unit,
+    run_unit,
     set_micro_batch,
 )
 from pipetransformer_contract.spec import Model, TrainerSpec
@@ -95,6 +96,50 @@ def test_targets_of_positions_count_one_by_one_and_missing_ones_not_at_all() -> 
     assert torch.isclose(loss, nn.functional.cross_entropy(output[kept], target[kept], reduction="sum"))
     assert model.loss(output, target, torch.tensor([1.0, 0.0], dtype=torch.float64))[1] == 2
     assert model.correct(output, output.argmax(dim=-1), torch.tensor([1.0, 0.0])) == 3
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_recomputing_a_forward_changes_no_gradient_and_keeps_only_the_input(step: int) -> None:
+    """Dropout, too, though other micro-batches have run before the backward comes."""
+    unit = build(Model(name="vit", num_layers=1, hidden_size=16, num_heads=2, mlp_size=32, dropout=0.3)).blocks[0]
+    x = torch.randn(3, 16, 16, dtype=torch.float64, requires_grad=True)
+    gradients, kept = [], []
+    for recompute in (False, True):
+        saved = list[int]()
+        set_micro_batch(MicroBatchContext(step, [5, 6, 7], recompute=recompute))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.numel()) or t, lambda t: t):
+            y = run_unit(unit, x)
+        set_micro_batch(MicroBatchContext(step + 9, [1, 2, 3]))
+        run_unit(unit, x)
+        gradients.append(torch.autograd.grad(y.square().sum(), [x, *unit.parameters()]))
+        kept.append(sum(saved))
+    for plain, again in zip(*gradients, strict=True):
+        assert torch.equal(plain, again)
+    assert kept[1] == x.numel() < kept[0] / 10
+
+
+def test_autocast_computes_products_in_bfloat16_and_passes_on_float32() -> None:
+    unit = build_unit(SPEC, INFO, 1, seed=0, dtype=torch.float32)
+    x = torch.randn(3, 16, 16)
+    set_micro_batch(MicroBatchContext(0, [5, 6, 7]))
+    exact = run_unit(unit, x)
+    set_micro_batch(MicroBatchContext(0, [5, 6, 7], autocast=torch.bfloat16))
+    rounded = run_unit(unit, x)
+    assert rounded.dtype == torch.float32
+    assert 1e-5 < (rounded - exact).norm() / exact.norm() < 1e-2
+    rounded.sum().backward()
+    assert {parameter.grad.dtype for parameter in unit.parameters() if parameter.grad is not None} == {torch.float32}
+
+
+def test_running_statistics_are_refused_with_the_layers_name() -> None:
+    model = PipelineModel(nn.Linear(2, 2), [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))], nn.Linear(2, 2), (2,))
+    with pytest.raises(SpecError, match=r"blocks\.0\.1 is a BatchNorm1d"):
+        check_model(model)
+    model.blocks = [nn.BatchNorm1d(2)]
+    with pytest.raises(SpecError, match=r"blocks\.0 is a BatchNorm1d"):
+        check_model(model)
+    model.blocks = [nn.LayerNorm(2)]
+    check_model(model)
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from pipetransformer_contract.spec import TrainerSpec
 from tests.tied_model import make_data, make_model
 from tests.trainer_harness import Scripted, run_job
 
+pytestmark = pytest.mark.timeout(240)
+
 EMBEDDING, OUTPUT = (0, "tokens.weight"), (7, "output.weight")
 STEPS = 16
 OPTIMIZERS = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ..models import run_unit
 from .cache import ActivationCache
 from .choice import Stopwatch
 from .digest import Key
@@ -212,5 +213,5 @@ class FrozenPrefix:
         source.enter(ids)
         with torch.no_grad():
             for unit in self._units[num_units:]:
-                rows = unit(rows)
+                rows = run_unit(unit, rows)
         return rows

@@ -5,6 +5,7 @@ from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout
 from .model import PipelineModel, unit_name
 from .own import OwnModel
+from .run import run_unit
 from .ties import Tie, Ties
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "build_unit",
     "current_micro_batch",
     "import_huggingface",
+    "run_unit",
     "set_micro_batch",
     "unit_name",
 ]

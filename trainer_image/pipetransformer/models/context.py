@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -19,13 +20,17 @@ class MicroBatchContext:
         step: global step, part of every random key.
         sample_ids: samples in the order of the batch dimension, padding included.
         lengths: (micro-batch,) leading positions of each sample that are no padding; None when nothing is padded.
-        draws: how often each place has drawn random numbers in this forward.
+        autocast: type to compute products in; None for that of the weights.
+        recompute: whether units that train compute their forward again instead of keeping it for the backward.
+        draws: how often each place has drawn random numbers in this forward of one unit.
         memory: what layers keep for later slices of the same samples, such as keys and values, by layer.
     """
 
     step: int
     sample_ids: Sequence[int]
     lengths: Tensor | None = None
+    autocast: torch.dtype | None = None
+    recompute: bool = False
     draws: Counter[int] = field(default_factory=Counter)
     memory: dict[int, list[Tensor]] = field(default_factory=dict)
 

@@ -7,15 +7,14 @@ that trains), at sizes that the present layout never uses, and costs nothing in 
 import contextlib
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..models import MicroBatchContext, set_micro_batch
+from ..models import MicroBatchContext, run_unit, set_micro_batch
 from ..partition import UnitCost
 
 _REPEATS = 3
@@ -77,9 +76,9 @@ class Probe:
     ) -> "_Run":
         """A forward, and a backward to `wanted`."""
         watch = _Stopwatch(self._device)
-        set_micro_batch(replace(self._context, draws=Counter()))
+        set_micro_batch(self._context)
         watch.mark()
-        y: Tensor = unit(x)
+        y = run_unit(unit, x)
         result = y if finish is None else finish(y)
         watch.mark()
         if wanted and result.requires_grad:

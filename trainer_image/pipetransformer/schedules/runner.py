@@ -19,7 +19,7 @@ from ..data import MicroBatch, Split, augmentation_key, lengths_of, read_batch
 from ..errors import ModelError
 from ..freezing import first_trainable
 from ..metrics import Metric
-from ..models import MicroBatchContext, PipelineModel, set_micro_batch
+from ..models import MicroBatchContext, PipelineModel, run_unit, set_micro_batch
 from ..partition import UnitCost
 from .choice import ScheduleClass
 from .probe import Probe
@@ -35,6 +35,9 @@ class StageSpec:
         boundary: frozen blocks.
         schedule: runs where a pipeline has at least as many micro-batches as stages, else GPipe.
         group: the workers of the pipeline in stage order.
+        dtype: of parameters, and of what travels between units.
+        autocast: type to compute products in; None for `dtype`.
+        recompute: whether units that train compute their forward again for their backward.
     """
 
     stage: int
@@ -45,6 +48,8 @@ class StageSpec:
     group: dist.ProcessGroup
     device: torch.device
     dtype: torch.dtype
+    autocast: torch.dtype | None = None
+    recompute: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -86,9 +91,9 @@ class StageModule(nn.Module):
             set_micro_batch(context)
             with torch.no_grad():
                 for unit in self.frozen:
-                    x = unit(x)
+                    x = run_unit(unit, x)
             for unit in self.active:
-                x = unit(x)
+                x = run_unit(unit, x)
         except Exception as error:
             raise ModelError(f"forward failed: {type(error).__name__}: {error}") from error
         return x
@@ -224,7 +229,9 @@ class StageRunner:
         )
 
     def _context(self, step: int, split: Split, sample_ids: Sequence[int]) -> MicroBatchContext:
-        return MicroBatchContext(step, tuple(sample_ids), lengths_of(split, sample_ids, self.spec.device))
+        spec = self.spec
+        lengths = lengths_of(split, sample_ids, spec.device)
+        return MicroBatchContext(step, tuple(sample_ids), lengths, spec.autocast, spec.recompute)
 
     def _schedule(self, num_micro_batches: int, micro_batch_size: int, *, training: bool) -> PipelineScheduleSingle:
         """One stage and schedule for each (mode, M): a stage's receive buffers belong to the mode that prepared

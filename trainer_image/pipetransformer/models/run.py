@@ -1,0 +1,32 @@
+"""How a unit's forward runs: in which precision, and what it keeps for its backward."""
+
+from collections import Counter
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .context import current_micro_batch, set_micro_batch
+
+
+def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
+    """The unit's output for the current micro-batch, whose context says how to compute.
+
+    With an `autocast` type, products are computed in it from weights that stay as they are, and what travels between
+    units is float32, whatever the cut. With `recompute`, a unit that trains keeps only its input, and computes its
+    forward again when its backward comes (activation checkpointing; Chen et al., 2016).
+    """
+    context = current_micro_batch()
+
+    def forward(x: Tensor) -> Tensor:
+        set_micro_batch(replace(context, draws=Counter()))  # when it runs again, others have been current
+        if context.autocast is None:
+            return unit(x)  # type: ignore[no-any-return]
+        with torch.autocast(x.device.type, dtype=context.autocast):
+            return unit(x).float()  # type: ignore[no-any-return]
+
+    if context.recompute and torch.is_grad_enabled():
+        output: Tensor = checkpoint(forward, x, use_reentrant=False)
+        return output
+    return forward(x)
