@@ -1,0 +1,19 @@
+"""Every example is a job that the operator admits and whose model fits its data."""
+
+from pathlib import Path
+
+import pytest
+
+from pipetransformer.job import Job
+from pipetransformer_operator.api.job import trainer_spec
+from pipetransformer_operator.local.manifest import read_job
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])
+def test_an_example_can_be_trained(file: Path, tmp_path: Path) -> None:
+    manifest = read_job(file, tmp_path)
+    job = Job.load(trainer_spec(manifest.spec, num_shards=4))
+    assert job.num_layers == manifest.spec.model.num_layers
+    assert len(job.dataset.train) > len(job.dataset.test) > 50
