@@ -103,16 +103,22 @@ def test_recomputing_a_forward_changes_no_gradient_and_keeps_only_the_input(step
     """Dropout, too, though other micro-batches have run before the backward comes."""
     unit = build(Model(name="vit", num_layers=1, hidden_size=16, num_heads=2, mlp_size=32, dropout=0.3)).blocks[0]
     x = torch.randn(3, 16, 16, dtype=torch.float64, requires_grad=True)
+    saved: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
     gradients, kept = [], []
     for recompute in (False, True):
-        saved = list[int]()
+        saved.clear()
         set_micro_batch(MicroBatchContext(step, [5, 6, 7], recompute=recompute))
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.numel()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             y = run_unit(unit, x)
+        kept.append(sum(saved))
         set_micro_batch(MicroBatchContext(step + 9, [1, 2, 3]))
         run_unit(unit, x)
         gradients.append(torch.autograd.grad(y.square().sum(), [x, *unit.parameters()]))
-        kept.append(sum(saved))
     for plain, again in zip(*gradients, strict=True):
         assert torch.equal(plain, again)
     assert kept[1] == x.numel() < kept[0] / 10
@@ -127,7 +133,7 @@ def test_autocast_computes_products_in_bfloat16_and_passes_on_float32() -> None:
     rounded = run_unit(unit, x)
     assert rounded.dtype == torch.float32
     assert 1e-5 < (rounded - exact).norm() / exact.norm() < 1e-2
-    rounded.sum().backward()
+    rounded.sum().backward()  # type: ignore[no-untyped-call]
     assert {parameter.grad.dtype for parameter in unit.parameters() if parameter.grad is not None} == {torch.float32}
 
 
