@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_operator.api.status import ConditionType, Reason
 from pipetransformer_operator.local.__main__ import main
 from pipetransformer_operator.local.manifest import InvalidManifest, read_job
 from pipetransformer_operator.local.run import run_job
@@ -60,6 +60,18 @@ async def test_a_releasing_job_gives_its_workers_back_while_it_trains(tmp_path: 
     assert status.is_true(ConditionType.COMPLETE)
     assert status.plan is not None and status.plan.stages * status.plan.pipelines == 1
     assert status.gpus.released == 3
+
+
+async def test_blocks_that_train_again_deepen_the_pipelines_of_the_same_workers(tmp_path: Path, run_dir: Path) -> None:
+    points = [{"step": 2, "boundary": 8}, {"step": 4, "boundary": 0}]
+    events: list[PlanEvent] = []
+    job = packing_job().set("freeze.boundaries", points)
+    status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir, told=events.append, command=SCRIPTED)
+    assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
+    assert status.plan is not None
+    assert (status.plan.stages, status.plan.pipelines, status.plan.layout_generation) == (4, 1, 3)
+    assert status.next_worker_id == 4
+    assert Reason.LAYERS_UNFROZEN in {event.reason for event in events}
 
 
 async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_words(

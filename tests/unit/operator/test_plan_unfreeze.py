@@ -78,7 +78,7 @@ def test_a_boundary_that_falls_while_leavers_wait_for_their_checkpoint_does_not_
     assert world.shape == (4, 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["Widen", "Release", "Hold"]),
     st.lists(st.integers(0, LAYERS - 1), min_size=1, max_size=6),
