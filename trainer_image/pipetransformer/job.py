@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from .data import (
     inputs_change,
     load_dataset,
     own_dataset,
+    shards_of,
 )
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
@@ -208,6 +210,16 @@ class Job:
         count = len(self.dataset.test)
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size)
+
+    def users(self, pipelines: int) -> Callable[[str, int], int]:
+        """Which of so many pipelines uses a sample, told its split (`train` or `test`) and its id."""
+        by_shard = [p for p in range(pipelines) for _ in shards_of(p, pipelines, self.order.num_shards)]
+        ends = [(p + 1) * len(self.dataset.test) // pipelines for p in range(pipelines)]
+
+        def pipeline(split: str, sample_id: int) -> int:
+            return by_shard[self.order.shard(sample_id)] if split == "train" else bisect_right(ends, sample_id)
+
+        return pipeline
 
     def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
         """The few training samples by which a freeze policy may compare a block with what it was: always the same."""

@@ -5,6 +5,7 @@ evaluation, checkpoint, regroup) happens between rounds, decided alike on all wo
 breaks, the worker keeps its state, lets go of the group and waits for the next generation.
 """
 
+import datetime
 import gc
 import logging
 import math
@@ -53,6 +54,9 @@ from .vote import Vote
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
+
+#: A leaver keeps its accelerator no longer than this to save others a computation.
+_HANDOVER_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 class Ending(Enum):
@@ -295,6 +299,8 @@ class Trainer:
                 )
         if not member.stepped:
             gc.collect()  # the old generation's groups hang in cycles; not in the pause, but before there are many
+            # The vote has shown that all have joined, so the first workers' addresses are in the store.
+            self._hand_over_cache(member.store, layout.pipelines, layout.pipeline if layout.is_first else None)
         member.stepped = True
         return vote
 
@@ -319,6 +325,27 @@ class Trainer:
         micro_batches = self._job.probe_micro_batches(layout.micro_batch_size)
         front = self._state.units.get(control.boundary + 1)
         return similarities(member.runner, front, micro_batches, self._job.dataset.train, tells=layout.pipeline == 0)
+
+    def _hand_over_cache(self, store: Store, pipelines: int, own: int | None) -> None:
+        """Send cached activations to the pipelines that use their samples now; `own` is the one that this worker
+        feeds."""
+        if self._cache is not None:
+            users = self._job.users(pipelines)
+            self._cache.hand_over(
+                lambda key: users(key.split, key.sample), own, lambda pipeline: store.get(f"cache/{pipeline}").decode()
+            )
+
+    def _leave_cache(self, result: Regrouped) -> None:
+        """As a leaver, hand over what this worker has cached; nobody waits for it, and it does not take long."""
+        if self._cache is None:
+            return
+        pipelines = result.generation.pipelines
+        try:
+            result.store.wait([f"cache/{pipeline}" for pipeline in range(pipelines)], _HANDOVER_TIMEOUT)
+            self._hand_over_cache(result.store, pipelines, None)
+        except RuntimeError as error:
+            logger.warning("cached activations are lost: %s", error)
+        self._cache.wait_until_handed_over(_HANDOVER_TIMEOUT.total_seconds())
 
     def _pass_on_next(self, member: _Membership) -> bool:
         """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
@@ -496,6 +523,7 @@ class Trainer:
             del old
         if result.layout is None:
             result.groups.drop()
+            self._leave_cache(result)
             return Ending.LEFT
         self._join(result, result.layout)
         return None
@@ -525,6 +553,9 @@ class Trainer:
             layout.number, layout.pipeline, layout.pipelines, layout.stage, layout.stages,
             layout.span.start, layout.span.stop - 1, control.step, control.boundary,
         )  # fmt: skip
+        if layout.is_first:
+            address = "" if self._cache is None else self._cache.listen(self._transport.address)
+            result.store.set(f"cache/{layout.pipeline}", address)
         if leader is not None:
             leader.committed(control, self._checkpointer.newest())
             self._watcher.watch(layout.number)

@@ -96,6 +96,18 @@ def test_a_run_with_caches_computes_what_one_without_does(
             assert json.loads(line)["memoryBytes"] <= limit
 
 
+def test_entries_follow_their_samples_to_a_new_pipeline(tmp_path: Path) -> None:
+    """The joiner does not train step 16's samples before the last epoch, and need not compute them then."""
+    spec = make_spec({"policy": "Always"}, epochs=4, globalBatchSize=200)
+    run = run_job(spec, [Scripted(1, 1, [0]), Scripted(1, 2, [0, 1], at_step=17)], tmp_path)
+
+    lines = [json.loads(line) for line in (tmp_path / "cache" / "job-w1.jsonl").read_text().splitlines()]
+    last_epoch = [line for line in lines if line["epoch"] == 3]
+    assert len(run.steps) == 32 and len(last_epoch) == 8
+    assert sum(line["hits"] + line["advanced"] for line in last_epoch) >= TRAINING_SAMPLES // 2 - 1
+    assert sum(line["computed"] for line in last_epoch) == 0
+
+
 def test_policy_never_keeps_nothing(uncached: Ran) -> None:
     assert uncached.summary["cache"] == []
     assert not (uncached.run_dir / "cache").exists()

@@ -2,13 +2,13 @@
 
 It is told which units are frozen on the first stage whenever that changes. Their digests are made in the background;
 until they are known nothing is looked up. Entries of a shorter prefix stay valid and are carried on from where they
-end; entries of anything else are given up.
+end; entries of anything else are given up. What other workers serve after a regroup is sent to them.
 """
 
 import hashlib
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,13 +19,17 @@ from pipetransformer_contract.spec import Cache, CacheDtype, CachePolicy
 
 from .choice import Choice
 from .digest import Key, PrefixDigests
+from .peers import EntryReceiver, EntrySender
 from .store import TieredStore
 
 _DTYPES = {CacheDtype.FLOAT16: torch.float16, CacheDtype.BFLOAT16: torch.bfloat16}
 
 
 class ActivationCache:
-    """Entries, their names, and whether they are worth it. Used by the training thread alone."""
+    """Entries, their names, and whether they are worth it.
+
+    The training thread calls it; threads of its own take entries from peers and send them.
+    """
 
     def __init__(self, settings: Cache, *, job: str, worker: str, scratch: Path | None = None) -> None:
         """
@@ -44,11 +48,15 @@ class ActivationCache:
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="cache-digest")
         self._pending: Future[list[bytes]] | None = None
         self._prefixes: list[bytes] = []
-        self._lengths: list[int] = []
+        self._in_use = False
+        self._largest_entry = max(settings.memory_bytes, settings.disk_bytes)
+        self._receiver: EntryReceiver | None = None
+        self._sender: EntrySender | None = None
 
     def use(self, units: Sequence[nn.Module]) -> None:
         """From now on `units`, the model's first ones, are frozen here; none when this worker needs no entries."""
         self._prefixes = []
+        self._in_use = bool(units)
         self.choice = Choice(self._always)
         self.store.unstage()
         self._pending = self._hashing.submit(self._digest, list(units))
@@ -60,12 +68,6 @@ class ActivationCache:
             self._pending = None
             valid = set(self._prefixes)
             self.store.keep_only(lambda key: key.prefix in valid)
-            found = self.store.prefixes()
-            self._lengths = [
-                length
-                for length in range(len(self._prefixes), 0, -1)
-                if length == len(self._prefixes) or self._prefixes[length - 1] in found
-            ]
         if self._prefixes and not self.choice.memory_pays:
             self._prefixes = []
             self.store.keep_only(lambda key: False)
@@ -75,7 +77,7 @@ class ActivationCache:
 
     def find(self, split: str, sample: int, augmentation: int) -> tuple[int, Key] | None:
         """The longest prefix of the sample that is here: its number of units, and its entry's key."""
-        for length in self._lengths:
+        for length in range(len(self._prefixes), 0, -1):
             key = Key(self._prefixes[length - 1], split, sample, augmentation)
             if self.store.tier_of(key) is not None:
                 return length, key
@@ -83,7 +85,7 @@ class ActivationCache:
 
     def read(self, key: Key) -> Tensor | None:
         """The entry that `find` named; None when it is not whole."""
-        of_disk = self.store.tier_of(key) is self.store.disk
+        of_disk = self.store.disk is not None and key in self.store.disk
         begun = time.perf_counter()
         entry = self.store.get(key)
         if of_disk:
@@ -126,11 +128,50 @@ class ActivationCache:
             "diskBytes": disk_bytes,
         }
 
+    def listen(self, host: str) -> str:
+        """Take entries from workers that know the address which this returns."""
+        if self._receiver is None:
+            self._receiver = EntryReceiver(host, self._largest_entry, self._accept)
+        return self._receiver.address
+
+    def hand_over(self, owner: Callable[[Key], int], own: int | None, address_of: Callable[[int], str]) -> None:
+        """Begin to send entries to the pipelines that now use their samples, and give them up.
+
+        Args:
+            owner: the pipeline that uses an entry.
+            own: the pipeline whose first worker this is, None when it is none.
+            address_of: of a pipeline's first worker, as `listen` gave it there; empty where there is no cache.
+        """
+        if self._sender is not None:
+            self._sender.stop()
+        moved: dict[int, list[Key]] = defaultdict(list)
+        for key in self.store.all_keys():
+            pipeline = owner(key)
+            if pipeline != own:
+                moved[pipeline].append(key)
+        by_address = {address_of(pipeline): keys for pipeline, keys in moved.items()}
+        self._sender = EntrySender(by_address, self.store.peek, self.store.remove) if by_address else None
+
+    def wait_until_handed_over(self, seconds: float) -> None:
+        """Until all entries have been sent, but not longer."""
+        if self._sender is not None:
+            self._sender.wait(seconds)
+
     def close(self) -> None:
         """Delete everything."""
+        if self._receiver is not None:
+            self._receiver.close()
+        if self._sender is not None:
+            self._sender.stop()
         self._hashing.shutdown()
         self.store.close()
 
     def _digest(self, units: list[nn.Module]) -> list[bytes]:
         self._digests.keep_only(units)
         return self._digests.of(units)
+
+    def _accept(self, key: Key, entry: Tensor) -> None:
+        """From a peer's thread: while digests are made, what turns out to be of no use is given up later."""
+        pending = self._pending is not None
+        if self._in_use and (pending or key.prefix in self._prefixes):
+            self.store.put(key, entry)

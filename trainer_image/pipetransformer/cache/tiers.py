@@ -62,6 +62,10 @@ class Tier(ABC):
         """An entry that is here, or None when it has turned out not to be whole."""
 
     @abstractmethod
+    def read(self, key: Key) -> Future[Tensor | None]:
+        """What `fetch` would give, without touching what is staged."""
+
+    @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
@@ -86,6 +90,11 @@ class MemoryTier(Tier):
 
     def fetch(self, key: Key) -> Tensor | None:
         return self._entries[key]
+
+    def read(self, key: Key) -> Future[Tensor | None]:
+        result: Future[Tensor | None] = Future()
+        result.set_result(self._entries[key])
+        return result
 
     def close(self) -> None:
         self._entries.clear()
@@ -122,7 +131,7 @@ class DiskTier(Tier):
             return True
         if self._staged_bytes >= _LARGEST_READ_AHEAD_BYTES:
             return False
-        self._staged[key] = self._read(key)
+        self._staged[key] = self.read(key)
         self._staged_bytes += self._sizes[key]
         return True
 
@@ -132,7 +141,10 @@ class DiskTier(Tier):
 
     def fetch(self, key: Key) -> Tensor | None:
         staged = self._unstage(key)
-        return (staged or self._read(key)).result()
+        return (staged or self.read(key)).result()
+
+    def read(self, key: Key) -> Future[Tensor | None]:
+        return self._thread.submit(self._files.read, key, *self._shapes[key])
 
     def close(self) -> None:
         self._thread.submit(self._files.close)
@@ -162,9 +174,6 @@ class DiskTier(Tier):
         self._unstage(key)
         del self._shapes[key]
         self._thread.submit(self._files.remove, key)
-
-    def _read(self, key: Key) -> Future[Tensor | None]:
-        return self._thread.submit(self._files.read, key, *self._shapes[key])
 
     def _unstage(self, key: Key) -> Future[Tensor | None] | None:
         staged = self._staged.pop(key, None)

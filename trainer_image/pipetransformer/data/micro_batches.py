@@ -57,7 +57,8 @@ def deal(batch: Sequence[Sequence[int]], pipelines: int, micro_batch_size: int) 
 
 def _cut(ids: list[int], size: int, padding: int) -> list[MicroBatch]:
     missing = -len(ids) % size if ids else size
-    padded = ids + [padding] * missing
+    # A sample of the same pipeline, where there is one: what a cache would have to compute for padding alone is wasted.
+    padded = ids + [ids[0] if ids else padding] * missing
     weights = [1.0] * len(ids) + [0.0] * missing
     return [
         MicroBatch(tuple(padded[start : start + size]), tuple(weights[start : start + size]))

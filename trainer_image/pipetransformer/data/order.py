@@ -28,6 +28,9 @@ class EpochOrder:
         self.num_shards = num_shards
         everything = np.random.default_rng([seed, 0]).permutation(num_samples)
         self._shards = np.array_split(everything, num_shards)
+        self._shard_of = np.empty(num_samples, dtype=np.int64)
+        for number, shard in enumerate(self._shards):
+            self._shard_of[shard] = number
         self._turns = _turns([len(shard) for shard in self._shards])
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
 
@@ -44,6 +47,10 @@ class EpochOrder:
         """Samples of global step `step`."""
         place = step % self.steps_per_epoch
         return min(self.global_batch, self.num_samples - place * self.global_batch)
+
+    def shard(self, sample_id: int) -> int:
+        """The shard that holds a sample."""
+        return int(self._shard_of[sample_id])
 
     def batch(self, step: int) -> list[list[int]]:
         """Sample ids of global step `step`, one list for each of the C shards."""

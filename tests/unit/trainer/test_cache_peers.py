@@ -1,0 +1,142 @@
+"""Entries follow their samples from one worker's cache to another's."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.cache import ActivationCache
+from pipetransformer_contract.spec import Cache
+
+pytestmark = pytest.mark.timeout(60)
+
+SAMPLES = 40
+
+
+@pytest.fixture
+def make_cache(tmp_path: Path) -> Iterator[Callable[..., ActivationCache]]:
+    """Builds caches of workers that have frozen the same unit."""
+    caches: list[ActivationCache] = []
+
+    def make(**settings: object) -> ActivationCache:
+        torch.manual_seed(0)
+        spec = Cache.model_validate({"policy": "Always", "memory_bytes": 1 << 20} | settings)
+        cache = ActivationCache(spec, job="job", worker=f"w{len(caches)}", scratch=tmp_path)
+        cache.use([nn.Linear(2, 2).eval()])
+        assert cache.ready()
+        caches.append(cache)
+        return cache
+
+    yield make
+    for cache in caches:
+        cache.close()
+
+
+def fill(cache: ActivationCache) -> None:
+    for sample in range(SAMPLES):
+        cache.keep("train", sample, 0, entry(sample), None)
+
+
+def entry(sample: int) -> Tensor:
+    return torch.full((3, 2), float(sample), dtype=torch.bfloat16)
+
+
+def held(cache: ActivationCache) -> list[int]:
+    """Samples whose entries are here and whole."""
+    samples = sorted(key.sample for key in cache.store.all_keys())
+    for sample in samples:
+        place = cache.find("train", sample, 0)
+        assert place is not None
+        read = cache.read(place[1])
+        assert read is not None and torch.equal(read, entry(sample))
+    return samples
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory_bytes": 60, "disk_bytes": 1 << 20}], ids=["memory", "disk"])
+def test_entries_go_to_the_pipelines_that_use_them_now(
+    make_cache: Callable[..., ActivationCache], settings: dict[str, int]
+) -> None:
+    caches = [make_cache(**settings) for _ in range(3)]
+    fill(caches[0])
+    addresses = [cache.listen("127.0.0.1") for cache in caches]
+
+    caches[0].hand_over(lambda key: key.sample % 3, 0, addresses.__getitem__)
+    caches[0].wait_until_handed_over(30)
+
+    wait_for(lambda: sum(len(cache.store.all_keys()) for cache in caches) == SAMPLES)
+    assert [held(cache) for cache in caches] == [list(range(p, SAMPLES, 3)) for p in range(3)]
+
+
+def test_a_worker_that_feeds_no_pipeline_any_more_gives_all_away(make_cache: Callable[..., ActivationCache]) -> None:
+    old, new = make_cache(), make_cache()
+    fill(old)
+
+    old.hand_over(lambda key: 0, None, lambda pipeline: new.listen("127.0.0.1"))
+    old.wait_until_handed_over(30)
+
+    wait_for(lambda: len(new.store.all_keys()) == SAMPLES)
+    assert held(new) == list(range(SAMPLES)) and held(old) == []
+
+
+@pytest.mark.parametrize("address", ["", json.dumps(["127.0.0.1", 9, "token"])], ids=["without a cache", "gone"])
+def test_entries_for_a_peer_that_takes_none_are_given_up(
+    make_cache: Callable[..., ActivationCache], address: str
+) -> None:
+    cache = make_cache()
+    fill(cache)
+
+    cache.hand_over(lambda key: key.sample % 2, 0, lambda pipeline: address)
+    cache.wait_until_handed_over(30)
+
+    assert held(cache) == list(range(0, SAMPLES, 2))
+
+
+def test_entries_of_another_prefix_are_not_taken(make_cache: Callable[..., ActivationCache]) -> None:
+    old, new = make_cache(), make_cache()
+    old.use([nn.Linear(2, 2).eval()])
+    assert old.ready()
+    fill(old)
+
+    old.hand_over(lambda key: 1, 0, lambda pipeline: new.listen("127.0.0.1"))
+    old.wait_until_handed_over(30)
+
+    assert held(old) == [] and held(new) == []
+
+
+def test_who_does_not_know_the_token_is_not_heard(make_cache: Callable[..., ActivationCache]) -> None:
+    old, new = make_cache(), make_cache()
+    fill(old)
+    host, port, token = json.loads(new.listen("127.0.0.1"))
+
+    old.hand_over(lambda key: 1, 0, lambda pipeline: json.dumps([host, port, token[::-1]]))
+    old.wait_until_handed_over(30)
+
+    assert held(new) == []
+
+
+def test_a_torn_or_senseless_stream_harms_nothing(make_cache: Callable[..., ActivationCache]) -> None:
+    old, new = make_cache(), make_cache()
+    fill(old)
+    host, port, token = json.loads(new.listen("127.0.0.1"))
+    for rubbish in (b"\xff" * 64, b"\x02\x00", b"\x02\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00{}", b""):
+        with socket.create_connection((host, port)) as connection:
+            connection.sendall(token.encode() + rubbish)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1):
+                pass
+
+    old.hand_over(lambda key: 1, 0, lambda pipeline: new.listen(host))
+    old.wait_until_handed_over(30)
+
+    wait_for(lambda: len(new.store.all_keys()) == SAMPLES)
+    assert held(new) == list(range(SAMPLES))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """The last entries are on their way when the sender has ended; the test's timeout bounds this."""
+    while not condition():
+        pass

@@ -1,0 +1,148 @@
+"""Entries follow their samples: a worker that no longer serves them sends them to the one that now does.
+
+It happens in the background, over one connection for each receiver, after a regroup has committed. Whatever breaks on
+the way costs the receiver a computation. A receiver takes entries from those alone that know its token, which the
+generation's store holds.
+"""
+
+import hmac
+import json
+import logging
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from .digest import Key, as_bytes
+
+logger = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("<IQ")
+_TOKEN_CHARACTERS = 32
+_LARGEST_NAME = 4096
+#: A peer that takes or gives nothing for so long is given up.
+_TIMEOUT_SECONDS = 30.0
+
+
+class EntryReceiver:
+    """Listens on a port of `host` and passes every entry that comes to `accept`, from threads of its own.
+
+    Attributes:
+        address: what a sender needs: host, port, token.
+    """
+
+    def __init__(self, host: str, largest_entry: int, accept: Callable[[Key, Tensor], None]) -> None:
+        self._accept = accept
+        self._largest_entry = largest_entry
+        self._token = secrets.token_hex(_TOKEN_CHARACTERS // 2)
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        self._server = socket.create_server((host, 0), family=family)
+        self.address = json.dumps([host, self._server.getsockname()[1], self._token])
+        threading.Thread(target=self._listen, name="cache-receiver", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="cache-peer", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_TIMEOUT_SECONDS)
+            with connection, connection.makefile("rb") as stream:
+                if hmac.compare_digest(stream.read(_TOKEN_CHARACTERS), self._token.encode()):
+                    while (received := self._receive(stream)) is not None:
+                        self._accept(*received)
+        except (OSError, ValueError) as error:
+            logger.warning("cache: a peer's entries ended early: %s", error)
+
+    def _receive(self, stream: IO[bytes]) -> tuple[Key, Tensor] | None:
+        """The next entry, None after the last."""
+        header = stream.read(_HEADER.size)
+        if not header:
+            return None
+        if len(header) < _HEADER.size:
+            raise ValueError("torn entry")
+        name_size, size = _HEADER.unpack(header)
+        if name_size > _LARGEST_NAME or size > self._largest_entry:
+            raise ValueError(f"an entry of {size} bytes under a name of {name_size}")
+        name, payload = json.loads(stream.read(name_size)), bytearray(stream.read(size))
+        try:
+            entry = torch.frombuffer(payload, dtype=getattr(torch, name["dtype"])).view(name["shape"])
+            key = Key(bytes.fromhex(name["prefix"]), name["split"], name["sample"], name["augmentation"])
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"an entry named {name}: {error}") from error
+        return key, entry
+
+
+class EntrySender:
+    """Sends entries to receivers, one after another, in a thread; `done` is called for each key, sent or not."""
+
+    def __init__(
+        self,
+        entries: Mapping[str, Sequence[Key]],
+        read: Callable[[Key], Tensor | None],
+        done: Callable[[Key], None],
+    ) -> None:
+        """`entries` are keys by the receiver's address."""
+        self._entries = entries
+        self._read = read
+        self._done = done
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cache-sender", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send no more; the keys that are left stay."""
+        self._stopped.set()
+        self._thread.join()
+
+    def wait(self, seconds: float) -> None:
+        """Until all are sent, but not longer than that."""
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        for address, keys in self._entries.items():
+            try:
+                if address:
+                    self._send(address, keys)
+            except OSError as error:
+                logger.warning("cache: a peer takes no entries: %s", error)
+            if self._stopped.is_set():
+                return
+            for key in keys:
+                self._done(key)
+
+    def _send(self, address: str, keys: Sequence[Key]) -> None:
+        host, port, token = json.loads(address)
+        with socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS) as connection:
+            connection.sendall(token.encode())
+            for key in keys:
+                if self._stopped.is_set():
+                    return
+                entry = self._read(key)
+                if entry is not None:
+                    name = {
+                        "prefix": key.prefix.hex(),
+                        "split": key.split,
+                        "sample": key.sample,
+                        "augmentation": key.augmentation,
+                        "dtype": str(entry.dtype).removeprefix("torch."),
+                        "shape": list(entry.shape),
+                    }
+                    line = json.dumps(name).encode()
+                    connection.sendall(_HEADER.pack(len(line), entry.nbytes) + line)
+                    connection.sendall(as_bytes(entry))
+                    self._done(key)
