@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.common import ROOT, print_table, write_result
 from pipetransformer.cache import ActivationCache, FrozenPrefix, Source
 from pipetransformer.data import load_dataset
-from pipetransformer.models import build_model
+from pipetransformer.models import MicroBatchContext, build_model, set_micro_batch
 from pipetransformer_contract.spec import Cache, CachePolicy, Data, Model, TrainerSpec
 from tests.ledger_checker import check
 from tests.trainer_harness import Ran, Scripted, run_job
@@ -188,7 +188,7 @@ class Epochs:
                 split="train",
                 inputs=lambda wanted: self.split.batch(wanted)[0],
                 augmentation=lambda sample: 0,
-                enter=lambda wanted: None,
+                enter=lambda wanted: set_micro_batch(MicroBatchContext(0, wanted)),
                 upcoming=lambda following=following: [(sample, 0) for sample in following],  # type: ignore[misc]
             )
             begun = time.perf_counter()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.cache import ActivationCache, FrozenPrefix, Source
+from pipetransformer.models import MicroBatchContext, set_micro_batch
 from pipetransformer_contract.spec import Cache, CacheDtype
 
 SAMPLES = 24
@@ -66,7 +67,7 @@ class Bench:
                 split="train",
                 inputs=lambda ids: INPUTS[list(ids)] + shift,
                 augmentation=lambda sample: augmentation,
-                enter=lambda ids: None,
+                enter=lambda ids: set_micro_batch(MicroBatchContext(0, ids)),
             ),
             micro_batches,
         )
