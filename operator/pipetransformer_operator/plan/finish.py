@@ -36,7 +36,8 @@ def judge(draft: Draft) -> None:
 def clean(draft: Draft) -> None:
     """After the end: nothing is created any more, workers go by `cleanPodPolicy`, the job by its time to live."""
     status, policy = draft.status, draft.spec.run_policy
-    draft.update(worker_ids=[], resize=None, next_resize_time=None)
+    draft.update(resize=None, next_resize_time=None)
+    draft.keep_workers([])
     ended = status.completion_time or draft.now
     if policy.clean_pod_policy is not CleanPodPolicy.NONE and draft.now < ended + FINISH_GRACE:
         draft.wake_at(ended + FINISH_GRACE)

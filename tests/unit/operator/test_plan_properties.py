@@ -1,92 +1,280 @@
-"""Rules that hold whatever happens, in whatever order: random events, each followed by turns until all is done."""
+"""Rules that hold whatever happens, in whatever order: a state machine whose steps are what a cluster does to a job.
+
+After each turn `check` compares what was and what is; an operator that dies between two writes is a turn that is only
+half executed. In the end the world is put right, and the job has to come to rest in a layout that it should have.
+"""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import ResizePhase
+from pipetransformer_contract.messages import Outcome, ResizeReason
+from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Share, State
+from pipetransformer_operator.plan import Plan, WorkerPhase
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import LAYERS, World
 
-pytestmark = pytest.mark.timeout(60)
-
-EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(["warm", "commit", "freeze", "thaw", "checkpoint", "leave", "kill", "crash", "wait", "scale"]),
-        st.integers(0, 7),
-    ),
-    max_size=25,
-)
+pytestmark = pytest.mark.timeout(240)
+#: Generations that follow from what was lost, and not from what would be better.
+FORCED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
+NUMBER = st.integers(0, 7)
 
 
-def jobs() -> st.SearchStrategy[JobBuilder]:
-    def build(stages: int, pipelines: int, spare: int, on_pack: str) -> JobBuilder:
+class Checked(World):
+    """A world that compares what was and what is after each turn."""
+
+    def __init__(self, builder: JobBuilder) -> None:
+        super().__init__(builder)
+        self.real_failures = 0
+
+    def turn(self, *, executed: bool = True) -> Plan:
+        before, workers = self.status, dict(self.workers)
+        decided = super().turn(executed=executed)
+        for name, _ in decided.delete:
+            self.check_deletion(before, name, alive=workers[name].alive)
+        self.check(before)
+        return decided
+
+    def check(self, before: JobStatus) -> None:
+        """What one turn may have changed."""
+        status = self.status
+        assert status.layout_generation - before.layout_generation in (0, 1)
+        assert status.next_worker_id >= before.next_worker_id
+        assert status.failures <= self.real_failures, "what was no failure was counted"
+        assert set(status.claimed_ids) <= set(status.worker_ids)
+        assert set(status.leaving_ids) <= set(status.worker_ids)
+        if status.plan is not None and status.layout_generation != before.layout_generation:
+            self.check_published(before, status.plan)
+
+    def check_published(self, before: JobStatus, plan: PublishedPlan) -> None:
+        """Rules 3 and 5: legal sizes, one change at a time, and nobody left out who may hold the only copy."""
+        names = [member.name for member in plan.members]
+        elastic = self.spec.elastic_policy
+        assert len(set(names)) == plan.stages * plan.pipelines == len(names)
+        assert plan.leader in names
+        assert not set(names) & {member.name for member in plan.leavers}
+        assert plan.pipelines <= (self.status.num_shards or 0)
+        if plan.reason is not ResizeReason.UNDO and (before.plan is None or before.plan.layout != plan.layout):
+            assert elastic.min_workers <= len(names) <= elastic.max_workers
+            assert plan.pipelines >= elastic.min_pipelines
+        if before.plan is None:
+            return
+        if plan.reason not in FORCED:
+            assert plan.confirmed_generation >= before.plan.layout_generation, "two resizes at a time"
+            assert not before.leaving_ids or self.durable(before.plan), "leavers still wait for their checkpoint"
+        gone = {member.name for member in before.plan.members} - {
+            member.name for member in (*plan.members, *plan.leavers)
+        }
+        for name in gone:
+            worker = self.workers.get(name)
+            lost = worker is None or not worker.alive or name in self.silent
+            assert lost, f"{name} lives, may hold the only copy, and has no part in generation {plan.layout_generation}"
+
+    def check_deletion(self, before: JobStatus, name: str, *, alive: bool) -> None:
+        """Rules 3 and 8: nobody is deleted who holds state, and nothing is given back before it is durable."""
+        status, worker_id = self.status, int(name.rpartition("w")[2])
+        if status.finished or self.spec.suspend or status.plan is None:
+            return
+        assert worker_id not in status.worker_ids
+        lost = not alive or name in self.silent
+        assert lost or name not in {member.name for member in status.plan.members}, "a member was deleted"
+        if worker_id in before.leaving_ids:
+            assert self.durable(status.plan) or lost, f"{name} was given back before a checkpoint was durable"
+
+    def durable(self, plan: PublishedPlan) -> bool:
+        return plan.covered_by(self.status.checkpoint)
+
+
+class Life(RuleBasedStateMachine):
+    """A job and all that may happen to it."""
+
+    world: Checked
+
+    @initialize(
+        stages=st.sampled_from([1, 2, 4]),
+        pipelines=st.integers(1, 2),
+        spare=st.integers(0, 4),
+        on_pack=st.sampled_from(["Widen", "Release", "Hold", "Auto"]),
+        least=st.integers(1, 2),
+    )
+    def begin(self, stages: int, pipelines: int, spare: int, on_pack: str, least: int) -> None:
         workers = stages * pipelines
-        job = make_job().stages(stages).workers(workers, most=workers + spare).checkpoint().on_pack(on_pack)
-        return job.set("runPolicy.backoffLimit", 6)
+        job = make_job().stages(stages).workers(workers, least=min(least, workers), most=workers + spare)
+        self.world = Checked(job.checkpoint().on_pack(on_pack).set("runPolicy.backoffLimit", 8))
+        self.world.settle()
 
-    policies = st.sampled_from(["Widen", "Release", "Hold"])
-    return st.builds(build, st.sampled_from([1, 2, 4]), st.integers(1, 2), st.integers(0, 4), policies)
+    # -- what trainers do
+
+    @rule()
+    def workers_warm_up(self) -> None:
+        self.world.warm_up()
+
+    @rule(checkpoint=st.booleans())
+    def members_commit(self, checkpoint: bool) -> None:
+        if self.trains:
+            boundary = self.world.report.boundary if self.world.report else 0
+            self.world.commit(checkpoint=boundary if checkpoint else None)
+
+    @rule(boundary=st.integers(0, LAYERS - 1))
+    def layers_freeze_or_thaw(self, boundary: int) -> None:
+        if self.trains:
+            self.world.commit(boundary=boundary)
+
+    @rule()
+    def leavers_leave(self) -> None:
+        if self.trains and self.world.plan.confirmed:
+            self.world.leave()
+
+    @rule(everyone=st.booleans(), number=NUMBER)
+    def the_group_breaks(self, everyone: bool, number: int) -> None:
+        plan = self.world.status.plan
+        names = [m.name for m in (*plan.members, *plan.leavers)] if plan else []
+        living = [name for name in names if name in self.world.workers and self.world.workers[name].alive]
+        if living:
+            self.world.break_group(living if everyone else [living[number % len(living)]])
+
+    # -- what the cluster does
+
+    @rule(number=NUMBER, kind=st.sampled_from(["gone", "crash", "stopped", "disrupted", "deleted", "left"]))
+    def a_worker_ends(self, number: int, kind: str) -> None:
+        world = self.world
+        if not world.workers:
+            return
+        name = sorted(world.workers)[number % len(world.workers)]
+        match kind:
+            case "gone":
+                world.real_failures += 1
+                world.kill(name)
+            case "crash":
+                world.real_failures += 1
+                world.end(name, exit_code=1)
+            case "stopped":
+                world.real_failures += 1
+                world.silent.add(name)
+                world.lost_peers.add(name)
+            case "disrupted":
+                world.change(name, disrupted=True)
+            case "deleted":
+                world.change(name, terminating=True)
+            case "left":
+                world.end(name, exit_code=0, message='{"outcome": "Left"}')
+        world.settle()
+
+    @rule()
+    def terminating_pods_go(self) -> None:
+        for name in [name for name, worker in self.world.workers.items() if worker.terminating]:
+            self.world.kill(name)
+        self.world.settle()
+
+    @rule(unschedulable=st.booleans())
+    def the_cluster_fills_or_empties(self, unschedulable: bool) -> None:
+        self.world.unschedulable = unschedulable
+        if not unschedulable:
+            self.schedule()
+        self.world.settle()
+
+    @rule(number=NUMBER)
+    def a_node_is_cordoned_or_not(self, number: int) -> None:
+        workers = self.world.workers
+        if workers:
+            name = sorted(workers)[number % len(workers)]
+            self.world.change(name, draining=not workers[name].draining)
+            self.world.settle()
+
+    @rule(seconds=st.sampled_from([1, 15, 61, 200, 700, 4000]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.wait(seconds)
+        self.world.settle()
+
+    # -- what users and other jobs do
+
+    @rule(spare=st.integers(0, 6))
+    def the_ceiling_is_moved(self, spare: int) -> None:
+        world = self.world
+        world.builder.set("elasticPolicy.maxWorkers", world.spec.elastic_policy.workers + spare)
+        world.metadata_generation += 1
+        world.settle()
+
+    @rule(suspended=st.booleans())
+    def the_job_is_suspended_or_resumed(self, suspended: bool) -> None:
+        self.world.builder.suspended(suspended)
+        self.world.settle()
+
+    @rule(workers=st.none() | st.integers(0, 8), stale=st.booleans())
+    def workers_are_shared_out(self, workers: int | None, stale: bool) -> None:
+        generation = max(0, self.world.status.layout_generation - stale)
+        self.world.share = None if workers is None else Share(workers=workers, layout_generation=generation)
+        self.world.settle()
+
+    # -- what happens to the operator
+
+    @rule()
+    def the_operator_dies_between_its_writes(self) -> None:
+        self.world.turn(executed=False)
+        self.world.since = self.world.now
+        self.world.warm.clear()
+        self.world.settle()
+
+    @precondition(lambda self: self.world.status.plan is not None)
+    @rule()
+    def nothing_happens(self) -> None:
+        before = self.world.status
+        again = self.world.turn()
+        assert (again.status, again.create, again.delete, again.events) == (before, (), (), ())
+
+    def teardown(self) -> None:
+        """All is well from now on: the job comes to rest, training in a layout that it should have."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.builder.suspended(False)
+        world.unschedulable, world.share = False, None
+        world.silent.clear()
+        world.lost_peers.clear()
+        for name, worker in world.workers.items():
+            world.change(name, draining=False, disrupted=False) if worker.alive else None
+        for _ in range(12):
+            self.terminating_pods_go()
+            self.schedule()
+            world.warm_up()
+            if self.trains:
+                world.commit(checkpoint=world.report.boundary if world.report else 0)
+                world.leave()
+            world.wait(3601)
+            world.settle()
+        if world.status.finished:
+            assert world.status.is_true(ConditionType.FAILED)
+            assert world.status.failures > 8
+            return
+        assert world.state() is State.RUNNING, world.status.conditions
+        assert world.plan.confirmed and not world.status.leaving_ids and world.status.resize is None
+        members = {member.name for member in world.plan.members}
+        spares = set(world.workers) - members
+        assert not spares or world.spec.elastic_policy.on_pack == "Hold"
+        world.finish(Outcome.SUCCEEDED)
+        assert world.state() is State.COMPLETE
+
+    @property
+    def trains(self) -> bool:
+        """Whether all members of the published generation live."""
+        plan = self.world.status.plan
+        if plan is None or self.world.status.finished or self.world.spec.suspend:
+            return False
+        workers = [self.world.workers.get(member.name) for member in plan.members]
+        return all(worker is not None and worker.alive and worker.name not in self.world.silent for worker in workers)
+
+    def schedule(self) -> None:
+        for name, worker in self.world.workers.items():
+            if not worker.scheduled:
+                self.world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
 
 
-def happen(world: World, event: str, number: int) -> None:
-    """One event; those that cannot happen now do nothing."""
-    names = sorted(world.workers)
-    plan = world.status.plan
-    trains = plan is not None and all(member.name in world.workers for member in plan.members)
-    boundary = world.report.boundary if world.report else 0
-    if event == "warm":
-        world.warm_up()
-    elif event == "kill" and names:
-        world.kill(names[number % len(names)])
-    elif event == "crash" and names:
-        world.end(names[number % len(names)], exit_code=1)
-    elif event == "wait":
-        world.wait(200 * number)
-    elif event == "scale":
-        world.builder.set("elasticPolicy.maxWorkers", world.spec.elastic_policy.workers + number)
-    elif trains and event == "commit":
-        world.commit()
-    elif trains and event == "freeze":
-        world.commit(boundary=min(LAYERS - 1, boundary + number))
-    elif trains and event == "thaw":
-        world.commit(boundary=max(0, boundary - number))
-    elif trains and event == "checkpoint":
-        world.commit(checkpoint=boundary)
-    elif trains and plan is not None and plan.confirmed and event == "leave":
-        world.leave()
-    world.settle()
-
-
-@settings(max_examples=60, deadline=None)
-@given(jobs(), EVENTS)
-def test_whatever_happens_sizes_are_legal_and_plans_converge(job: JobBuilder, events: list[tuple[str, int]]) -> None:
-    world = World(job)
-    for event, number in events:
-        before = world.status
-        deleted = len(world.deleted_alive)
-        happen(world, event, number)
-        check_plan(world, before_generation=before.layout_generation)
-        given_back = set(world.deleted_alive[deleted:])
-        if before.plan and world.status.plan and not world.status.finished:
-            holders = {member.name for member in world.status.plan.members}
-            assert not given_back & holders, "a member was deleted"
-
-
-def check_plan(world: World, before_generation: int) -> None:
-    """Rules 3, 5 and 8 on what is published."""
-    status = world.status
-    assert status.layout_generation >= before_generation
-    if status.plan is None:
-        return
-    names = [member.name for member in status.plan.members]
-    assert len(names) == len(set(names)) == status.plan.stages * status.plan.pipelines
-    assert len(names) <= world.spec.elastic_policy.workers + 7
-    assert status.plan.leader in names
-    assert not set(names) & {member.name for member in status.plan.leavers}
-    if status.resize is not None and status.resize.phase is ResizePhase.PREPARE and not status.leaving_ids:
-        assert status.plan.confirmed or status.resize.reason is ResizeReason.FAILURE, "two resizes at a time"
+Life.TestCase.settings = settings(
+    max_examples=500, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+test_whatever_happens = Life.TestCase
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,15 +287,3 @@ def test_no_leaver_is_deleted_before_a_checkpoint_at_the_new_boundary(stages: in
     world.commit(checkpoint=durable)
     world.leave()
     assert bool(leavers & set(world.deleted)) == bool(leavers and durable >= boundary)
-
-
-@settings(max_examples=30, deadline=None)
-@given(jobs(), EVENTS)
-def test_nothing_is_done_when_nothing_happened(job: JobBuilder, events: list[tuple[str, int]]) -> None:
-    world = World(job)
-    for event, number in events:
-        happen(world, event, number)
-    world.settle()
-    before = world.status
-    again = world.turn()
-    assert (again.status, again.create, again.delete, again.events) == (before, (), (), ())

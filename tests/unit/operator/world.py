@@ -86,14 +86,16 @@ class World:
         after, since = self._waiting.get(worker.uid, (None, None))
         return Beat(time, self._committed.get(worker.uid, 0), after, since)
 
-    def turn(self) -> Plan:
-        """One plan, executed."""
+    def turn(self, *, executed: bool = True) -> Plan:
+        """One plan, executed; or only its status written, as by an operator that dies then."""
         before = self.status
         decided = plan(self.spec, self.observed(), self.now)
         assert decided.status.layout_generation >= before.layout_generation
         assert decided.status.gpus.released >= before.gpus.released
         self.status = JobStatus.model_validate(decided.status.to_wire())
         assert self.status == decided.status
+        if not executed:
+            return replace(decided, create=(), delete=())
         for worker_id in decided.create:
             name = worker_name(JOB, worker_id)
             assert name not in self.workers
