@@ -309,12 +309,17 @@ async def wire(kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Wire]:
 
 
 class FakeKubelet:
-    """Runs a scripted trainer for each pod of a namespace and keeps the pods' status."""
+    """Runs a scripted trainer for each pod of a namespace and keeps the pods' status.
+
+    Attributes:
+        room: so many pods may be started in all; others find no node.
+    """
 
     def __init__(self, namespace: Namespace, folder: Path) -> None:
         self._namespace = namespace
         self._folder = folder
         self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.room = 8192
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -323,7 +328,7 @@ class FakeKubelet:
             pods = {pod["metadata"]["uid"]: pod for pod in (await self._namespace.pods()).values()}
             for uid, pod in pods.items():
                 if uid not in self.processes and "phase" in pod.get("status", {}):
-                    await self._start(pod)
+                    await (self._start(pod) if len(self.processes) < self.room else self._turn_away(pod))
             for uid in self.processes.keys() - pods.keys():
                 with contextlib.suppress(ProcessLookupError):
                     self.processes[uid].kill()
@@ -356,6 +361,11 @@ class FakeKubelet:
         )
         token: str = answer["status"]["token"]
         return token
+
+    async def _turn_away(self, pod: Object) -> None:
+        if not pod["status"].get("conditions"):
+            no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node is left"}
+            await self._set_status(pod["metadata"]["name"], {"conditions": [no]})
 
     async def _start(self, pod: Object) -> None:
         api, core = self._namespace.api, self._namespace.core

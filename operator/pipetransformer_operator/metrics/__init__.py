@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from pipetransformer_contract.messages import ResizeReason
 
 from ..api import PipeTrainingJob
+from ..api.status import Reason
 from ..channel.refusal import Refusal
 from ..plan import Plan
 
@@ -67,6 +68,13 @@ class Metrics:
         self._resizes = Counter(
             f"{PREFIX}_resizes", f"Published layouts by reason: {reasons}.", ("reason",), registry=self.registry
         )
+        self._decisions = Counter(
+            f"{PREFIX}_decisions",
+            "Decisions as told in Kubernetes events, by reason: "
+            + ", ".join(sorted(reason.value for reason in Reason)),
+            ("reason",),
+            registry=self.registry,
+        )
         self._requests = Counter(
             f"{PREFIX}_channel_requests",
             "Requests of workers by path of the channel and HTTP status code.",
@@ -82,10 +90,12 @@ class Metrics:
         )
 
     def decided(self, job: PipeTrainingJob, plan: Plan) -> None:
-        """Counts what a plan, made from `job`, has published."""
+        """Counts what a plan, made from `job`, has published and told."""
         published = plan.status.plan
         if published is not None and plan.status.layout_generation != job.status.layout_generation:
             self._resizes.labels(published.reason.value).inc()
+        for event in plan.events:
+            self._decisions.labels(event.reason.value).inc()
 
     def requested(self, path: str, code: int) -> None:
         """Counts a request to the channel."""

@@ -4,9 +4,9 @@ from prometheus_client import generate_latest
 
 from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import Gpus, PublishedPlan
+from pipetransformer_operator.api.status import Gpus, PublishedPlan, Reason
 from pipetransformer_operator.metrics import Metrics
-from pipetransformer_operator.plan import Plan
+from pipetransformer_operator.plan import EventType, Plan, PlanEvent
 from tests.builders import make_job
 
 
@@ -31,6 +31,13 @@ def test_series_of_a_job_vanish_with_it() -> None:
     assert 'pipetransformer_job_layout_generation{job="digits",namespace="default"} 2.0' in text
     jobs.clear()
     assert "digits" not in generate_latest(metrics.registry).decode()
+
+
+def test_each_decision_counts_by_its_reason() -> None:
+    metrics = Metrics(list)
+    told = PlanEvent(EventType.WARNING, Reason.UNSCHEDULABLE, "Resize cancelled")
+    metrics.decided(make_job().job(), Plan(status=JobStatus(), events=(told, told)))
+    assert metrics.registry.get_sample_value("pipetransformer_decisions_total", {"reason": "Unschedulable"}) == 2
 
 
 def test_a_published_layout_counts_once_by_its_reason() -> None:

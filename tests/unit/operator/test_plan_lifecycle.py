@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
+from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import plan
 from tests.builders import make_job
@@ -278,6 +278,61 @@ def test_suspend_gives_all_back_and_resume_takes_the_checkpoints_size() -> None:
     assert world.shape == (2, 1)
     assert world.plan.layout_generation == 3
     assert "digits-w0" not in world.workers
+
+
+def test_a_checkpoint_that_members_leave_when_they_are_suspended_is_still_heard() -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8)
+    world.builder.suspended()
+    decided = plan(world.spec, world.observed(), world.now)
+    assert {name for name, _ in decided.delete} == set(world.workers)
+    assert decided.status.plan == world.status.plan, "the channel still knows the members"
+    assert world.report is not None
+    left = DurableCheckpoint(step=11, boundary=8, min_stages=2, layout_generation=1)
+    world.report = world.report.model_copy(update={"checkpoint": left})
+    world.settle()
+    assert (world.status.plan, world.workers) == (None, {})
+    world.builder.suspended(False)
+    world.settle()
+    assert len(world.workers) == 2
+
+
+def test_a_job_resumed_while_its_pods_still_end_starts_anew_without_a_failure() -> None:
+    world = widening()
+    world.start()
+    for name in world.workers:
+        world.change(name, terminating=True)
+    world.settle()
+    assert world.status.failures == 0
+    assert world.status.plan is None
+    world.warm_up()
+    assert [member.name for member in world.plan.members] == [f"digits-w{number}" for number in range(4, 8)]
+
+
+def test_a_ceiling_moved_while_a_generation_is_committed_waits_until_it_is_confirmed() -> None:
+    world = World(make_job().stages(2).workers(2, most=4))
+    world.start()
+    world.warm_up()
+    assert (world.shape, world.plan.confirmed) == ((2, 2), False)
+    world.builder.workers(2, most=2)
+    world.settle()
+    assert world.plan.layout_generation == 2
+    world.commit()
+    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.SPEC)
+
+
+@pytest.mark.parametrize(("most", "shape"), [(2, (2, 1)), (3, (2, 1)), (5, (2, 2)), (7, (2, 3))])
+def test_a_scale_is_a_ceiling_below_which_the_largest_whole_layout_is_taken(most: int, shape: tuple[int, int]) -> None:
+    world = World(make_job().stages(2).workers(2, most=4).set("elasticPolicy.maxPipelines", 4))
+    world.start()
+    world.builder.workers(2, most=most)
+    for _ in range(3):
+        world.warm_up()
+        world.commit()
+        world.leave()
+    assert world.shape == shape
+    assert len(world.workers) == shape[0] * shape[1]
 
 
 def test_a_job_of_another_manager_is_left_alone() -> None:

@@ -1,0 +1,53 @@
+"""Resizes that the cluster decides: a claim without nodes, and a worker that is preempted."""
+
+from typing import Any
+
+import pytest
+
+from pipetransformer_operator.kube.api import MERGE_PATCH
+
+from .conftest import FakeKubelet, Namespace, Operator, until
+from .test_operator import packing_job
+
+pytestmark = pytest.mark.timeout(90)
+
+
+async def test_a_claim_that_gets_no_node_is_withdrawn_and_says_why(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    job = packing_job().stages(1).workers(1, most=2).set("runPolicy.claimTimeoutSeconds", 2)
+    kubelet.room = 1
+    await namespace.apply(job)
+    assert await namespace.layout(1) == (1, 1)
+
+    async def withdrawn() -> dict[str, Any] | None:
+        status = await namespace.status()
+        conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
+        return conditions.get("Resizing") if "nextResizeTime" in status else None
+
+    resizing = await until("the claim is withdrawn", withdrawn)
+    assert (resizing["status"], resizing["reason"]) == ("False", "Unschedulable")
+    assert "digits-w1: Unschedulable: no node is left" in resizing["message"]
+    await namespace.told("Unschedulable")
+    namespace.advance(30)
+    status = await namespace.state("Complete")
+    assert status.get("failures", 0) == 0
+    assert status["plan"]["layoutGeneration"] == 1
+
+
+async def test_a_preempted_worker_makes_the_job_narrower_and_is_no_failure(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().stages(1).workers(2).set("elasticPolicy.maxPipelines", 2))
+    assert await namespace.layout(1) == (1, 2)
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    path = f"{namespace.core}/pods/digits-w1/status"
+    await namespace.api.request("PATCH", path, {"status": {"conditions": [target]}}, content_type=MERGE_PATCH)
+    assert await namespace.layout(2) == (1, 1)
+    assert await namespace.layout(3) == (1, 2), "its starting size is taken back"
+    status = await namespace.status()
+    assert status.get("failures", 0) == 0
+    assert {member["name"] for member in status["plan"]["members"]} == {"digits-w0", "digits-w2"}
+    await namespace.told("WorkerDrained")
+    namespace.advance(30)
+    await namespace.state("Complete")

@@ -1,0 +1,83 @@
+"""The controller's look at all jobs together: shares reach the status of those jobs that compete, and no others."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pipetransformer_operator.api import JobStatus, PipeTrainingJob
+from pipetransformer_operator.api.status import Share
+from pipetransformer_operator.controller.loop import Pace
+from pipetransformer_operator.controller.manager import Controller
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
+from tests.builders import make_job
+
+pytestmark = pytest.mark.timeout(20)
+PACE = Pace(debounce=0.001, sharing=0.01)
+
+
+class Cluster:
+    """Job store and worker pool in memory, with room for so many workers and a clock that the test moves."""
+
+    sees_drains = False
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        self.jobs = {JobKey("default", job.metadata.name): job for job in jobs}
+        self.workers: dict[str, list[Worker]] = {job.metadata.name: [] for job in jobs}
+        self.nodes = nodes
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.changed = asyncio.Event()
+
+    def read(self, key: JobKey) -> PipeTrainingJob | None:
+        return self.jobs.get(key)
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        key = JobKey("default", job.metadata.name)
+        self.jobs[key] = job.model_copy(update={"status": status})
+        self.changed.set()
+
+    async def delete(self, job: PipeTrainingJob, name: str = "", uid: str = "") -> None:
+        mine = self.workers[job.metadata.name]
+        mine[:] = [worker for worker in mine if worker.name != name]
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        """Nobody listens."""
+
+    def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
+        return tuple(self.workers[job.metadata.name])
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        placed = sum(worker.scheduled for workers in self.workers.values() for worker in workers) < self.nodes
+        name = worker_name(job.metadata.name, worker_id)
+        phase = WorkerPhase.RUNNING if placed else WorkerPhase.PENDING
+        self.workers[job.metadata.name].append(Worker(worker_id, name, f"uid-{name}", phase, scheduled=placed))
+        self.changed.set()
+
+    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+        """Nobody takes workers away."""
+
+    async def next_change(self) -> None:
+        """Waits for the next write."""
+        self.changed.clear()
+        await self.changed.wait()
+
+    def status(self, name: str) -> JobStatus:
+        return self.jobs[JobKey("default", name)].status
+
+
+async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_more_has_not() -> None:
+    cluster = Cluster(3, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key in cluster.jobs:
+        controller.wake(key)
+    while not len(cluster.workers["first"]) == len(cluster.workers["second"]) == 2:
+        await cluster.next_change()
+    controller.share()
+    assert cluster.status("second").share is None, "a scheduler needs a moment"
+    cluster.now += timedelta(seconds=10)
+    while cluster.status("second").share is None:
+        await cluster.next_change()
+    assert cluster.status("second").share == Share(workers=0, layout_generation=0), "nobody has one to give"
+    assert cluster.status("first").share is None
+    await controller.stop()
