@@ -1,35 +1,130 @@
 """Reduction of gradients: sums over the workers that hold the same stage, one flat buffer a unit, and of a parameter
-that several units share over the workers that hold any of them."""
+that several units share over the workers that hold any of them.
 
-from collections.abc import Iterable, Sequence
+A unit's sum is under way as soon as the last micro-batch's backward has passed the unit, while it goes on through those
+below. All workers start the sums in the same order, the last unit of the stage first.
+"""
+
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from .elastic.groups import GenerationGroups
 from .layout import StageLayout
 from .state import WorkerState
 
 
-def reduce_gradients(state: WorkerState, layout: StageLayout, groups: GenerationGroups) -> list[float]:
-    """Sum the gradients of all that this worker holds over all who hold it, in place.
+class GradientReducer:
+    """Sums the gradients of all that a worker holds, while it holds it and its boundary stands.
 
-    Returns:
-        Squared norm of the sum for each unit of the model: zero for units held elsewhere, and on all pipelines but the
-        first, so that the sum over all workers counts every parameter once. A tied parameter counts in its last unit.
+    Args:
+        state: whose parameters get hooks, until `close`.
+        layout: of the generation.
+        groups: of the generation.
     """
-    norms = [0.0] * (state.num_layers + 2)
-    assert groups.data_parallel is not None
-    for index in layout.span:
-        own = [p for name, p in state.units[index].named_parameters() if state.ties.find(index, name) is None]
-        norms[index] = reduce_unit_gradients(own, groups.data_parallel)
-    for tie in state.ties.all:
-        copies = [state.units[unit].get_parameter(name) for unit, name in tie.places if unit in layout.span]
-        if copies:
-            square_norm = reduce_tied_gradients(copies, groups.tied[tie.stages(layout.spans)])
-            norms[tie.last_unit] += square_norm if tie.last_unit in layout.span else 0.0
-    return norms if layout.pipeline == 0 else [0.0] * len(norms)
+
+    def __init__(self, state: WorkerState, layout: StageLayout, groups: GenerationGroups) -> None:
+        assert groups.data_parallel is not None
+        self._state, self._layout, self._groups = state, layout, groups
+        self._group = groups.data_parallel
+        self._parameters = {index: self._own_parameters(index) for index in reversed(layout.span)}
+        #: Gradients of the round that each unit still waits for; empty outside of a round.
+        self._missing: dict[int, int] = {}
+        self._sums: dict[int, _Sum] = {}
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, index))
+            for index, parameters in self._parameters.items()
+            for parameter in parameters
+        ]
+
+    @property
+    def under_way(self) -> list[int]:
+        """Units of the round whose sums have begun."""
+        return list(self._sums)
+
+    def begin(self, num_micro_batches: int) -> None:
+        """A round of so many micro-batches begins."""
+        self._missing = {index: num_micro_batches * len(found) for index, found in self._parameters.items()}
+        self._sums = {}
+
+    def finish(self) -> list[float]:
+        """Wait for all sums of the round; they are the parameters' gradients from here on.
+
+        Returns:
+            Squared norm of the sum for each unit of the model: zero for units held elsewhere, and on all pipelines but
+            the first, so that the sum over all workers counts every parameter once. A tied parameter counts in its last
+            unit.
+
+        Raises:
+            RuntimeError: a connection broke.
+        """
+        for index in self._parameters:
+            self._start(index)
+        norms = [0.0] * (self._state.num_layers + 2)
+        for index, found in self._sums.items():
+            norms[index] = found.wait()
+        self._missing, self._sums = {}, {}
+        span = self._layout.span
+        for tie in self._state.ties.all:
+            copies = [self._state.units[unit].get_parameter(name) for unit, name in tie.places if unit in span]
+            if copies:
+                square_norm = reduce_tied_gradients(copies, self._groups.tied[tie.stages(self._layout.spans)])
+                norms[tie.last_unit] += square_norm if tie.last_unit in span else 0.0
+        return norms if self._layout.pipeline == 0 else [0.0] * len(norms)
+
+    def close(self) -> None:
+        """Take the hooks off, and let go of sums that broke."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._sums = [], {}
+
+    def _own_parameters(self, index: int) -> list[nn.Parameter]:
+        """Those of a unit that train and that no other unit shares."""
+        return [
+            parameter
+            for name, parameter in self._state.units[index].named_parameters()
+            if parameter.requires_grad and self._state.ties.find(index, name) is None
+        ]
+
+    def _accumulated(self, index: int, parameter: nn.Parameter) -> None:
+        if not self._missing:
+            return  # a measurement between rounds
+        self._missing[index] -= 1
+        for unit, missing in self._missing.items():
+            if missing:
+                return  # those below wait for it, so that all workers start in the same order
+            self._start(unit)
+
+    def _start(self, index: int) -> None:
+        if index not in self._sums and self._parameters[index]:
+            self._sums[index] = _Sum(self._parameters[index], self._group)
+
+
+class _Sum:
+    """The sum of a unit's gradients over a group, at least in float32, under way from the start.
+
+    A parameter that got no gradient counts as zero, since another worker may have one.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+        self._parameters = parameters
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+        self._flat = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients])
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True) if group.size() > 1 else None
+
+    def wait(self) -> float:
+        """Make the sum the parameters' gradients; its squared norm."""
+        flat = self._flat
+        if self._work is not None:
+            self._work.wait()
+        parts = torch.split(flat, [parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        return float(torch.dot(flat, flat)) if flat.dtype is torch.float64 else float(flat.double().square().sum())
 
 
 def reduce_tied_gradients(copies: Sequence[nn.Parameter], group: dist.ProcessGroup) -> float:
@@ -50,29 +145,3 @@ def reduce_tied_gradients(copies: Sequence[nn.Parameter], group: dist.ProcessGro
     for copy in copies:
         copy.grad = total.to(copy.dtype, copy=True)
     return float(total.double().square().sum())
-
-
-def reduce_unit_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> float:
-    """Sum a unit's gradients over `group`, at least in float32, in place. Returns the squared norm of the sum.
-
-    A parameter that got no gradient counts as zero, since another worker may have one.
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trained:
-        return 0.0
-    for parameter in trained:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
-    flat = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients])
-    if group.size() > 1:
-        dist.all_reduce(flat, group=group)
-        _scatter(flat, gradients)
-    return float(torch.dot(flat, flat)) if dtype is torch.float64 else float(flat.double().square().sum())
-
-
-def _scatter(flat: Tensor, gradients: list[Tensor]) -> None:
-    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))

@@ -38,7 +38,7 @@ from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
 from .errors import CallbackError, SpecError, StorageError
 from .freeze import FreezeObservation, PolicyCopy
-from .gradients import reduce_gradients
+from .gradients import GradientReducer
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
@@ -97,11 +97,18 @@ class _Membership:
     first_step: int
     stepped: bool = field(default=False)
     runner: StageRunner = field(init=False)
+    reducer: GradientReducer | None = None
 
     @property
     def world(self) -> dist.ProcessGroup:
         assert self.groups.world is not None
         return self.groups.world
+
+    def drop(self) -> None:
+        """Let go of the groups."""
+        if self.reducer is not None:
+            self.reducer.close()
+        self.groups.drop()
 
 
 class Trainer:
@@ -204,7 +211,7 @@ class Trainer:
     def close(self) -> None:
         """Let go of the groups, so that peers that wait in them fail at once, too."""
         if self._member is not None:
-            self._member.groups.drop()
+            self._member.drop()
         self._member = None
         gc.collect()
 
@@ -267,9 +274,12 @@ class Trainer:
             unit.zero_grad(set_to_none=True)
         dealt = self._job.training_micro_batches(control.step, layout.pipelines, layout.micro_batch_size)
         micro_batches = dealt[layout.pipeline]
+        reducer = member.reducer
+        assert reducer is not None
+        reducer.begin(len(micro_batches))
         sums = member.runner.train(control.step, micro_batches, self._job.dataset.train)
         self._hooks.reached(Moment.COMPUTED, control.step)
-        norms = reduce_gradients(self._state, layout, member.groups)
+        norms = reducer.finish()
         self._hooks.reached(Moment.REDUCED, control.step)
         similar = self._similarities(member)
         self._pending = True
@@ -519,7 +529,7 @@ class Trainer:
         self._mirrors.forget_after(self.step)
         self._member = None
         if old is not None:
-            old.groups.drop()
+            old.drop()
             del old
         if result.layout is None:
             result.groups.drop()
@@ -564,8 +574,11 @@ class Trainer:
             self._checkpointer.want()
 
     def _equip(self, member: _Membership) -> None:
-        """Make the optimizer and the runner for the present boundary."""
+        """Make what depends on the present boundary: the runner, the reduction of gradients, the optimizer."""
         member.runner = self._make_runner(member.layout, member.groups)
+        if member.reducer is not None:
+            member.reducer.close()
+        member.reducer = GradientReducer(self._state, member.layout, member.groups)
         self._optimizer = make_optimizer(
             self._job.spec.training.optimizer,
             self._state.trained_parameters(),
