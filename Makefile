@@ -103,7 +103,7 @@ bench-partition: $(STAMP) ## The exact partition into stages: its speed, and aga
 bench-equality: $(STAMP) ## Losses of runs that regroup, freeze and lose workers at random, against one that never moves.
 	$(BIN)/python -m benchmarks.equality
 
-bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart from a checkpoint.
+bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart and against bare P2P, by phase (30 min).
 	$(BIN)/python -m benchmarks.regroup
 
 .PHONY: clean

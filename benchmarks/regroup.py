@@ -152,7 +152,7 @@ def draw(measured: Mapping[Case, Measured], path: Path) -> None:
     axes.set_yticks(range(len(bars)), [f"{case.name}, {change}" for case, change in bars])
     axes.invert_yaxis()
     axes.set_xlabel("seconds of pause on the leader, without a steady step")
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
