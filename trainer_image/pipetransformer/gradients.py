@@ -35,7 +35,9 @@ class GradientReducer:
         self._missing: dict[int, int] = {}
         self._sums: dict[int, _Sum] = {}
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, index))
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._accumulated, index)
+            )
             for index, parameters in self._parameters.items()
             for parameter in parameters
         ]

@@ -49,7 +49,7 @@ class Replica:
             x = torch.tanh(unit(x))
             if index == 2 and number == 0:
                 x = x * self.rare
-        x.sum().backward()
+        torch.autograd.backward(x.sum())
 
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for _, parameter in self.state.trained_parameters() if parameter.grad is not None]
@@ -112,7 +112,9 @@ def test_a_units_sum_is_under_way_before_those_below_it_have_their_gradients(rep
     def round_of(rank: int) -> None:
         reducer = replicas[rank].reducer
         first = replicas[rank].state.units[0].get_parameter("weight")
-        first.register_post_accumulate_grad_hook(lambda _: seen[rank].append(reducer.under_way))
+        first.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda _: seen[rank].append(reducer.under_way)
+        )
         reducer.begin(1)
         replicas[rank].backward(0)
         reducer.finish()
