@@ -20,97 +20,100 @@ from ..partition import UnitCost
 _REPEATS = 3
 
 
+@dataclass(frozen=True)
 class Probe:
-    """Measures units on `device` with micro-batches of one context. Times are medians, after a warm-up."""
+    """Measures the units of a stage. Every time is a median over passes through all of them, after a first one to warm
+    up: what disturbs the machine for a moment falls on one pass and not on one unit.
 
-    def __init__(self, device: torch.device, context: MicroBatchContext) -> None:
-        self._device = device
-        self._context = context
+    Attributes:
+        units: as they train, on the device.
+        num_frozen: how many of them, from the first, run without a graph: only their forward is measured.
+        finish: from the last unit's output to the loss, on a last stage.
+        context: of the micro-batch.
+    """
 
-    @contextlib.contextmanager
-    def without_trace(self, module: nn.Module) -> Iterator[None]:
-        """Puts back buffers and the random state, which forwards may change; gradients never reach the parameters."""
-        before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-        devices = [self._device] if self._device.type == "cuda" else []
+    units: Sequence[nn.Module]
+    num_frozen: int
+    finish: Callable[[Tensor], Tensor] | None
+    context: MicroBatchContext
+    device: torch.device
+
+    def measure(self, x: Tensor) -> list[UnitCost]:
+        """Cost of each unit, `x` being the input of the first; leaves no trace in units, gradients or random state.
+
+        Raises:
+            ModelError: a unit failed.
+        """
+        saved = [_SavedBytes(unit) for unit in self.units]
         try:
-            with torch.random.fork_rng(devices):
-                yield
+            with self._without_trace():
+                self._pass(x, to_input=True, saved=saved)
+                passes = [self._pass(x, to_input=True) for _ in range(_REPEATS)]
+                first = self._pass(x, to_input=False)
         except Exception as error:
             raise ModelError(f"measuring failed: {type(error).__name__}: {error}") from error
+        forward, backward = (
+            [statistics.median(times) for times in zip(*laps, strict=True)] for laps in zip(*passes, strict=True)
+        )
+        return [
+            UnitCost(f, b, min(w, b), kept.total)
+            for f, b, w, kept in zip(forward, backward, first[1], saved, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def _without_trace(self) -> Iterator[None]:
+        """Puts back buffers and the random state, which forwards may change; gradients never reach the parameters."""
+        before = [(buffer, buffer.clone()) for unit in self.units for buffer in unit.buffers()]
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                yield
         finally:
             with torch.no_grad():
                 for buffer, value in before:
                     buffer.copy_(value)
 
-    def measure(
-        self, unit: nn.Module, x: Tensor, *, frozen: bool, finish: Callable[[Tensor], Tensor] | None
-    ) -> tuple[UnitCost, Tensor]:
-        """Cost of a unit, and its output without a graph.
-
-        Args:
-            unit: as it trains, on the device.
-            x: its input.
-            frozen: whether it runs without a graph: then only the forward is measured.
-            finish: from the unit's output to the loss, for the last unit.
-        """
-        if frozen:
-            with torch.no_grad():
-                runs = [self._run(unit, x, [], finish) for _ in range(1 + _REPEATS)]
-            return UnitCost(statistics.median(run.forward for run in runs[1:]), 0.0, 0.0), runs[-1].output
-        weights = [parameter for parameter in unit.parameters() if parameter.requires_grad]
-        wanted: list[Tensor] = list(weights)
-        if x.is_floating_point():
-            x = x.detach().requires_grad_()
-            wanted.append(x)
-        saved = _SavedBytes(unit)
-        with saved:
-            self._run(unit, x, wanted, finish)
-        runs = [self._run(unit, x, wanted, finish) for _ in range(_REPEATS)]
-        first = self._run(unit, x.detach(), weights, finish)
-        forward = statistics.median(run.forward for run in runs)
-        backward = statistics.median(run.backward for run in runs)
-        return UnitCost(forward, backward, min(first.backward, backward), saved.total), first.output
-
-    def _run(
-        self, unit: nn.Module, x: Tensor, wanted: Sequence[Tensor], finish: Callable[[Tensor], Tensor] | None
-    ) -> "_Run":
-        """A forward, and a backward to `wanted`."""
-        watch = _Stopwatch(self._device)
-        set_micro_batch(self._context)
-        watch.mark()
-        y = run_unit(unit, x)
-        result = y if finish is None else finish(y)
-        watch.mark()
-        if wanted and result.requires_grad:
-            torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
-        watch.mark()
-        forward, backward = watch.laps()
-        return _Run(forward, backward, y.detach())
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Seconds of a unit's forward and backward, and its output without a graph."""
-
-    forward: float
-    backward: float
-    output: Tensor
+    def _pass(
+        self, x: Tensor, *, to_input: bool, saved: Sequence["_SavedBytes"] = ()
+    ) -> tuple[list[float], list[float]]:
+        """Seconds of each unit's forward, and of its backward to its weights and, if asked for, its input."""
+        forwards, backwards = [], []
+        for index, unit in enumerate(self.units):
+            trains = index >= self.num_frozen
+            x = x.detach().requires_grad_(to_input and trains and x.is_floating_point())
+            wanted = [tensor for tensor in (x, *unit.parameters()) if tensor.requires_grad] if trains else []
+            watch = _Stopwatch(self.device)
+            set_micro_batch(self.context)
+            with torch.set_grad_enabled(trains), saved[index] if saved else contextlib.nullcontext():
+                if saved and trains:
+                    saved[index].keep(x)
+                watch.mark()
+                x = run_unit(unit, x)
+                last = self.finish is not None and index == len(self.units) - 1
+                result = self.finish(x) if self.finish and last else x
+                watch.mark()
+                if wanted and result.requires_grad:
+                    torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
+                watch.mark()
+            forward, backward = watch.laps()
+            forwards.append(forward)
+            backwards.append(backward if trains else 0.0)
+        return forwards, backwards
 
 
 class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that forwards keep for their backwards, without the unit's parameters."""
+    """Counts the bytes that a forward keeps for its backward, without the unit's parameters."""
 
     def __init__(self, unit: nn.Module) -> None:
-        own = {parameter.untyped_storage().data_ptr() for parameter in unit.parameters()}
-        kept = self._kept = dict[int, int]()
+        super().__init__(self.keep, lambda tensor: tensor)
+        self._own = {parameter.untyped_storage().data_ptr() for parameter in unit.parameters()}
+        self._kept: dict[int, int] = {}
 
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        super().__init__(keep, lambda tensor: tensor)
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Count a tensor's memory, once."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self._kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
     @property
     def total(self) -> int:

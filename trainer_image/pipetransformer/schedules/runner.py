@@ -170,17 +170,14 @@ class StageRunner:
         def loss(output: Tensor) -> Tensor:
             return self._model.loss(output, labels, weights)[0]
 
-        probe = Probe(spec.device, MicroBatchContext(0, ids, lengths_of(split, ids, spec.device)))
-        costs = []
-        with probe.without_trace(self._module):
-            x = samples.to(spec.device)
-            if not spec.is_first:
-                x = torch.randn(self._model.activation_shape(micro_batch_size), dtype=spec.dtype, device=spec.device)
-            for index, unit in enumerate(self._module.units):
-                last = spec.is_last and index == len(self._module.units) - 1
-                cost, x = probe.measure(unit, x, frozen=index < self._module.num_frozen, finish=loss if last else None)
-                costs.append(cost)
-        return costs
+        context = self._context(0, split, ids)
+        x = samples.to(spec.device)
+        if not spec.is_first:
+            generator = torch.Generator(spec.device).manual_seed(0)
+            shape = self._model.activation_shape(micro_batch_size)
+            x = torch.randn(shape, generator=generator, dtype=spec.dtype, device=spec.device)
+        units, finish = list(self._module.units), loss if spec.is_last else None
+        return Probe(units, self._module.num_frozen, finish, context, spec.device).measure(x)
 
     def _run(self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool) -> list[Tensor]:
         spec = self.spec
