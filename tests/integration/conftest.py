@@ -24,7 +24,7 @@ from pipetransformer_contract.wire import Env
 from pipetransformer_operator.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
 from pipetransformer_operator.kube.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
-from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
+from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE, WORKER_LABEL
 from tests.builders import JobBuilder
 from tools.devcluster import cluster
 from tools.devcluster.layout import REPOSITORY, Layout
@@ -210,10 +210,10 @@ class Operator:
         return 0
 
     async def figure(self, name: str) -> float:
-        """A metric without labels."""
+        """A metric, as its line begins."""
         async with aiohttp.ClientSession() as session, session.get(self.metrics) as response:
             lines = (await response.text()).splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
     @property
     def metrics(self) -> str:
@@ -272,6 +272,7 @@ class Wire:
         self.kubeconfig.write_text(yaml.safe_dump(content))
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._stalled: set[asyncio.StreamWriter] = set()
 
     async def mend(self) -> None:
         """Lets requests through."""
@@ -284,6 +285,10 @@ class Wire:
         for writer in self._open:
             writer.transport.abort()
 
+    def stall(self) -> None:
+        """Nothing passes any more on what is open, and nobody is told; new connections are as they were."""
+        self._stalled |= self._open
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
         both = {writer, there_writer}
@@ -292,8 +297,9 @@ class Wire:
         async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError):
                 while data := await source.read(65536):
-                    target.write(data)
-                    await target.drain()
+                    if target not in self._stalled:
+                        target.write(data)
+                        await target.drain()
             target.close()
 
         await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer))
@@ -327,7 +333,8 @@ class FakeKubelet:
         while True:
             pods = {pod["metadata"]["uid"]: pod for pod in (await self._namespace.pods()).values()}
             for uid, pod in pods.items():
-                if uid not in self.processes and "phase" in pod.get("status", {}):
+                worker = WORKER_LABEL in pod["metadata"].get("labels", {})
+                if worker and uid not in self.processes and "phase" in pod.get("status", {}):
                     await (self._start(pod) if len(self.processes) < self.room else self._turn_away(pod))
             for uid in self.processes.keys() - pods.keys():
                 with contextlib.suppress(ProcessLookupError):

@@ -118,21 +118,6 @@ async def test_an_operator_that_is_killed_goes_on_where_it_was(
     assert status.get("failures", 0) == 0
 
 
-async def test_a_token_of_another_jobs_pod_is_refused(
-    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
-) -> None:
-    for name in ("first", "second"):
-        await namespace.apply(packing_job(name).stages(1).workers(1))
-        await namespace.layout(1, name)
-    pod = (await namespace.pods())["first-w0"]
-    authority = await namespace.api.get(f"{namespace.core}/configmaps/pipetransformer-channel-ca")
-    token = await kubelet.token(pod)
-    certificate = authority["data"]["ca.crt"]
-    assert await operator.generation(certificate, token, f"{namespace.name}/first") == 200
-    assert await operator.generation(certificate, token, f"{namespace.name}/second") == 403
-    assert await operator.generation(certificate, "nonsense", f"{namespace.name}/first") == 401
-
-
 async def test_a_foreign_pod_with_a_workers_name_shows_in_the_jobs_conditions(
     namespace: Namespace, operator: Operator
 ) -> None:

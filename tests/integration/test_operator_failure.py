@@ -108,3 +108,18 @@ async def test_an_operator_outlives_an_outage_of_the_api_server_and_its_job_trai
     namespace.advance(30)
     assert (await namespace.state("Complete")).get("failures", 0) == 0
     assert cut_off.running
+
+
+@pytest.mark.slow
+async def test_a_watch_that_dies_without_a_word_is_opened_again(
+    namespace: Namespace, cut_off: Operator, wire: Wire, kubelet: FakeKubelet
+) -> None:
+    await ready(cut_off)
+    wire.stall()
+    await namespace.apply(packing_job())
+
+    async def seen() -> bool:
+        return bool((await namespace.status()).get("plan"))
+
+    await until("the job is seen", seen, timeout=120)  # the API server sends bookmarks each minute, kopf waits 70 s
+    assert cut_off.running

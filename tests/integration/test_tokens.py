@@ -1,0 +1,73 @@
+"""Tokens of the real API server: whose are taken, whose are refused, and what is said about it."""
+
+import pytest
+
+from pipetransformer_contract.wire import TOKEN_AUDIENCE
+from pipetransformer_operator.kube.api import Object
+
+from .conftest import FakeKubelet, Namespace, Operator, until
+from .test_operator import packing_job
+
+pytestmark = pytest.mark.timeout(180)
+
+
+async def issue(namespace: Namespace, audience: str, pod: Object | None) -> str:
+    """A token of the namespace's ServiceAccount, bound to the pod if there is one."""
+    spec: Object = {"audiences": [audience], "expirationSeconds": 3600}
+    if pod is not None:
+        metadata = pod["metadata"]
+        reference = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
+        spec["boundObjectRef"] = reference
+    answer = await namespace.api.request("POST", f"{namespace.core}/serviceaccounts/default/token", {"spec": spec})
+    token: str = answer["status"]["token"]
+    return token
+
+
+async def test_only_a_jobs_own_pods_are_heard_and_refusals_are_counted_and_logged_without_the_token(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    for name in ("first", "second"):
+        await namespace.apply(packing_job(name).stages(1).workers(1))
+        await namespace.layout(1, name)
+    pod = (await namespace.pods())["first-w0"]
+    stranger = {"metadata": {"name": "stranger"}, "spec": {"containers": [{"name": "main", "image": "x"}]}}
+    stranger = await namespace.api.request("POST", f"{namespace.core}/pods", stranger)
+    authority = await namespace.api.get(f"{namespace.core}/configmaps/pipetransformer-channel-ca")
+    certificate = authority["data"]["ca.crt"]
+    good = await kubelet.token(pod)
+    rows = {
+        "nonsense": "nonsense",
+        "another audience": await issue(namespace, "https://kubernetes.default.svc", pod),
+        "bound to no pod": await issue(namespace, TOKEN_AUDIENCE, None),
+        "of a pod that is gone": await issue(namespace, TOKEN_AUDIENCE, stranger),
+    }
+    await namespace.api.request("DELETE", f"{namespace.core}/pods/stranger", {"gracePeriodSeconds": 0})
+
+    async def ask(job: str, token: str) -> int:
+        return await operator.generation(certificate, token, f"{namespace.name}/{job}")
+
+    assert await ask("first", good) == 200
+    assert await ask("second", good) == 403
+    assert {row: await ask("first", token) for row, token in rows.items()} == dict.fromkeys(rows, 401)
+    reasons = "pipetransformer_channel_refusals_total"
+    assert await operator.figure(f'{reasons}{{reason="InvalidToken"}}') == len(rows)
+    log = operator.log.read_text()
+    assert "first" in log and not [token for token in (good, *rows.values()) if token in log]
+
+
+async def test_a_token_is_refused_once_its_pod_is_gone(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().stages(1).workers(1))
+    await namespace.layout(1)
+    pod = (await namespace.pods())["digits-w0"]
+    authority = await namespace.api.get(f"{namespace.core}/configmaps/pipetransformer-channel-ca")
+    token = await kubelet.token(pod)
+    job = f"{namespace.name}/digits"
+    assert await operator.generation(authority["data"]["ca.crt"], token, job) == 200
+    await namespace.api.request("DELETE", f"{namespace.core}/pods/digits-w0", {"gracePeriodSeconds": 0})
+
+    async def refused() -> bool:  # 401, or 403 as long as the API server remembers the token
+        return await operator.generation(authority["data"]["ca.crt"], token, job) in (401, 403)
+
+    await until("the token is refused", refused)
