@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.data import EpochOrder, deal, load_dataset
-from pipetransformer.models import build_model, build_unit
+from pipetransformer.models import build_model, build_units
 from pipetransformer.optimizer import make_optimizer
 from pipetransformer.partition import spans
 from pipetransformer.schedules import StageRunner, StageSpec, schedule_class
@@ -53,7 +53,7 @@ def main() -> None:
     seed = spec.training.seed
     model = build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=[])
     state = WorkerState(spec.model.num_layers)
-    state.units = {index: build_unit(spec.model, dataset.info, index, seed=seed, dtype=dtype) for index in span}
+    state.units = build_units(spec.model, dataset.info, span, seed=seed, dtype=dtype)
     step = _load(arguments.checkpoint, state)
     parameters = list(state.trained_parameters())
     optimizer = make_optimizer(spec.training.optimizer, parameters, state.moments)

@@ -32,7 +32,7 @@ from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
 from .metrics import Metric, make_metrics
-from .models import OwnModel, PipelineModel, build_model, build_unit
+from .models import OwnModel, PipelineModel, build_model, build_units
 from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
 from .parts import Parts
@@ -52,7 +52,7 @@ class Job:
         schedule: of every pipeline.
         model: for its names, shapes, loss and metric; its units are on the meta device.
         metrics: of an evaluation, by name.
-        build_unit: a freshly initialised unit by index, on the CPU.
+        build_units: the units of these indices as training starts from them, on the CPU.
         micro_batch_size: samples of every micro-batch, at every layout whose cut is not measured.
         total_steps: global steps of the whole job.
         unit_bytes: parameter bytes of each unit.
@@ -67,7 +67,7 @@ class Job:
     schedule: ScheduleClass
     model: PipelineModel
     metrics: Mapping[str, Metric]
-    build_unit: Callable[[int], nn.Module]
+    build_units: Callable[[Collection[int]], dict[int, nn.Module]]
     micro_batch_size: int
     total_steps: int
     unit_bytes: Sequence[int]
@@ -111,7 +111,7 @@ class Job:
             model=model,
             callbacks=parts.callbacks,
             metrics=make_metrics(spec.evaluation, model, parts.metrics),
-            build_unit=build,
+            build_units=build,
             micro_batch_size=spec.pipeline.micro_batch_size
             or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),
             total_steps=training.steps or (training.epochs or 1) * order.steps_per_epoch,
@@ -183,7 +183,7 @@ class Job:
         kept = shell.state_dict()
         if all(name in kept or not buffer.is_meta for name, buffer in shell.named_buffers()):
             return copy.deepcopy(shell)
-        return self.build_unit(index)
+        return self.build_units([index])[index]
 
     def _trained_bytes(self, unit: nn.Module) -> int:
         """Of a unit's parameters, their gradients and moments."""
@@ -230,13 +230,13 @@ class Job:
 
 def _model(
     spec: TrainerSpec, parts: Parts, dataset: Dataset, dtype: torch.dtype
-) -> tuple[PipelineModel, Callable[[int], nn.Module]]:
-    """The model without weights, and what builds a unit of it."""
+) -> tuple[PipelineModel, Callable[[Collection[int]], dict[int, nn.Module]]]:
+    """The model without weights, and what builds units of it."""
     seed = spec.training.seed
     if parts.model is None:
         if spec.model.name == "vit" and dataset.info.num_classes < 1:
             raise SpecError("data", "does not say how many classes it has: pass a Dataset with a DataInfo")
-        build = partial(build_unit, spec.model, dataset.info, seed=seed, dtype=dtype)
+        build = partial(build_units, spec.model, dataset.info, seed=seed, dtype=dtype)
         return build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=()), build
     own = OwnModel(parts.model, dataset.train.batch([0])[0], seed=seed, dtype=dtype)
     model = own.shape()
@@ -244,4 +244,4 @@ def _model(
         raise SpecError(
             "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} blocks"
         )
-    return model, own.build_unit
+    return model, own.build_units

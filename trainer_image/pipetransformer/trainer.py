@@ -624,7 +624,7 @@ class Trainer:
             codec=self._codec,
             shells=self._job.model.units,
             data=self._data,
-            build_unit=self._job.build_unit,
+            build_units=self._job.build_units,
             blank_unit=self._job.blank_unit,
             load_unit=self._checkpointer.load_unit,
             load_control=self._checkpointer.load_control,

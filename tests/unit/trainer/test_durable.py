@@ -34,7 +34,7 @@ def lone_layout(job: Job) -> StageLayout:
 
 
 def trained(job: Job, step: int) -> WorkerState:
-    units = {index: job.build_unit(index) for index in range(job.num_layers + 2)}
+    units = job.build_units(range(job.num_layers + 2))
     return WorkerState(job.num_layers, control=Control(step=step), units=units)
 
 

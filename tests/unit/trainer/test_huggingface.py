@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
-from pipetransformer.models import MicroBatchContext, PipelineModel, build_model, build_unit, set_micro_batch
+from pipetransformer.models import MicroBatchContext, PipelineModel, build_model, build_units, set_micro_batch
 from pipetransformer.models.huggingface import load_pretrained, save_pretrained, skeleton
 from pipetransformer_contract.spec import Model
 
@@ -102,7 +102,7 @@ def test_a_unit_built_alone_has_the_weights_of_the_whole_model(family: str) -> N
     model = build(spec, info)
     torch.manual_seed(4)
     for index, unit in enumerate(model.units):
-        alone = build_unit(spec, info, index, seed=0, dtype=torch.float64)
+        alone = build_units(spec, info, [index], seed=0, dtype=torch.float64)[index]
         for (name, one), (_, other) in zip(unit.named_parameters(), alone.named_parameters(), strict=True):
             assert torch.equal(one, other), name
     first, second = (next(block.parameters()) for block in model.blocks)
@@ -116,7 +116,7 @@ def test_units_on_the_meta_device_hold_the_buffers_that_no_state_has(family: str
     shells = skeleton(spec_of(options), info, seed=0, dtype=torch.float64).units
     for index, shell in enumerate(shells):
         assert all(parameter.is_meta for parameter in shell.parameters())
-        built = dict(build_unit(spec_of(options), info, index, seed=0, dtype=torch.float64).named_buffers())
+        built = dict(build_units(spec_of(options), info, [index], seed=0, dtype=torch.float64)[index].named_buffers())
         for name, buffer in shell.named_buffers():
             assert name not in shell.state_dict()
             assert torch.equal(buffer, built[name])

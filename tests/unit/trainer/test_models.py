@@ -14,10 +14,11 @@ from pipetransformer.models import (
     MicroBatchContext,
     PipelineModel,
     build_model,
-    build_unit,
+    build_units,
     run_unit,
     set_micro_batch,
 )
+from pipetransformer.models.dropout import _random_bits
 from pipetransformer_contract.spec import Model, TrainerSpec
 
 INFO = DataInfo((1, 8, 8), 10)
@@ -35,7 +36,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 def test_a_unit_built_alone_has_the_weights_of_the_whole_model() -> None:
     model = build()
     for index, unit in enumerate(model.units):
-        assert same(unit, build_unit(SPEC, INFO, index, seed=0, dtype=torch.float64))
+        assert same(unit, build_units(SPEC, INFO, [index], seed=0, dtype=torch.float64)[index])
 
 
 def test_building_takes_no_draw_from_the_global_generator() -> None:
@@ -125,7 +126,7 @@ def test_recomputing_a_forward_changes_no_gradient_and_keeps_only_the_input(step
 
 
 def test_autocast_computes_products_in_bfloat16_and_passes_on_float32() -> None:
-    unit = build_unit(SPEC, INFO, 1, seed=0, dtype=torch.float32)
+    unit = build_units(SPEC, INFO, [1], seed=0, dtype=torch.float32)[1]
     x = torch.randn(3, 16, 16)
     set_micro_batch(MicroBatchContext(0, [5, 6, 7]))
     exact = run_unit(unit, x)
@@ -172,6 +173,22 @@ def test_a_place_that_draws_twice_in_a_forward_gets_two_masks(dropout: KeyedDrop
     assert torch.equal(dropout(x), first)
 
 
+def test_random_bits_are_those_of_splitmix64() -> None:
+    def reference(seed: int, count: int) -> bytes:
+        """In Python's integers, as the paper has it."""
+        drawn, mask = [], (1 << 64) - 1
+        for number in range(1, count + 1):
+            z = (seed + number * 0x9E3779B97F4A7C15) & mask
+            z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+            z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+            drawn.append(z ^ (z >> 31))
+        return b"".join(z.to_bytes(8, "little") for z in drawn)
+
+    keys = [0, 1234567, (1 << 63) - 1]
+    for row, seed in zip(_random_bits(torch.tensor(keys), 99), keys, strict=True):
+        assert row.numpy().tobytes() == reference(seed, 50)[:-4]
+
+
 def test_dropout_keeps_the_mean_and_is_off_in_evaluation(dropout: KeyedDropout) -> None:
     x = torch.ones(8, 100, 100)
     set_micro_batch(MicroBatchContext(0, range(8)))
@@ -196,7 +213,7 @@ def test_a_model_can_be_imported_and_is_seeded() -> None:
     model = build(spec)
     assert model.activation_shape(2) == (2, 6)
     assert same(model.blocks[1], build(spec).blocks[1])
-    assert same(model.blocks[1], build_unit(spec, INFO, 2, seed=0, dtype=torch.float64))
+    assert same(model.blocks[1], build_units(spec, INFO, [2], seed=0, dtype=torch.float64)[2])
     assert next(model.head.parameters()).dtype == torch.float64
 
 

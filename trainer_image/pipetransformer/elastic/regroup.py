@@ -8,7 +8,7 @@ path with nothing in the inventory.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +53,7 @@ class RegroupTools:
     """What a regroup needs besides the worker's state.
 
     Attributes:
-        build_unit: a fresh unit by index, on the CPU.
+        build_units: the units of these indices as training starts from them, on the CPU.
         blank_unit: a unit by index, whose tensors are to be replaced.
         load_unit: a unit's tensors from the checkpoint that `durable` described.
         load_control: the control state of that checkpoint.
@@ -72,7 +72,7 @@ class RegroupTools:
     codec: UnitCodec
     shells: Sequence[nn.Module]
     data: str
-    build_unit: Callable[[int], nn.Module]
+    build_units: Callable[[Collection[int]], dict[int, nn.Module]]
     blank_unit: Callable[[int], nn.Module]
     load_unit: Callable[[int], dict[str, Tensor]]
     load_control: Callable[[], Control]
@@ -252,7 +252,7 @@ class _Attempt:
         new = WorkerState(self.state.num_layers, self.state.ties)
         match plan.origin:
             case Origin.FRESH:
-                new.units = {index: tools.build_unit(index).to(device) for index in wanted}
+                new.units = {index: unit.to(device) for index, unit in tools.build_units(wanted).items()}
             case Origin.CHECKPOINT:
                 new.control = tools.load_control()
                 for index in wanted:

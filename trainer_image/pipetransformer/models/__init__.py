@@ -1,6 +1,6 @@
 """What is trained: any list of blocks between an embedding and a head, built unit by unit."""
 
-from .build import HUGGINGFACE, build_model, build_unit, import_huggingface
+from .build import HUGGINGFACE, build_model, build_units, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout
 from .model import PipelineModel, unit_name
@@ -17,7 +17,7 @@ __all__ = [
     "Tie",
     "Ties",
     "build_model",
-    "build_unit",
+    "build_units",
     "current_micro_batch",
     "import_huggingface",
     "run_unit",

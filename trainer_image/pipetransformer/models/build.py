@@ -1,5 +1,6 @@
 """Builds a model from its spec, the same weights on every worker and whatever part of it a worker asks for."""
 
+import copy
 from collections.abc import Collection
 from types import ModuleType
 
@@ -15,14 +16,14 @@ from . import vit
 from .dropout import key
 from .model import PipelineModel
 
-#: Name of the models of transformers.
-HUGGINGFACE = "huggingface"
+#: Models that are not imported.
+VIT, HUGGINGFACE = "vit", "huggingface"
 
 
 def build_model(
     spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype, units: Collection[int] | None = None
 ) -> PipelineModel:
-    """The model with freshly initialised weights on the CPU.
+    """The model with the weights that it starts from, on the CPU.
 
     Args:
         spec: which model, and how large.
@@ -34,36 +35,37 @@ def build_model(
     Raises:
         SpecError: the model is unknown, does not import, or does not fit the data.
     """
-    wanted = range(spec.num_layers + 2) if units is None else units
     if spec.name == HUGGINGFACE:
-        huggingface = import_huggingface()
-        model: PipelineModel = huggingface.skeleton(spec, info, seed=seed, dtype=dtype)
-        return model.with_units(huggingface.build_units(spec, info, wanted, seed=seed, dtype=dtype))
-    if spec.name != "vit":
-        return _imported(spec, info, seed=seed, dtype=dtype, units=units)
-    built = [
-        build_unit(spec, info, index, seed=seed, dtype=dtype)
-        if index in wanted
-        else vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype)
-        for index in range(spec.num_layers + 2)
-    ]
-    return PipelineModel(built[0], built[1:-1], built[-1], (vit.num_tokens(spec, info), spec.hidden_size))
+        model: PipelineModel = import_huggingface().skeleton(spec, info, seed=seed, dtype=dtype)
+    elif spec.name == VIT:
+        empty = [vit.build_empty_unit(spec, info, i, seed=seed, dtype=dtype) for i in range(spec.num_layers + 2)]
+        model = PipelineModel(empty[0], empty[1:-1], empty[-1], (vit.num_tokens(spec, info), spec.hidden_size))
+    else:
+        model = _imported(spec, info, seed=seed, dtype=dtype)
+        for unit in model.units:
+            unit.to("meta")
+    wanted = range(spec.num_layers + 2) if units is None else units
+    return model.with_units(build_units(spec, info, wanted, seed=seed, dtype=dtype)) if wanted else model
 
 
-def build_unit(spec: Model, info: DataInfo, index: int, *, seed: int, dtype: torch.dtype) -> nn.Module:
-    """Unit `index` (0 is the embedding, L+1 the head) with the weights that `build_model` would give it.
+def build_units(
+    spec: Model, info: DataInfo, indices: Collection[int], *, seed: int, dtype: torch.dtype
+) -> dict[int, nn.Module]:
+    """Units by index (0 is the embedding, L+1 the head), no two of them with a parameter in common, on the CPU.
 
-    Raises:
-        SpecError: as `build_model` does.
+    Args and errors are those of `build_model`, which gives them the same weights.
     """
     if spec.name == HUGGINGFACE:
-        built: nn.Module = import_huggingface().build_units(spec, info, [index], seed=seed, dtype=dtype)[index]
+        built: dict[int, nn.Module] = import_huggingface().build_units(spec, info, indices, seed=seed, dtype=dtype)
         return built
-    if spec.name != "vit":
-        return _imported(spec, info, seed=seed, dtype=dtype, units=[index]).units[index]
-    unit = vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype).to_empty(device="cpu")
-    vit.initialise(unit, torch.Generator().manual_seed(key(seed, index)))
-    return unit
+    if spec.name != VIT:
+        model = _imported(spec, info, seed=seed, dtype=dtype)
+        return {index: copy.deepcopy(model.units[index]) for index in indices}
+    units = {}
+    for index in indices:
+        units[index] = vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype).to_empty(device="cpu")
+        vit.initialise(units[index], torch.Generator().manual_seed(key(seed, index)))
+    return units
 
 
 def import_huggingface() -> ModuleType:
@@ -81,9 +83,7 @@ def import_huggingface() -> ModuleType:
     return huggingface
 
 
-def _imported(
-    spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype, units: Collection[int] | None
-) -> PipelineModel:
+def _imported(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
     function = import_function(spec.name, field="spec.model.name")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -95,8 +95,6 @@ def _imported(
         raise SpecError("spec.model.name", f"{spec.name} returned {type(model).__name__}, not a PipelineModel")
     if model.num_layers != spec.num_layers:
         raise SpecError("spec.model.numLayers", f"is {spec.num_layers}, but {spec.name} has {model.num_layers} blocks")
-    for index, unit in enumerate(model.units):
+    for unit in model.units:
         unit.to(dtype)
-        if units is not None and index not in units:
-            unit.to("meta")
     return model

@@ -11,6 +11,10 @@ from torch import Tensor, nn
 
 from .context import current_micro_batch
 
+#: SplitMix64's constants as signed 64-bit integers.
+_STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
+
 
 def key(*parts: int) -> int:
     """A 63-bit seed that depends on every part."""
@@ -30,11 +34,23 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
         raise RuntimeError(f"a batch of {x.shape[0]} in a micro-batch of {len(context.sample_ids)} samples")
     draw = context.draws[place]
     context.draws[place] += 1
-    masks = []
-    for sample_id in context.sample_ids:
-        generator = torch.Generator().manual_seed(key(seed, context.step, sample_id, place, draw))
-        masks.append(torch.rand(x.shape[1:], generator=generator) >= p)
-    return x * torch.stack(masks).to(device=x.device, dtype=x.dtype) / (1.0 - p)
+    keys = [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
+    bits = _random_bits(torch.tensor(keys, device=x.device), x[0].numel()).reshape(x.shape)
+    return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
+
+
+def _random_bits(keys: Tensor, count: int) -> Tensor:
+    """(len(keys), count) of all 32-bit integers: halves of what SplitMix64 gives from each key (Steele, Lea and Flood,
+    2014).
+
+    In integer arithmetic that wraps around, so every device draws the same, all at once.
+    """
+    z = torch.arange(1, -(-count // 2) + 1, device=keys.device).mul_(_STRIDE) + keys.unsqueeze(1)
+    for shift, factor in _MIX:
+        z ^= (z >> shift) & ((1 << (64 - shift)) - 1)  # a logical shift: the type is signed
+        z *= factor
+    z ^= (z >> 31) & ((1 << 33) - 1)
+    return z.view(torch.int32)[:, :count]
 
 
 class KeyedDropout(nn.Module):

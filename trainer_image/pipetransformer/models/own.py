@@ -1,7 +1,7 @@
 """A model that a program builds by a function of its own, instead of one that the spec names."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ class OwnModel:
         self._sample = sample
         self._seed = seed
         self._dtype = dtype
-        self._fresh: dict[int, nn.Module] = {}
 
     def shape(self) -> PipelineModel:
         """The model with all units on the meta device.
@@ -45,11 +44,10 @@ class OwnModel:
             unit.to("meta")
         return model
 
-    def build_unit(self, index: int) -> nn.Module:
-        """Unit `index` (0 is the embedding, L+1 the head) as the function initialises it, on the CPU."""
-        if index not in self._fresh:
-            self._fresh = dict(enumerate(self._build().units))
-        return copy.deepcopy(self._fresh.pop(index))  # a copy: units of one worker may share a parameter
+    def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
+        """Units by index (0 is the embedding, L+1 the head) as the function initialises them, on the CPU."""
+        units = self._build().units
+        return {index: copy.deepcopy(units[index]) for index in indices}  # copies: units may share a parameter
 
     def _build(self) -> PipelineModel:
         with torch.random.fork_rng(devices=[]):
