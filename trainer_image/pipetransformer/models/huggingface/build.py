@@ -69,7 +69,7 @@ def save_pretrained(
 
 
 def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
-    """The newest one is kept, for a worker asks for one unit after the other."""
+    """The newest one is kept: a worker asks for its shape, then for units."""
     return _cached(spec.model_dump_json(), info, seed, dtype)
 
 
