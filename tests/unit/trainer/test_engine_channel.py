@@ -1,12 +1,18 @@
 """The worker's side of the channel: it waits out an absent operator and says everything again until it is heard."""
 
 import datetime
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
 
 from pipetransformer.elastic.channel import (
     Backoff,
@@ -238,6 +244,24 @@ def test_a_generation_that_does_not_name_the_worker_is_refused() -> None:
 def test_addresses_split_with_and_without_brackets() -> None:
     assert split_address("10.0.0.1:29500") == ("10.0.0.1", 29500)
     assert split_address("[fd00::1]:29500") == ("fd00::1", 29500)
+
+
+class GivenUp(OneGeneration):
+    """A source by which there is a newer generation than the one that it gives."""
+
+    def newest(self) -> int:
+        return super().newest() + 1
+
+
+def test_a_leader_that_died_is_not_waited_for_once_its_generation_is_given_up() -> None:
+    store, _ = host_store("127.0.0.1", SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    published = generation("a", ["a", "b"], [], address)
+    handler = GenerationRendezvousHandler("b", store, GivenUp(published), timeout=datetime.timedelta(seconds=600))
+
+    with pytest.raises(RendezvousConnectionError, match="store of leader a"):
+        handler.next_rendezvous()
 
 
 def test_torchrun_finds_our_handler() -> None:

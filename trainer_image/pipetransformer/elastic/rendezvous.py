@@ -8,6 +8,7 @@ leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer
 
 import datetime
 import threading
+import time
 from typing import Protocol
 
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from .connections import Connections
 from .groups import PrefixStore, Store, TCPStore
 
 BACKEND = "pipetransformer"
+_CONNECT_TIMEOUT = datetime.timedelta(seconds=1)
 
 
 class GenerationSource(Protocol):
@@ -168,12 +170,21 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return 0 if self.generation is None else self.generation.layout_generation
 
     def _connect(self, generation: Generation, leader: Member) -> Store:
+        """A client of the leader's store. The leader, too, is one: a wait on the store that it hosts could not be ended
+        without ending the store."""
         host, port = split_address(leader.address)
-        try:
-            # The leader, too, is a client: a wait on the store that it hosts could not be ended without ending it.
-            client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
-        except dist.DistNetworkError as error:
-            raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            # A client that cannot connect tries on by itself and cannot be told to stop, so it gets little time.
+            limit = min(_CONNECT_TIMEOUT, self._timeout)
+            try:
+                client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+                break
+            except dist.DistNetworkError as error:
+                if self.given_up() or time.monotonic() > deadline:
+                    message = f"store of leader {leader.name} at {leader.address}: {error}"
+                    raise RendezvousConnectionError(message) from error
+        client.set_timeout(self._timeout)
         return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", client)
 
     def is_closed(self) -> bool:
