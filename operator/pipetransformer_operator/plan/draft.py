@@ -276,19 +276,19 @@ class Draft:
         )
 
     def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason, old: Layout | None) -> None:
-        """Notes where the change of layout stands. A preparation keeps the deadline of its first turn."""
+        """Notes where the change of layout stands, and until when; a preparation counts from its first turn."""
         before = self.status.resize
-        deadline = self.now + timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
-        if before is not None and before.phase is phase and phase is ResizePhase.PREPARE:
-            deadline = before.deadline or deadline
+        prepared = before is not None and before.phase is ResizePhase.PREPARE
+        start = before.start_time if before is not None and prepared else self.now
+        timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
         self.update(
             resize=Resize(
                 from_=LayoutSize.of(old) if old else None,
                 to=LayoutSize.of(to),
                 phase=phase,
                 reason=reason,
-                start_time=before.start_time if before and before.phase is ResizePhase.PREPARE else self.now,
-                deadline=deadline,
+                start_time=start,
+                deadline=(start if phase is ResizePhase.PREPARE else self.now) + timeout,
             )
         )
 

@@ -120,3 +120,5 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     assert plan is not None
     draft.want([*draft.ids_of(survivors), *draft.joining_ids], plan.layout.workers)
     draft.enter(ResizePhase.PREPARE, plan.layout, ResizeReason.FAILURE, plan.layout)
+    assert draft.status.resize is not None
+    draft.update(resize=draft.status.resize.model_copy(update={"deadline": None}))

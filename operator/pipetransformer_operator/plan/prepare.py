@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionType, LayoutSize, Reason, ResizePhase
+from ..api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from .claim import is_claim, target
 from .draft import Draft
 from .types import EventType, Worker
@@ -56,17 +56,11 @@ def prepare(draft: Draft) -> None:
         draft.update(resize=None)
         return
     draft.enter(ResizePhase.PREPARE, to, reason_of(draft, plan.layout, to), plan.layout)
-    draft.wake_at(deadline(draft))
-
-
-def deadline(draft: Draft) -> datetime:
-    """When the preparation is cancelled: a claim has less time, as long as some of its workers have no node."""
     resize = draft.status.resize
-    assert resize is not None and resize.deadline is not None
-    if not is_claim(draft, resize.to.layout) or all_scheduled(draft):
-        return resize.deadline
-    claim = timedelta(seconds=draft.spec.run_policy.claim_timeout_seconds)
-    return min(resize.deadline, resize.start_time + claim)
+    assert resize is not None
+    deadline = _deadline(draft, resize)
+    draft.update(resize=resize.model_copy(update={"deadline": deadline}))
+    draft.wake_at(deadline)
 
 
 def cancel(draft: Draft, reason: Reason, why: str) -> None:
@@ -132,7 +126,16 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
 
 def _late(draft: Draft) -> bool:
     resize = draft.status.resize
-    return resize is not None and resize.phase is ResizePhase.PREPARE and draft.now >= deadline(draft)
+    return resize is not None and resize.phase is ResizePhase.PREPARE and draft.now >= _deadline(draft, resize)
+
+
+def _deadline(draft: Draft, resize: Resize) -> datetime:
+    """When a preparation is cancelled: a claim has less time, as long as some of its workers have no node."""
+    policy = draft.spec.run_policy
+    seconds = policy.resize_timeout_seconds
+    if is_claim(draft, resize.to.layout) and not all_scheduled(draft):
+        seconds = min(seconds, policy.claim_timeout_seconds)
+    return resize.start_time + timedelta(seconds=seconds)
 
 
 def _snoozed(draft: Draft, layout: Layout) -> bool:

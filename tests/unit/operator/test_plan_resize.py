@@ -80,6 +80,8 @@ def test_a_claim_that_gets_no_node_is_withdrawn_and_tried_again_twice_as_late() 
         world.wait(119)
         world.settle()
         assert len(world.workers) == 4
+        assert world.status.resize is not None
+        assert world.status.resize.deadline == world.now + timedelta(seconds=1)
         world.wait(2)
         world.settle()
         assert len(world.workers) == 2
