@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -134,6 +135,21 @@ def test_a_torn_or_senseless_stream_harms_nothing(make_cache: Callable[..., Acti
 
     wait_for(lambda: len(new.store.all_keys()) == SAMPLES)
     assert held(new) == list(range(SAMPLES))
+
+
+def test_a_sender_whose_peer_takes_nothing_stops_at_once(make_cache: Callable[..., ActivationCache]) -> None:
+    cache = make_cache(memory_bytes=1 << 26)
+    large = torch.zeros(1 << 22)
+    for sample in range(4):
+        cache.keep("train", sample, 0, large, None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cache.hand_over(lambda key: 1, 0, lambda _: json.dumps(["127.0.0.1", silent.getsockname()[1], "token"]))
+        silent.accept()
+
+        begun = time.monotonic()
+        cache.close()
+
+    assert time.monotonic() - begun < 5
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -5,6 +5,7 @@ the way costs the receiver a computation. A receiver takes entries from those al
 generation's store holds.
 """
 
+import contextlib
 import hmac
 import json
 import logging
@@ -26,7 +27,7 @@ _HEADER = struct.Struct("<IQ")
 _TOKEN_CHARACTERS = 32
 _LARGEST_NAME = 4096
 #: A peer that takes or gives nothing for so long is given up.
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 10.0
 
 
 class EntryReceiver:
@@ -101,12 +102,16 @@ class EntrySender:
         self._read = read
         self._done = done
         self._stopped = threading.Event()
+        self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="cache-sender", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Send no more; the keys that are left stay."""
         self._stopped.set()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def wait(self, seconds: float) -> None:
@@ -128,6 +133,7 @@ class EntrySender:
     def _send(self, address: str, keys: Sequence[Key]) -> None:
         host, port, token = json.loads(address)
         with socket.create_connection((host, port), timeout=_TIMEOUT_SECONDS) as connection:
+            self._connection = connection
             connection.sendall(token.encode())
             for key in keys:
                 if self._stopped.is_set():
