@@ -1,5 +1,6 @@
 """Blocks freeze and train again: what is frozen does not move by a bit, and regroups change no number."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def stayed(optimizer: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def weights_by_step(location: str) -> dict[int, list[dict[str, torch.Tensor]]]:
-    """Parameters of every unit in every checkpoint; of a step with two, the newer generation's."""
+    """Parameters of every unit in each checkpoint, by its step; of a step with two, the newer generation's."""
     folder = Folder(location)
     infos = [
         CheckpointInfo.model_validate_json(folder.read(f"{name}/{MARKER}"))
@@ -89,12 +90,13 @@ def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit
     compare(run, stayed)
     assert layouts(run) == [(entry.stages, entry.pipelines) for entry in REGROUPED]
     weights = weights_by_step(location)
-    assert sorted(weights) == list(range(1, len(run.steps) + 1))
-    for step in range(1, len(run.steps)):
-        frozen = first_trainable(boundary_at(step))
-        for index, (before, after) in enumerate(zip(weights[step], weights[step + 1], strict=True)):
+    periods = list(pairwise(sorted(weights)))
+    assert len(periods) > 5, "checkpoints are written while training goes on, so not all steps have one"
+    for first, last in periods:
+        frozen = min(first_trainable(boundary_at(step)) for step in range(first, last))
+        for index, (before, after) in enumerate(zip(weights[first], weights[last], strict=True)):
             same = all(torch.equal(before[name], after[name]) for name in before)
-            assert same == (index < frozen), (step, index)
+            assert same == (index < frozen), (first, last, index)
 
 
 @pytest.mark.parametrize(
