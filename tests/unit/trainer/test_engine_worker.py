@@ -120,6 +120,7 @@ def test_a_run_that_diverges_fails_and_says_at_which_step(workers: Workers) -> N
         )
 
 
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.MEASURED)], indirect=True)
 def test_a_job_packs_by_what_it_measured_and_learns_the_same(workers: Workers, tmp_path: Path) -> None:
     """Three blocks on two stages wait for each other; on one they do not, and every worker has its own."""
