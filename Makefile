@@ -90,7 +90,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-digits bench-equality bench-partition bench-regroup
+.PHONY: bench-cache bench-digits bench-equality bench-overhead bench-partition bench-regroup
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -102,6 +102,9 @@ bench-partition: $(STAMP) ## The exact partition into stages: its speed, and aga
 
 bench-equality: $(STAMP) ## Losses of runs that regroup, freeze and lose workers at random, against one that never moves.
 	$(BIN)/python -m benchmarks.equality
+
+bench-overhead: $(STAMP) ## Our step while nothing changes, against plain PyTorch, DDP and torch.distributed.pipelining.
+	$(BIN)/python -m benchmarks.overhead
 
 bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart and against bare P2P, by phase (30 min).
 	$(BIN)/python -m benchmarks.regroup

@@ -34,12 +34,15 @@ class GradientReducer:
         #: Gradients of the round that each unit still waits for; empty outside of a round.
         self._missing: dict[int, int] = {}
         self._sums: dict[int, _Sum] = {}
+        #: With one pipeline there is nobody to sum with, and nothing has to be noticed during the backward.
+        self._alone = self._group.size() == 1
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(self._accumulated, index)
             )
             for index, parameters in self._parameters.items()
             for parameter in parameters
+            if not self._alone
         ]
 
     @property
@@ -63,11 +66,14 @@ class GradientReducer:
         Raises:
             RuntimeError: a connection broke.
         """
-        for index in self._parameters:
-            self._start(index)
         norms = [0.0] * (self._state.num_layers + 2)
-        for index, found in self._sums.items():
-            norms[index] = found.wait()
+        if self._alone:
+            self._fill(norms)
+        else:
+            for index in self._parameters:
+                self._start(index)
+            for index, found in self._sums.items():
+                norms[index] = found.wait()
         self._missing, self._sums = {}, {}
         span = self._layout.span
         for tie in self._state.ties.all:
@@ -82,6 +88,17 @@ class GradientReducer:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._sums = [], {}
+
+    def _fill(self, norms: list[float]) -> None:
+        """Squared norms of gradients that are sums already; one wait for the device for all of them."""
+        trained = [p for parameters in self._parameters.values() for p in parameters]
+        for parameter in trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        found = iter(torch.stack(torch._foreach_norm(gradients)).tolist() if gradients else [])
+        for index, parameters in self._parameters.items():
+            norms[index] = sum(next(found) ** 2 for _ in parameters)
 
     def _own_parameters(self, index: int) -> list[nn.Parameter]:
         """Those of a unit that train and that no other unit shares."""

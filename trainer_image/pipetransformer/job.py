@@ -7,7 +7,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -139,7 +139,7 @@ class Job:
         every = spec.every_steps or (spec.every_epochs or 1) * self.order.steps_per_epoch
         return step % every == 0 or step == self.total_steps
 
-    @property
+    @cached_property
     def bytes_budget(self) -> int:
         """What the largest stage of the job's first layout needs, nothing frozen."""
         return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)

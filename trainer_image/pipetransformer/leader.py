@@ -21,6 +21,8 @@ from .state import Control
 from .vote import Vote
 
 _STEPS_MEASURED = 20
+#: Between reports that say nothing but that training goes on: the operator hears of it every few seconds only.
+_REPORT_SECONDS = 1.0
 #: Steps after a change of layout or boundary until its times are worth an offer.
 _STEPS_TO_OFFER = 5
 #: Expected pause of a regroup before one was measured.
@@ -50,6 +52,7 @@ class Leader:
         self._step_seconds: float | None = None
         self._pause_seconds = _ASSUMED_PAUSE_SECONDS
         self._loss: float | None = None
+        self._submitted_at = 0.0
         self._callbacks = job.callbacks
         self.record = RunRecord(run_dir)
         self.record.started(job=layout.generation.job_uid, numLayers=job.num_layers, steps=job.total_steps)
@@ -157,6 +160,10 @@ class Leader:
         reason: str = "",
         message: str = "",
     ) -> None:
+        now = time.monotonic()
+        if not urgent and now < self._submitted_at + _REPORT_SECONDS:
+            return
+        self._submitted_at = now
         seconds = statistics.median(self._seconds) if self._seconds else None
         report = Report(
             job_uid=self._layout.generation.job_uid,

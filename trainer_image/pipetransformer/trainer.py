@@ -270,8 +270,8 @@ class Trainer:
         layout, control = member.layout, self._state.control
         self._pending = False
         self._in_doubt = None
-        for unit in self._state.units.values():
-            unit.zero_grad(set_to_none=True)
+        if self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)
         dealt = self._job.training_micro_batches(control.step, layout.pipelines, layout.micro_batch_size)
         micro_batches = dealt[layout.pipeline]
         reducer = member.reducer
@@ -374,9 +374,8 @@ class Trainer:
         rate = learning_rate(spec.optimizer, spec.learning_rate_schedule, control.step, self._job.total_steps)
         if vote.finite and self._optimizer is not None:
             scale = vote.gradient_scale(spec.max_gradient_norm)
-            for _, parameter in self._state.trained_parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(scale)
+            trained = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+            torch._foreach_mul_([parameter.grad for parameter in trained if parameter.grad is not None], scale)
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
         self._hooks.reached(Moment.STEPPED, control.step)

@@ -79,6 +79,7 @@ class Vote:
         """The sums over all members."""
         own = self.to_list()
         ballot = torch.tensor([*own, *self.similarities], dtype=torch.float64)
-        dist.all_reduce(ballot, group=world)
+        if world.size() > 1:
+            dist.all_reduce(ballot, group=world)
         sums = ballot.tolist()
         return replace(Vote.from_list(sums[: len(own)]), similarities=sums[len(own) :])

@@ -33,6 +33,8 @@ class EpochOrder:
             self._shard_of[shard] = number
         self._turns = _turns([len(shard) for shard in self._shards])
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
+        #: Sample ids of a global step, one list for each of the C shards.
+        self.batch = lru_cache(maxsize=2)(self._batch)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -52,8 +54,7 @@ class EpochOrder:
         """The shard that holds a sample."""
         return int(self._shard_of[sample_id])
 
-    def batch(self, step: int) -> list[list[int]]:
-        """Sample ids of global step `step`, one list for each of the C shards."""
+    def _batch(self, step: int) -> list[list[int]]:
         epoch, place = divmod(step, self.steps_per_epoch)
         ids = self._shuffled(epoch)[place * self.global_batch : (place + 1) * self.global_batch]
         turns = self._turns[place * self.global_batch : (place + 1) * self.global_batch]

@@ -20,13 +20,13 @@ class Ledger:
     def __init__(self, run_dir: Path, worker: str) -> None:
         self.path = run_dir / "ledger" / f"{worker}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lines = lines.Appender(self.path)
 
     def append(
         self, *, step: int, epoch: int, layout_generation: int, pipeline: int, sample_ids: Sequence[int]
     ) -> None:
         """Note, after its commit, what a step (from 0) trained in this worker's pipeline, padding left out."""
-        lines.append(
-            self.path,
+        self._lines.append(
             {
                 "step": step,
                 "epoch": epoch,

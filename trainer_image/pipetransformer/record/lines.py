@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,20 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
     """Add one object to a file with a single write, so that a reader never sees half of it followed by another's."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+class Appender:
+    """Adds many objects to one file, which it keeps open from the first on. Each is a single write to the system."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """As `append`."""
+        if self._file is None:
+            self._file = FileIO(self._path, "a")
+        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

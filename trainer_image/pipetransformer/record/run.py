@@ -44,6 +44,7 @@ class RunRecord:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         self.steps_path = run_dir / "steps.jsonl"
+        self._steps = lines.Appender(self.steps_path)
         self.events_path = run_dir / "events.jsonl"
 
     def step(
@@ -63,8 +64,7 @@ class RunRecord:
 
         Nobody knows the speed of a step whose leader died before it was noted.
         """
-        lines.append(
-            self.steps_path,
+        self._steps.append(
             {
                 "time": time.time(),
                 "step": step,
@@ -84,6 +84,7 @@ class RunRecord:
         or the run went back to a checkpoint."""
         if self.last_step() >= step:
             lines.keep(self.steps_path, lambda line: int(line["step"]) < step)
+            self._steps = lines.Appender(self.steps_path)
 
     def last_step(self) -> int:
         """The step of the newest line, -1 before the first."""

@@ -33,7 +33,7 @@ class StageSpec:
         stage: index of this stage among `stages`.
         span: the contiguous units that this stage holds.
         boundary: frozen blocks.
-        schedule: runs where a pipeline has at least as many micro-batches as stages, else GPipe.
+        schedule: runs where a pipeline has several stages and at least as many micro-batches; with fewer GPipe does.
         group: the workers of the pipeline in stage order.
         dtype: of parameters, and of what travels between units.
         autocast: type to compute products in; None for `dtype`.
@@ -192,6 +192,10 @@ class StageRunner:
         if self._prefix is not None:
             source = self._source(split, step if training else None, ids, samples)
             self._prefix.begin(source, [micro_batch.sample_ids for micro_batch in micro_batches])
+        if spec.stages == 1:
+            return [
+                self._alone(some, training=training) for some in torch.split(rows, len(micro_batches[0].sample_ids))
+            ]
         schedule = self._schedule(len(micro_batches), len(micro_batches[0].sample_ids), training=training)
         losses: list[Tensor] = []
         run = schedule.step if training else schedule.eval
@@ -199,6 +203,15 @@ class StageRunner:
         target = rows if spec.is_last else None
         run(*inputs, target=target, losses=losses if spec.is_last else None, return_outputs=False)
         return losses
+
+    def _alone(self, rows: Tensor, *, training: bool) -> Tensor:
+        """One micro-batch where this worker holds the whole model: nothing to schedule."""
+        output = self._module(rows)
+        if not training:
+            return self._score(output, rows)
+        loss = self._loss(output, rows)
+        torch.autograd.backward(loss)
+        return loss.detach()
 
     def _source(self, split: Split, step: int | None, ids: Sequence[int], samples: Tensor | None) -> Source:
         """The round's samples for the prefix; `samples` are the inputs of `ids` where they had to be read anyway."""
