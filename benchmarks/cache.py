@@ -113,7 +113,9 @@ def run_smaller_types(folder: Path) -> dict[str, float]:
         run = run_job(make_spec({"policy": "Always", "dtype": dtype}, precision="Float32"), STAY, folder / dtype)
         differences[dtype] = abs(run.steps[-1]["loss"] - exact.steps[-1]["loss"]) / exact.steps[-1]["loss"]
     print_table(
-        "Entries in a smaller type", ["dtype", "last loss, relative difference"], [list(d) for d in differences.items()]
+        "Entries in a smaller type",
+        ["dtype", "last loss, relative difference"],
+        [[dtype, f"{difference:.1e}"] for dtype, difference in differences.items()],
     )
     return differences
 
