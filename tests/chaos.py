@@ -46,7 +46,11 @@ def draw(seed: int, num_steps: int) -> Chaos:
             # Once all have agreed, leavers are gone and cannot be told of another generation.
             moment = choose.choice([m for m in OF_A_REGROUP if not leavers or m is not Moment.AGREED])
             at = len(chaos.script)
-        victim = choose.choice([*alive, *leavers])
+        candidates = [*alive, *leavers]
+        if moment is Moment.FOUND:
+            # A joiner knows its generation from the start and would die long before the others come to it.
+            candidates = [w for w in candidates if any(w in entry.members for entry in chaos.script[:-1])]
+        victim = choose.choice(candidates)
         chaos.faults[victim] = Faults(killed_at=(moment, at))
         alive, leavers = [[w for w in workers if w != victim] for workers in (alive, leavers)]
         if spares and (len(alive) < 3 or choose.random() < 0.5):
