@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Share, State
-from pipetransformer_operator.plan import Plan, WorkerPhase
+from pipetransformer_operator.plan import Plan, Worker, WorkerPhase
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import LAYERS, World
 
@@ -33,7 +33,7 @@ class Checked(World):
         before, workers = self.status, dict(self.workers)
         decided = super().turn(executed=executed)
         for name, _ in decided.delete:
-            self.check_deletion(before, name, alive=workers[name].alive)
+            self.check_deletion(before, workers[name])
         self.check(before)
         return decided
 
@@ -69,19 +69,27 @@ class Checked(World):
         }
         for name in gone:
             worker = self.workers.get(name)
-            lost = worker is None or not worker.alive or name in self.silent
-            assert lost, f"{name} lives, may hold the only copy, and has no part in generation {plan.layout_generation}"
+            assert self.is_lost(worker), (
+                f"{name} lives, may hold the only copy, and has no part in generation {plan.layout_generation}"
+            )
 
-    def check_deletion(self, before: JobStatus, name: str, *, alive: bool) -> None:
+    def check_deletion(self, before: JobStatus, worker: Worker) -> None:
         """Rules 3 and 8: nobody is deleted who holds state, and nothing is given back before it is durable."""
-        status, worker_id = self.status, int(name.rpartition("w")[2])
+        status, worker_id, name = self.status, worker.id, worker.name
         if status.finished or self.spec.suspend or status.plan is None:
             return
         assert worker_id not in status.worker_ids
-        lost = not alive or name in self.silent
+        lost = self.is_lost(worker)
         assert lost or name not in {member.name for member in status.plan.members}, "a member was deleted"
         if worker_id in before.leaving_ids:
             assert self.durable(status.plan) or lost, f"{name} was given back before a checkpoint was durable"
+
+    def is_lost(self, worker: Worker | None) -> bool:
+        """Whether the worker is gone, has ended, is silent, or hangs: others wait for a generation, and it does not."""
+        if worker is None or not worker.alive or worker.name in self.silent:
+            return True
+        after = {other.uid: self.beat(other).waiting_after or 0 for other in (*self.workers.values(), worker)}
+        return after[worker.uid] < max(after.values())
 
     def durable(self, plan: PublishedPlan) -> bool:
         return plan.covered_by(self.status.checkpoint)
@@ -133,6 +141,7 @@ class Life(RuleBasedStateMachine):
         names = [m.name for m in (*plan.members, *plan.leavers)] if plan else []
         living = [name for name in names if name in self.world.workers and self.world.workers[name].alive]
         if living:
+            self.world.real_failures += not everyone  # the others may never come: they hang
             self.world.break_group(living if everyone else [living[number % len(living)]])
 
     # -- what the cluster does
