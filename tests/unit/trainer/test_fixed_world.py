@@ -1,0 +1,99 @@
+"""Generations without an operator: made by the leader of a fixed world, or handed to a process by its agent."""
+
+import threading
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from pipetransformer.elastic.agent import GENERATION, OneGeneration
+from pipetransformer.elastic.fixed_world import Chooser, Follower, World
+from pipetransformer.elastic.rendezvous import GenerationSource
+from pipetransformer_contract.choose import Bounds, Layout, Packing
+from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason
+
+pytestmark = pytest.mark.timeout(30)
+
+ADDRESSES = [f"127.0.0.1:{rank}" for rank in range(4)]
+
+
+def make_chooser(initial: Layout, *, first: int = 1) -> tuple[Chooser, list[Follower]]:
+    store = HashStore()
+    chooser = Chooser(World(store, 0, ADDRESSES), Bounds(initial, 1, 4, 1, 4, 100), Packing.PAPER, first=first)
+    return chooser, [Follower(World(store, rank, ADDRESSES)) for rank in range(1, 4)]
+
+
+def report(generation: int, **changes: Any) -> Report:
+    """Half of the stages fit where two did at the start."""
+    offers = [Offer(stages=2, bytes_per_worker=60), Offer(stages=1, bytes_per_worker=90)]
+    fields: dict[str, Any] = {"step": 5, "boundary": 2, "num_layers": 4, "bytes_budget": 100, "offers": offers}
+    return Report(job_uid="fixed-world", layout_generation=generation, **fields | changes)
+
+
+def shape(generation: Generation) -> tuple[int, int, int]:
+    return generation.layout_generation, generation.stages, generation.pipelines
+
+
+def test_every_rank_gets_the_layout_that_the_leader_chooses_from_its_reports() -> None:
+    chooser, followers = make_chooser(Layout(2, 2))
+    sources: list[GenerationSource] = [chooser, *followers]
+    assert [shape(source.next_generation(0)) for source in sources] == [(1, 2, 2)] * 4
+
+    chooser.submit(report(1), urgent=True)
+
+    sources[0] = chooser.watched()
+    assert [shape(source.next_generation(1)) for source in sources] == [(2, 1, 4)] * 4
+
+
+def test_reports_of_another_generation_change_nothing() -> None:
+    chooser, _ = make_chooser(Layout(2, 2), first=7)
+
+    chooser.submit(report(6), urgent=True)
+
+    assert chooser.newest() == 7
+
+
+def test_a_rank_that_is_left_over_waits_for_a_layout_that_names_it() -> None:
+    chooser, followers = make_chooser(Layout(2, 1))
+    found: list[Generation] = []
+    thread = threading.Thread(target=lambda: found.append(followers[2].next_generation(0)))
+    thread.start()
+
+    chooser.submit(report(1), urgent=True)
+    thread.join(20)
+
+    assert shape(found[0]) == (2, 1, 4)
+
+
+def test_a_leader_that_lost_its_group_meets_the_same_layout_again() -> None:
+    chooser, followers = make_chooser(Layout(2, 2))
+
+    again = chooser.next_generation(1)
+
+    assert shape(again) == (2, 2, 2) and again.reason is ResizeReason.FAILURE
+    assert followers[0].next_generation(1) == again
+
+
+def test_the_end_of_the_run_releases_who_waits() -> None:
+    chooser, followers = make_chooser(Layout(2, 1))
+
+    chooser.submit(report(1, outcome=Outcome.SUCCEEDED), urgent=True)
+
+    with pytest.raises(RendezvousClosedError):
+        followers[2].next_generation(0)
+
+
+def test_a_process_under_an_agent_lives_for_one_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert OneGeneration.from_environment() is None
+    published = make_chooser(Layout(2, 2), first=3)[0].next_generation(0)
+    monkeypatch.setenv(GENERATION, published.model_dump_json(by_alias=True))
+
+    source = OneGeneration.from_environment()
+
+    assert source is not None
+    found = source.next_generation(0)
+    assert shape(found) == (3, 2, 2) and found.nonce != published.nonce
+    source.close()
+    with pytest.raises(RendezvousClosedError):
+        source.next_generation(3)
