@@ -177,7 +177,7 @@ class Operator:
             "KUBECONFIG": str(kubeconfig),
             "POD_NAMESPACE": SYSTEM,
             "POD_ID": identity,
-            "PIPETRANSFORMER_LEASE_SECONDS": "3",
+            "PIPETRANSFORMER_LEASE_SECONDS": "6",
             "PIPETRANSFORMER_NAMESPACES": namespace,
             "PIPETRANSFORMER_HOST": "127.0.0.1",
             "PIPETRANSFORMER_CHANNEL_URL": f"https://127.0.0.1:{port}",
