@@ -10,6 +10,7 @@ from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, SOURCES, Layout, 
 from tools.devcluster.process import CommandError, say
 
 _FREE_GIB = 25  # images in buildah's store, in the registry and in two nodes, and Go's caches, all cold
+_FREE_GIB_WARM = 10  # the same once they are there: layers that changed
 _FREE_GIB_CONTROL_PLANE = 8
 _NOTICE = """\
 this machine keeps, until `down`: processes and listeners on loopback, cgroups and host names node0.., bridges
@@ -33,7 +34,8 @@ def up(layout: Layout, *, nodes: int = 2, gpus: int = 8) -> None:
     if not 1 <= nodes <= MAX_NODES:
         raise CommandError(f"--nodes must be from 1 to {MAX_NODES}")
     if not is_up(layout):
-        preflight.check(ports=layout.all_ports(), free_gib=_FREE_GIB, root=True)
+        free_gib = _FREE_GIB_WARM if layout.node_images(0).exists() else _FREE_GIB
+        preflight.check(ports=layout.all_ports(), free_gib=free_gib, root=True)
     say(_NOTICE.format(bridges=f"{host.bridge(0)}..", table=host.NFT_TABLE, state=layout.state))
     debian.obtain(debian.CONTROL_PLANE + debian.NODE + debian.IMAGES)
     gobuild.kubernetes()
