@@ -20,7 +20,7 @@ def similarities(
         runner: of this worker's stage.
         unit: the unit to look at, None where this worker does not hold it.
         micro_batches: of n samples; padding is left out.
-        split: that they come from.
+        split: that they come from, the training split.
         tells: whether this worker's pipeline is the one that does this.
 
     Returns:
@@ -31,12 +31,12 @@ def similarities(
     if not tells:
         return nothing
     if unit is None:
-        runner.evaluate(micro_batches, split)
+        runner.evaluate(micro_batches, split, name="train")
         return nothing
     outputs: list[Tensor] = []
     handle = unit.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach()))
     try:
-        runner.evaluate(micro_batches, split)
+        runner.evaluate(micro_batches, split, name="train")
     finally:
         handle.remove()
     features = torch.cat(outputs).cpu()[real].flatten(1).double()

@@ -652,6 +652,8 @@ class Trainer:
     def _finish(self, member: _Membership) -> None:
         """Make the model durable, the best if that is kept; all wait until it is."""
         self._note_durable(member, self._checkpointer.complete(member.layout, member.world))
+        self._checkpointer.begin(self._state, member.layout)  # what was asked for meanwhile
+        self._note_durable(member, self._checkpointer.complete(member.layout, member.world))
         if self._job.spec.evaluation.keep_best and self._state.control.best:
             tensors = load_best(self._job) if member.leader is not None else {}
         else:

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.timeout(600)
 #: Regroups until everything was done once: buffers, caches and threads have come.
 WARM = 6
 MEGABYTE = 1 << 20
+#: A connection that is being made or closed as the usage is read; a leak of one a regroup would be four and more.
+PASSING_DESCRIPTORS = 2
 
 
 def spec(regroups: int) -> TrainerSpec:
@@ -42,6 +44,6 @@ def test_regroups_leak_neither_memory_nor_descriptors_nor_threads(
         early = largest(usage, range(WARM, WARM + 4))
         late = largest(usage, range(regroups - 2, regroups + 2))
         print(f"after {early.generation} regroups {early}, after {late.generation} {late}")
-        assert late.descriptors <= early.descriptors
+        assert late.descriptors <= early.descriptors + PASSING_DESCRIPTORS
         assert late.threads <= early.threads
         assert late.memory - early.memory < megabytes * MEGABYTE

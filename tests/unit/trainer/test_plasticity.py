@@ -23,7 +23,7 @@ REGROUPED = [
 
 def spec_of() -> TrainerSpec:
     freeze = {"policy": "Plasticity", "intervalSteps": 1, "windowDecisions": 2, "tolerance": 0.5, "learningRateDrop": 3}
-    return make_spec(ADAMW, freeze=freeze)
+    return make_spec(ADAMW, freeze=freeze, cache={"policy": "Always"})  # probes and training share its entries
 
 
 def test_decisions_by_plasticity_do_not_depend_on_the_layout(tmp_path: Path) -> None:

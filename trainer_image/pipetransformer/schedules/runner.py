@@ -137,15 +137,18 @@ class StageRunner:
 
     def train(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
         """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters."""
-        losses = self._run(step, micro_batches, split, training=True)
+        losses = self._run(step, micro_batches, split, "train", training=True)
         if not losses:
             return RoundSums()
         # One wait for the device, not one a micro-batch.
         sums = torch.stack([torch.stack(losses).detach().sum(), torch.stack(self._target.take_weights()).sum()])
         return RoundSums(*sums.tolist())
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch], split: Split, metrics: Sequence[Metric] = ()) -> Tensor:
-        """Forward only, in `eval()`; leaves the units as they were.
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], split: Split, metrics: Sequence[Metric] = (), *, name: str = "test"
+    ) -> Tensor:
+        """Forward only, in `eval()`; leaves the units as they were. `name` is the split's, `train` or `test`: cached
+        activations belong to it.
 
         Returns:
             (metrics, 2) sums of numerators and denominators in float64; zero on all but the last stage.
@@ -154,7 +157,7 @@ class StageRunner:
         self._module.eval()
         self._target.score(metrics)
         with torch.no_grad():
-            self._run(0, micro_batches, split, training=False)
+            self._run(0, micro_batches, split, name, training=False)
         for unit, mode in zip(self._module.units, modes, strict=True):
             unit.train(mode)
         return self._target.take_scores()
@@ -179,7 +182,9 @@ class StageRunner:
         units, finish = list(self._module.units), loss if spec.is_last else None
         return Probe(units, self._module.num_frozen, finish, context, spec.device).measure(x)
 
-    def _run(self, step: int, micro_batches: Sequence[MicroBatch], split: Split, *, training: bool) -> list[Tensor]:
+    def _run(
+        self, step: int, micro_batches: Sequence[MicroBatch], split: Split, name: str, *, training: bool
+    ) -> list[Tensor]:
         spec = self.spec
         self._module.upcoming = [self._context(step, split, micro_batch.sample_ids) for micro_batch in micro_batches]
         ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
@@ -190,7 +195,7 @@ class StageRunner:
             weights = [weight for micro_batch in micro_batches for weight in micro_batch.weights]
             self._target.set(labels.to(spec.device), torch.tensor(weights, dtype=spec.dtype, device=spec.device))
         if self._prefix is not None:
-            source = self._source(split, step if training else None, ids, samples)
+            source = self._source(split, name, step if training else None, ids, samples)
             self._prefix.begin(source, [micro_batch.sample_ids for micro_batch in micro_batches])
         if spec.stages == 1:
             return [
@@ -213,7 +218,7 @@ class StageRunner:
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def _source(self, split: Split, step: int | None, ids: Sequence[int], samples: Tensor | None) -> Source:
+    def _source(self, split: Split, name: str, step: int | None, ids: Sequence[int], samples: Tensor | None) -> Source:
         """The round's samples for the prefix; `samples` are the inputs of `ids` where they had to be read anyway."""
 
         def inputs(wanted: Sequence[int]) -> Tensor:
@@ -231,7 +236,7 @@ class StageRunner:
             ]
 
         return Source(
-            split="test" if step is None else "train",
+            split=name,
             inputs=inputs,
             augmentation=lambda sample_id: augmentation_key(split, sample_id, step),
             enter=lambda sample_ids: set_micro_batch(self._context(step or 0, split, sample_ids)),
