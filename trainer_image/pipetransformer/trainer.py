@@ -483,7 +483,8 @@ class Trainer:
     def _evaluate(self, member: _Membership) -> None:
         layout, control = member.layout, self._state.control
         micro_batches = self._job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline]
-        scores = member.runner.evaluate(micro_batches, self._job.dataset.test, list(self._job.metrics.values()))
+        metrics = list(self._job.metrics.values())
+        scores = member.runner.evaluate(micro_batches, self._job.dataset.test, metrics, name="test")
         dist.all_reduce(scores, group=member.world)
         values = {
             name: numerator / denominator if denominator else math.nan

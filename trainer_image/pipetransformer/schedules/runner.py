@@ -145,7 +145,7 @@ class StageRunner:
         return RoundSums(*sums.tolist())
 
     def evaluate(
-        self, micro_batches: Sequence[MicroBatch], split: Split, metrics: Sequence[Metric] = (), *, name: str = "test"
+        self, micro_batches: Sequence[MicroBatch], split: Split, metrics: Sequence[Metric] = (), *, name: str
     ) -> Tensor:
         """Forward only, in `eval()`; leaves the units as they were. `name` is the split's, `train` or `test`: cached
         activations belong to it.
