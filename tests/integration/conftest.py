@@ -48,8 +48,9 @@ async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: flo
 
 @pytest.fixture(scope="session")
 def kubeconfig() -> Iterator[Path]:
-    """The kubeconfig of an API server with our CRD."""
-    layout = Layout(name="integration", port=17443)
+    """The kubeconfig of an API server with our CRD; another PIPETRANSFORMER_TEST_PORT is another API server."""
+    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443"))
+    layout = Layout(name=f"integration-{port}", port=port)
     was_up = cluster.is_up(layout)
     cluster.up_control_plane(layout, controllers=False)
     yield layout.kubeconfig
