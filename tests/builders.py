@@ -50,6 +50,11 @@ class JobBuilder:
         self._manifest["metadata"].setdefault("labels", {})[key] = value
         return self
 
+    def command(self, *command: str) -> Self:
+        """What the trainer's container runs in the place of its image's program."""
+        self._manifest["spec"]["podTemplate"]["spec"]["containers"][0]["command"] = list(command)
+        return self
+
     def set(self, path: str, value: Any) -> Self:
         """Sets `path` below spec, such as `training.epochs`."""
         *parents, last = path.split(".")

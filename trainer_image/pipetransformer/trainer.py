@@ -24,19 +24,17 @@ from pipetransformer_contract.messages import DurableCheckpoint, Generation
 
 from .best import load_best, save_best
 from .cache.make import make_cache
-from .checkpoint import write_model
 from .data import digest
 from .durable import Checkpointer
 from .elastic.groups import GenerationGroups, Store, Transport
 from .elastic.mirror import Mirrors
 from .elastic.phases import Phases
-from .elastic.plan import Move
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
-from .elastic.transfer import Parts, move_units
 from .elastic.watchdog import Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, SpecError, StorageError
+from .errors import CallbackError, SpecError
+from .final_model import gather_model, write_final_model
 from .freeze import FreezeObservation, PolicyCopy
 from .gradients import GradientReducer
 from .job import Job
@@ -658,49 +656,14 @@ class Trainer:
         if self._job.spec.evaluation.keep_best and self._state.control.best:
             tensors = load_best(self._job) if member.leader is not None else {}
         else:
-            tensors = self._gather(member)
+            tensors = gather_model(
+                self._job, self._state, self._codec, member.layout, member.world, self._transport.device
+            )
         if member.leader is not None:
-            self._write_model(tensors)
+            write_final_model(self._job, tensors, self._run_dir)
         dist.all_reduce(torch.ones(1), group=member.world)
         if member.leader is not None:
             member.leader.finished(self._state.control)
-
-    def _gather(self, member: _Membership) -> dict[str, torch.Tensor]:
-        """The whole model on the leader, by name; nothing on the others."""
-        layout = member.layout
-        leader = layout.leader_rank
-        held = set(layout.spans[layout.roles[leader][1]])
-        moves = [
-            Move(unit=unit, source=layout.holder(0, stage), target=leader)
-            for stage, span in enumerate(layout.spans)
-            for unit in span
-            if unit not in held
-        ]
-        received = move_units(moves, layout.rank, member.world, self._give, self._blank)
-        if member.leader is None:
-            return {}
-        for index, parts in received.items():
-            unit = self._job.blank_unit(index)
-            self._state.put_unit(index, unit, self._codec.take(parts, index, unit, self._state.control.boundary))
-        gathered = {}
-        for index in range(self._job.num_layers + 2):
-            gathered.update(self._state.unit_tensors(index, with_moments=False))
-        return gathered
-
-    def _give(self, index: int) -> Parts:
-        return self._codec.give(self._state, index, self._transport.device)
-
-    def _blank(self, index: int) -> Parts:
-        control, shell = self._state.control, self._job.model.units[index]
-        return self._codec.blank(index, shell, control.boundary, self._transport.device)
-
-    def _write_model(self, tensors: dict[str, torch.Tensor]) -> None:
-        output = self._job.spec.output
-        location = str(self._run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"
-        try:
-            write_model(location, tensors, spec=self._job.spec, info=self._job.dataset.info)
-        except OSError as error:
-            raise StorageError(f"spec.output.location: {location}: {error}") from error
 
 
 def _is_own_fault(error: BaseException) -> bool:

@@ -1,5 +1,8 @@
 """Reads a job's file for a local run and refuses it with the words that the API server would use."""
 
+import os
+import shutil
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,9 @@ import yaml
 from ..api import PipeTrainingJob
 from ..api.labels import FieldError
 from ..api.validate import validate_manifest
+
+#: What the trainer's image runs.
+TRAINER = (sys.executable, "-m", "pipetransformer")
 
 
 class InvalidManifest(Exception):
@@ -23,7 +29,7 @@ def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
     """The job of a YAML file, made fit for this machine.
 
     Mounted paths of a cluster do not exist here: output goes to `run_dir`, checkpoints to `run_dir/checkpoints`; URLs
-    are kept. Processes need no accelerator.
+    are kept. Processes need no accelerator. A container's command runs in the present folder.
 
     Raises:
         InvalidManifest: the file is no valid job.
@@ -38,9 +44,39 @@ def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
     if errors := validate_manifest(manifest):
         raise InvalidManifest(errors)
     metadata = {**manifest["metadata"], "uid": str(uuid.uuid4())}
-    return PipeTrainingJob.from_manifest(
+    job = PipeTrainingJob.from_manifest(
         {**manifest, "metadata": metadata, "spec": _localised(manifest["spec"], run_dir), "status": {}}
     )
+    if errors := _command_errors(job):
+        raise InvalidManifest(errors)
+    return job
+
+
+def worker_command(job: PipeTrainingJob) -> list[str]:
+    """What a worker's process runs: the trainer container's `command`, by default what its image runs, and `args`."""
+    container = job.spec.pod_template.trainer().model_extra or {}
+    return [*(container.get("command") or TRAINER), *(container.get("args") or ())]
+
+
+def _command_errors(job: PipeTrainingJob) -> list[FieldError]:
+    """In a cluster the API server's dry run of a pod says these; and that a program exists, its image."""
+    trainer = job.spec.pod_template.trainer()
+    container = trainer.model_extra or {}
+    path = f"spec.podTemplate.spec.containers[{job.spec.pod_template.spec.containers.index(trainer)}]"
+    errors = [
+        FieldError(f"{path}.{field}", "must be a list of strings")
+        for field in ("command", "args")
+        if not isinstance(container.get(field) or [], list)
+        or not all(isinstance(word, str) for word in container.get(field) or [])
+    ]
+    if not errors and shutil.which(program := worker_command(job)[0], path=search_path()) is None:
+        errors.append(FieldError(f"{path}.command", f"{program} is no program of this machine"))
+    return errors
+
+
+def search_path() -> str:
+    """Where a worker's program is looked for: beside this interpreter first, so that `python` is this one."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _localised(spec: dict[str, Any], run_dir: Path) -> dict[str, Any]:

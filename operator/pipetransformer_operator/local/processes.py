@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from pipetransformer_contract.wire import Env
 from ..api import JobStatus, PipeTrainingJob, trainer_spec
 from ..channel.authenticator import Identity
 from ..plan import Worker, WorkerPhase, worker_name
+from .manifest import search_path
 
 ADDRESS = "127.0.0.1"
 TERM_SECONDS = 5.0
-TRAINER = (sys.executable, "-m", "pipetransformer")
 
 
 @dataclass
@@ -54,7 +53,7 @@ class ProcessPool:
         scratch: Path,
         channel_url: str,
         wake: Callable[[], None],
-        command: Sequence[str] = TRAINER,
+        command: Sequence[str],
     ) -> None:
         self.tokens: dict[str, Identity] = {}
         self._run_dir = run_dir
@@ -153,6 +152,7 @@ class ProcessPool:
         return {
             "OMP_NUM_THREADS": "1",
             **os.environ,
+            "PATH": search_path(),
             "PYTHONUNBUFFERED": "1",
             Env.JOB_NAMESPACE: job.metadata.namespace,
             Env.JOB_NAME: job.metadata.name,

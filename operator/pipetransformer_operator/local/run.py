@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -14,8 +14,9 @@ from ..channel.authenticator import TokenTable
 from ..controller.manager import Controller
 from ..controller.ports import JobKey
 from ..plan import PlanEvent
+from .manifest import worker_command
 from .memory import MemoryStore
-from .processes import ADDRESS, TRAINER, ProcessPool
+from .processes import ADDRESS, ProcessPool
 
 
 async def run_job(
@@ -24,7 +25,6 @@ async def run_job(
     *,
     changed: Callable[[PipeTrainingJob], None] = lambda job: None,
     told: Callable[[PlanEvent], None] = lambda event: None,
-    command: Sequence[str] = TRAINER,
 ) -> JobStatus:
     """Runs the job to its end and returns its last status. Workers are gone when this returns or raises.
 
@@ -33,7 +33,6 @@ async def run_job(
         run_dir: where the run's record and the workers' logs go.
         changed: called with the job after each change of its status.
         told: called with each decision.
-        command: starts a worker.
     """
     key = JobKey(job.metadata.namespace, job.metadata.name)
     ended = asyncio.Event()
@@ -51,7 +50,9 @@ async def run_job(
     store = MemoryStore(job, note, told)
     with tempfile.TemporaryDirectory(prefix="pipetransformer-") as scratch:
         sock = socket.create_server((ADDRESS, 0))
-        pool = ProcessPool(run_dir, Path(scratch), f"http://{ADDRESS}:{sock.getsockname()[1]}", wake, command)
+        pool = ProcessPool(
+            run_dir, Path(scratch), f"http://{ADDRESS}:{sock.getsockname()[1]}", wake, worker_command(job)
+        )
         controller = Controller(store, pool)
         woken.append(lambda: controller.wake(key))
         runner = web.AppRunner(Channel(controller.boards, TokenTable(pool.tokens)).application(), shutdown_timeout=1)

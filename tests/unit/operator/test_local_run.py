@@ -1,6 +1,5 @@
 """The whole local run with scripted workers: controller, channel and processes are real, training is not."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from pipetransformer_operator.plan import PlanEvent
 from tests.builders import JobBuilder, make_job
 
 pytestmark = pytest.mark.timeout(30)
-SCRIPTED = (sys.executable, str(Path(__file__).parents[2] / "scripted_trainer.py"))
+SCRIPTED = ("python", str(Path(__file__).parents[2] / "scripted_trainer.py"))
 
 
 def packing_job() -> JobBuilder:
@@ -22,6 +21,7 @@ def packing_job() -> JobBuilder:
     points = [{"step": 2, "boundary": 8}, {"step": 4, "boundary": 11}]
     return (
         make_job()
+        .command(*SCRIPTED)
         .stages(4)
         .workers(4)
         .drop("training.epochs")
@@ -47,7 +47,7 @@ def run_dir(tmp_path: Path) -> Path:
 async def test_freezes_widen_the_job_through_three_layouts_and_it_completes(tmp_path: Path, run_dir: Path) -> None:
     events: list[PlanEvent] = []
     job = read_job(write(packing_job(), tmp_path), run_dir)
-    status = await run_job(job, run_dir, told=events.append, command=SCRIPTED)
+    status = await run_job(job, run_dir, told=events.append)
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
     assert status.plan is not None
     assert (status.plan.stages, status.plan.pipelines, status.plan.layout_generation) == (1, 4, 3)
@@ -56,7 +56,7 @@ async def test_freezes_widen_the_job_through_three_layouts_and_it_completes(tmp_
 
 async def test_a_releasing_job_gives_its_workers_back_while_it_trains(tmp_path: Path, run_dir: Path) -> None:
     job = read_job(write(packing_job().release(), tmp_path), run_dir)
-    status = await run_job(job, run_dir, command=SCRIPTED)
+    status = await run_job(job, run_dir)
     assert status.is_true(ConditionType.COMPLETE)
     assert status.plan is not None and status.plan.stages * status.plan.pipelines == 1
     assert status.gpus.released == 3
@@ -66,7 +66,7 @@ async def test_blocks_that_train_again_deepen_the_pipelines_of_the_same_workers(
     points = [{"step": 2, "boundary": 8}, {"step": 4, "boundary": 0}]
     events: list[PlanEvent] = []
     job = packing_job().set("freeze.boundaries", points)
-    status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir, told=events.append, command=SCRIPTED)
+    status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir, told=events.append)
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
     assert status.plan is not None
     assert (status.plan.stages, status.plan.pipelines, status.plan.layout_generation) == (4, 1, 3)
@@ -79,7 +79,7 @@ async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_wor
 ) -> None:
     monkeypatch.setenv("SCRIPTED_REFUSAL", "spec.data.path: no such folder")
     job = read_job(write(packing_job(), tmp_path), run_dir)
-    status = await run_job(job, run_dir, command=SCRIPTED)
+    status = await run_job(job, run_dir)
     failed = status.condition(ConditionType.FAILED)
     assert failed is not None and "spec.data.path: no such folder" in failed.message
 
@@ -96,6 +96,16 @@ def test_a_cluster_path_becomes_a_folder_of_the_run(tmp_path: Path) -> None:
     job = read_job(write(make_job().checkpoint("/mnt/checkpoints"), tmp_path), tmp_path / "run")
     assert job.spec.checkpoint is not None
     assert job.spec.checkpoint.location == str(tmp_path / "run" / "checkpoints")
+
+
+def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
+    for job, message in (
+        (make_job().command("no-such-program"), r"containers\[0\]\.command: no-such-program is no program"),
+        (make_job().set("podTemplate.spec.containers", [{"name": "trainer", "args": "train.py"}]),
+         r"containers\[0\]\.args: must be a list of strings"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidManifest, match=message):
+            read_job(write(job, tmp_path), tmp_path)
 
 
 def test_what_is_no_yaml_is_refused(tmp_path: Path) -> None:

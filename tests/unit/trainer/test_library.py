@@ -47,10 +47,10 @@ def script_job() -> JobBuilder:
 
 
 async def operate(job: JobBuilder, run_dir: Path, *command: str) -> JobStatus:
-    """Run a job by the operator's controller, with `command` as its pods' command."""
+    """Run a job by the operator's controller, with the script as the command of its pod template."""
     file = run_dir / "job.yaml"
-    file.write_text(yaml.safe_dump(job.manifest()))
-    return await run_job(read_job(file, run_dir), run_dir, command=(*command, str(SCRIPT)))
+    file.write_text(yaml.safe_dump(job.command(*command, str(SCRIPT)).manifest()))
+    return await run_job(read_job(file, run_dir), run_dir)
 
 
 def summary(run_dir: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_under_torchrun_the_leader_chooses_layouts_within_a_fixed_world(tmp_path
 
 
 async def test_as_a_pods_command_the_script_is_a_worker_of_the_operator(tmp_path: Path) -> None:
-    status = await operate(script_job(), tmp_path, sys.executable)
+    status = await operate(script_job(), tmp_path, "python")
 
     assert status.is_true(ConditionType.COMPLETE), logs(tmp_path)
     check_run(tmp_path)

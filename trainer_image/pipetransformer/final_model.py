@@ -1,0 +1,69 @@
+"""The model at a job's end: gathered on the leader from those that hold its units, and written where the job asks."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from .checkpoint import write_model
+from .elastic.plan import Move
+from .elastic.transfer import Parts, move_units
+from .errors import StorageError
+from .job import Job
+from .layout import StageLayout
+from .state import UnitCodec, WorkerState
+
+
+def gather_model(
+    job: Job,
+    state: WorkerState,
+    codec: UnitCodec,
+    layout: StageLayout,
+    world: dist.ProcessGroup,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of the whole model by name on the leader, whose `state` holds all units from then on;
+    nothing on the others. All members call this.
+
+    Raises:
+        RuntimeError: a connection broke.
+    """
+    boundary, leader = state.control.boundary, layout.leader_rank
+    held = set(layout.spans[layout.roles[leader][1]])
+    moves = [
+        Move(unit=unit, source=layout.holder(0, stage), target=leader)
+        for stage, span in enumerate(layout.spans)
+        for unit in span
+        if unit not in held
+    ]
+
+    def give(index: int) -> Parts:
+        return codec.give(state, index, device)
+
+    def blank(index: int) -> Parts:
+        return codec.blank(index, job.model.units[index], boundary, device)
+
+    received = move_units(moves, layout.rank, world, give, blank)
+    if not layout.is_leader:
+        return {}
+    for index, parts in received.items():
+        unit = job.blank_unit(index)
+        state.put_unit(index, unit, codec.take(parts, index, unit, boundary))
+    gathered = {}
+    for index in range(job.num_layers + 2):
+        gathered.update(state.unit_tensors(index, with_moments=False))
+    return gathered
+
+
+def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path) -> None:
+    """Write the model to the job's output, or into `run_dir`.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    output = job.spec.output
+    location = str(run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"
+    try:
+        write_model(location, tensors, spec=job.spec, info=job.dataset.info)
+    except OSError as error:
+        raise StorageError(f"spec.output.location: {location}: {error}") from error
