@@ -397,3 +397,8 @@ class TrainerSpec(SpecModel):
     output: Output | None = None
     num_shards: Positive = 1
     workers: Positive = 1
+
+    def to_environment(self) -> str:
+        """As `Env.JOB_SPEC` holds it: without defaults, for the trainer's image may be older than who writes this, and
+        refuses fields that it does not know. A default never changes within a version of the API."""
+        return self.model_dump_json(by_alias=True, exclude_defaults=True)

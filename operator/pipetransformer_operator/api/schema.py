@@ -84,6 +84,29 @@ def with_defaults(schema: Schema, value: Any) -> Any:
     return value
 
 
+def pruned(schema: Schema, value: Any) -> Any:
+    """`value` without the fields that the schema does not know, where the API server would drop them."""
+    if isinstance(value, Mapping) and "properties" in schema:
+        known, keeps = schema["properties"], schema.get("x-kubernetes-preserve-unknown-fields", False)
+        return {name: pruned(known.get(name, {}), item) for name, item in value.items() if keeps or name in known}
+    if isinstance(value, Mapping) and "additionalProperties" in schema:
+        return {name: pruned(schema["additionalProperties"], item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [pruned(schema.get("items", {}), item) for item in value]
+    return value
+
+
+def missing_fields(ours: Schema, theirs: Schema, path: str = "") -> list[str]:
+    """Paths of the fields that `ours` has and `theirs` has not."""
+    missing = []
+    for name, field in ours.get("properties", {}).items():
+        other = theirs.get("properties", {}).get(name)
+        missing += [f"{path}.{name}"] if other is None else missing_fields(field, other, f"{path}.{name}")
+    if "items" in ours:
+        missing += missing_fields(ours["items"], theirs.get("items", {}), f"{path}[]")
+    return missing
+
+
 def _types_within(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield model
     for field in model.model_fields.values():

@@ -195,7 +195,7 @@ def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url
         Env.JOB_NAMESPACE: job.metadata.namespace,
         Env.JOB_NAME: job.metadata.name,
         Env.JOB_UID: job.metadata.uid,
-        Env.JOB_SPEC: spec.model_dump_json(by_alias=True, exclude_none=True),
+        Env.JOB_SPEC: spec.to_environment(),
         Env.WORKER_NAME: name,
         Env.CHANNEL_URL: channel_url,
         Env.CHANNEL_CA_FILE: f"{CHANNEL_FOLDER}/{CA_FILE}",

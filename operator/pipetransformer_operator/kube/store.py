@@ -2,6 +2,10 @@
 
 Reads come from the watch; a status that was just written is newer than the watch, so it is kept until the watch
 has caught up.
+
+While the operator is upgraded it may be older or newer than the CRD. Fields of a spec that it does not know are as if
+they were not there: a newer CRD puts its defaults into every job. A CRD that lacks fields of the status would lose what
+the operator remembers, so under such a one it does not start.
 """
 
 import logging
@@ -13,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
+from ..api.schema import missing_fields, pruned, root_schema
 from ..controller.ports import Conflict, JobKey, Unavailable
 from ..plan import PlanEvent
 from .api import Api, NotFound, Object
@@ -35,7 +40,7 @@ class KubeStore:
         self._newest: dict[JobKey, PipeTrainingJob] = {}
 
     def read(self, key: JobKey) -> PipeTrainingJob | None:
-        """See `JobStore`. A job that does not fit the types (its CRD is newer) is logged and not touched."""
+        """See `JobStore`. A job that does not fit the types (of a newer CRD, say) is logged and not touched."""
         body = self._watched(key)
         if body is None:
             self._newest.pop(key, None)
@@ -87,12 +92,19 @@ class KubeStore:
 
 
 async def served(api: Api) -> bool:
-    """Whether the API server knows our jobs and answers now."""
+    """Whether the API server answers now, and knows our jobs with all that is to be remembered about them."""
     try:
         group = await api.get(f"/apis/{GROUP}/{VERSION}")
+        schemas = (await api.get(f"/openapi/v3/apis/{GROUP}/{VERSION}"))["components"]["schemas"]
     except (NotFound, Unavailable):
         return False
-    return PLURAL in {resource["name"] for resource in group["resources"]}
+    served = next((schema for name, schema in schemas.items() if name.endswith(f".{KIND}")), None)
+    if served is None or PLURAL not in {resource["name"] for resource in group["resources"]}:
+        return False
+    missing = missing_fields(root_schema()["properties"]["status"], served["properties"].get("status", {}), "status")
+    if missing:
+        logger.error("the CRD of %s is older than this operator, apply the newer one: no %s", PLURAL, ", ".join(missing))
+    return not missing
 
 
 def jobs_path(namespace: str) -> str:
@@ -108,7 +120,14 @@ def _same(known: PipeTrainingJob, body: Object) -> bool:
 
 
 def _parse(body: Object) -> PipeTrainingJob:
-    return PipeTrainingJob.from_manifest(body)
+    try:
+        return PipeTrainingJob.from_manifest(body)
+    except ValidationError as error:
+        if any(detail["type"] != "extra_forbidden" for detail in error.errors()):
+            raise
+        fields = ", ".join(".".join(map(str, detail["loc"])) for detail in error.errors())
+        logger.warning("%s: not known to this operator: %s", body["metadata"]["name"], fields)
+        return PipeTrainingJob.from_manifest(pruned(root_schema(), body) | {"metadata": body["metadata"]})
 
 
 def _path(job: PipeTrainingJob) -> str:

@@ -157,9 +157,7 @@ class ProcessPool:
             Env.JOB_NAMESPACE: job.metadata.namespace,
             Env.JOB_NAME: job.metadata.name,
             Env.JOB_UID: job.metadata.uid,
-            Env.JOB_SPEC: trainer_spec(job.spec, status.num_shards or 1).model_dump_json(
-                by_alias=True, exclude_none=True
-            ),
+            Env.JOB_SPEC: trainer_spec(job.spec, status.num_shards or 1).to_environment(),
             Env.WORKER_NAME: name,
             Env.WORKER_UID: uid,
             Env.WORKER_ADDRESS: ADDRESS,

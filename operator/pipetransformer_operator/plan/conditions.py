@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from pipetransformer_contract.messages import ResizeReason
-
 from ..api.status import (
     Condition,
     ConditionStatus,
@@ -16,6 +14,7 @@ from ..api.status import (
     State,
 )
 from .draft import Draft
+from .finish import says_succeeded
 from .prepare import why_not_ready
 from .stall import stall_time
 from .types import EventType
@@ -83,7 +82,7 @@ def _running(draft: Draft) -> None:
             message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
             waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
             draft.set_condition(ConditionType.RUNNING, False, waiting, message)
-    elif _recovering(draft):
+    elif _recovering(draft, plan):
         message = "too few workers are left for any layout; they hold their state until replacements are ready: "
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft)[1])
     else:
@@ -101,9 +100,9 @@ def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
     return bool(refusal)
 
 
-def _recovering(draft: Draft) -> bool:
-    resize = draft.status.resize
-    return resize is not None and resize.reason is ResizeReason.FAILURE and resize.phase is ResizePhase.PREPARE
+def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
+    """Whether members are lost and no layout could be published without them."""
+    return not all(draft.alive(member) or says_succeeded(draft.worker(member)) for member in plan.members)
 
 
 def _resizing(draft: Draft) -> None:

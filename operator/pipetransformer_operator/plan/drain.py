@@ -1,16 +1,18 @@
 """Nodes that are emptied: how many workers others may take away, and new workers for those that have to move.
 
 A cordon is the signal. Evictions are refused while a stage has one copy, so workers on a cordoned node are replaced
-first; then they leave by themselves, and the node is empty. A job that finds no place for new workers in time lets go:
-an evicted worker leaves a checkpoint before it ends.
+first; then they leave by themselves, and the node is empty. Replacements that are not all warm in time are given back and
+tried again, those that are warm are taken. Past the drain's own deadline the job lets go: an evicted worker leaves a
+checkpoint before it ends.
 """
 
 from datetime import timedelta
 
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import Reason, ResizePhase
+from ..api.status import Reason
 from .draft import Draft
+from .prepare import cancel, enter, is_late, why_not_ready
 
 
 def replace(draft: Draft) -> bool:
@@ -32,14 +34,22 @@ def replace(draft: Draft) -> bool:
     staying = [member for member in plan.members if member not in going]
     useless = {worker.id for worker in draft.joiners if worker.draining}
     fresh = [member for member in draft.ready_joiners if not useless & set(draft.ids_of([member]))]
-    if len(fresh) >= len(going):
-        draft.publish(plan.layout, [*staying, *fresh[: len(going)], *going], ResizeReason.DRAIN)
+    late = is_late(draft)
+    if len(fresh) >= len(going) or (fresh and late):
+        replaced = len(fresh[: len(going)])
+        draft.publish(
+            plan.layout, [*staying, *fresh[:replaced], *going[replaced:], *going[:replaced]], ResizeReason.DRAIN
+        )
+        draft.update(resize_failures=0, next_resize_time=None)
         return True
+    if late:
+        cancel(draft, *why_not_ready(draft))
+        return False
     moving = draft.ids_of(going)
     joining = [key for key in draft.joining_ids if key not in useless][: len(going)]
     draft.want([*draft.ids_of(staying), *joining], len(plan.members))
     draft.keep_workers([*draft.status.worker_ids, *moving])
-    draft.enter(ResizePhase.PREPARE, plan.layout, ResizeReason.DRAIN, plan.layout)
+    enter(draft, plan.layout, ResizeReason.DRAIN)
     return True
 
 

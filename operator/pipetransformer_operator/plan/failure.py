@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import Reason, ResizePhase
+from ..api.status import ConditionType, Reason, ResizePhase
 from .draft import Draft
 from .finish import says_left, says_succeeded
-from .prepare import back_off, cancel
+from .prepare import back_off, cancel, enter, is_late, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker, WorkerPhase
 
@@ -115,10 +115,30 @@ def _describe(worker: Worker | None) -> str:
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
-    """Too few are left for any layout: they hold their state until the present layout can be manned again."""
-    plan = draft.status.plan
+    """Too few are left for any layout: they hold their state until the present layout can be manned again.
+
+    Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
+    job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
+    """
+    plan, status = draft.status.plan, draft.status
     assert plan is not None
-    draft.want([*draft.ids_of(survivors), *draft.joining_ids], plan.layout.workers)
-    draft.enter(ResizePhase.PREPARE, plan.layout, ResizeReason.FAILURE, plan.layout)
-    assert draft.status.resize is not None
-    draft.update(resize=draft.status.resize.model_copy(update={"deadline": None}))
+    kept = draft.ids_of(survivors)
+    if status.next_resize_time is not None and draft.now < status.next_resize_time:
+        draft.wake_at(status.next_resize_time)
+        draft.keep_workers(kept)
+        return
+    draft.want([*kept, *draft.joining_ids], plan.layout.workers)
+    enter(draft, plan.layout, ResizeReason.FAILURE)
+    if not is_late(draft):
+        return
+    reason, why = why_not_ready(draft)
+    if status.checkpoint is None:
+        cancel(draft, reason, f"too few workers are left, {why}")
+        draft.keep_workers(kept)
+        return
+    wait = back_off(draft)
+    message = f"too few workers were left, all are given back: {why}; next start in {wait.total_seconds():.0f} s"
+    draft.set_condition(ConditionType.RUNNING, False, reason, message)
+    draft.tell(reason, message, EventType.WARNING)
+    draft.update(plan=None, resize=None, leaving_ids=[])
+    draft.keep_workers([])

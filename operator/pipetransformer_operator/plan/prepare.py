@@ -27,7 +27,7 @@ def publish(draft: Draft) -> bool:
     assert plan is not None
     warm = draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
-    candidates = [*_expendable_last(draft, plan.members), *(warm if complete or _late(draft) else [])]
+    candidates = [*_expendable_last(draft, plan.members), *(warm if complete or is_late(draft) else [])]
     layout = draft.choose(draft.limited(len(candidates))) or draft.choose(len(candidates))
     if layout is None or (layout == plan.layout and not draft.pays_to_recut) or _snoozed(draft, layout):
         return False
@@ -46,7 +46,7 @@ def prepare(draft: Draft) -> None:
     """Wants the workers of the next layout, until they are ready or its time is up."""
     plan = draft.status.plan
     assert plan is not None
-    if draft.status.resize is not None and _late(draft):
+    if draft.status.resize is not None and is_late(draft):
         cancel(draft, *why_not_ready(draft))
     to = target(draft)
     members = draft.ids_of(plan.members)
@@ -55,7 +55,13 @@ def prepare(draft: Draft) -> None:
     if to == plan.layout:
         draft.update(resize=None)
         return
-    draft.enter(ResizePhase.PREPARE, to, reason_of(draft, plan.layout, to), plan.layout)
+    enter(draft, to, reason_of(draft, plan.layout, to))
+
+
+def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
+    """Notes what is prepared, and until when."""
+    assert draft.status.plan is not None
+    draft.enter(ResizePhase.PREPARE, to, reason, draft.status.plan.layout)
     resize = draft.status.resize
     assert resize is not None
     deadline = _deadline(draft, resize)
@@ -124,7 +130,8 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
     return Reason.NOT_READY, worker.waiting or "runs and is not ready"
 
 
-def _late(draft: Draft) -> bool:
+def is_late(draft: Draft) -> bool:
+    """Whether a preparation is past its deadline."""
     resize = draft.status.resize
     return resize is not None and resize.phase is ResizePhase.PREPARE and draft.now >= _deadline(draft, resize)
 

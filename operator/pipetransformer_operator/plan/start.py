@@ -1,12 +1,13 @@
 """Starting, and starting again: workers are created, and when all are warm a generation is published.
 
-All or none: workers of a start that the cluster cannot place whole are given back after a time, and tried again later.
+All or none: workers of a start that the cluster cannot place whole, or whose image it cannot pull, are given back after
+a time, and tried again later.
 """
 
 from pipetransformer_contract.choose import Bounds, Layout, Packing, choose
 from pipetransformer_contract.messages import Offer, ResizeReason
 
-from ..api.status import ConditionType, ResizePhase
+from ..api.status import ConditionType, Reason, ResizePhase
 from .draft import Draft
 from .prepare import all_scheduled, back_off, why_not_ready
 from .types import EventType
@@ -31,18 +32,18 @@ def start(draft: Draft) -> None:
     ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
     draft.want(ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
-    _put_off_what_cannot_be_placed(draft)
+    _put_off_what_cannot_run(draft)
 
 
-def _put_off_what_cannot_be_placed(draft: Draft) -> None:
+def _put_off_what_cannot_run(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None and resize.deadline is not None
-    if all_scheduled(draft):
+    reason, why = why_not_ready(draft)
+    if all_scheduled(draft) and reason is not Reason.IMAGE_PULL:
         return
     if draft.now < resize.deadline:
         draft.wake_at(resize.deadline)
         return
-    reason, why = why_not_ready(draft)
     wait = back_off(draft)
     message = f"Start put off, its workers are given back: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)

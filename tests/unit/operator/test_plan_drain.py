@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipetransformer_contract.messages import Outcome, ResizeReason
+from pipetransformer_operator.api.status import ConditionType
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -134,3 +135,34 @@ def test_replacements_that_fail_are_tried_ever_later_and_are_no_failures_of_the_
     world.settle()
     world.warm_up()
     assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w5"]
+
+
+def test_replacements_without_a_node_are_given_back_in_time_and_tried_again() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    world.unschedulable = True
+    cordon(world, "digits-w1")
+    world.wait(600)
+    world.settle()
+    assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w2", "digits-w3"]
+    resizing = world.status.condition(ConditionType.RESIZING)
+    assert resizing is not None and (resizing.status, resizing.reason) == ("False", "Unschedulable")
+    assert stay(world) == 3, "past the drain's deadline as well, so it lets go"
+    world.unschedulable = False
+    world.wait(60)
+    world.settle()
+    world.warm_up()
+    assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w5"]
+    assert (world.status.resize_failures, world.status.failures) == (0, 0)
+
+
+def test_past_the_deadline_those_replacements_are_taken_that_are_warm() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    cordon(world, "digits-w1", "digits-w2")
+    world.warm_up(["digits-w4"])
+    assert world.plan.layout_generation == 1
+    world.wait(600)
+    world.settle()
+    assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
+    assert [member.name for member in world.plan.leavers] == ["digits-w1"]

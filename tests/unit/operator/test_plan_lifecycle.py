@@ -6,7 +6,7 @@ import pytest
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.status import ConditionType, State
-from pipetransformer_operator.plan import plan
+from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -184,6 +184,47 @@ def test_too_few_survivors_hold_their_state_until_a_replacement_is_ready() -> No
     world.warm_up()
     assert world.shape == (2, 1)
     assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w2"]
+    assert world.status.failures == 1
+
+
+def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkpoint_is_durable() -> None:
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint())
+    world.start()
+    world.commit(checkpoint=0)
+    world.unschedulable = True
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    assert "digits-w0" in world.workers
+    world.wait(600)
+    world.settle()
+    assert not world.workers
+    assert reason(world, ConditionType.RUNNING) == "Unschedulable"
+    world.unschedulable = False
+    world.wait(60)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
+
+
+def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried_ever_later() -> None:
+    world = World(make_job().stages(2).workers(2, least=2))
+    world.start()
+    world.unschedulable = True
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    for wait in (60, 120):
+        world.wait(600)
+        world.settle()
+        assert sorted(world.workers) == ["digits-w0"]
+        assert reason(world, ConditionType.RUNNING) == "Recovering"
+        assert reason(world, ConditionType.RESIZING) == "Unschedulable"
+        world.wait(wait)
+        world.settle()
+        assert len(world.workers) == 2
+    world.unschedulable = False
+    world.change("digits-w4", scheduled=True, waiting="", phase=WorkerPhase.RUNNING)
+    world.warm_up()
+    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w4"]
     assert world.status.failures == 1
 
 
