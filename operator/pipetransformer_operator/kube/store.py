@@ -103,7 +103,9 @@ async def served(api: Api) -> bool:
         return False
     missing = missing_fields(root_schema()["properties"]["status"], served["properties"].get("status", {}), "status")
     if missing:
-        logger.error("the CRD of %s is older than this operator, apply the newer one: no %s", PLURAL, ", ".join(missing))
+        logger.error(
+            "the CRD of %s is older than this operator, apply the newer one: no %s", PLURAL, ", ".join(missing)
+        )
     return not missing
 
 
