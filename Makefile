@@ -11,6 +11,8 @@ CRD := crds/training.pipetransformer.io_pipetrainingjobs.yaml
 SOURCES := contract operator trainer_image tests tools benchmarks
 # The system's certificates, so that a company's proxy works; torch's threads are set by the trainer.
 export UV_SYSTEM_CERTS := 1
+# Each worker is a process: without compiled files one spends two seconds more on compiling what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 UV := $(BIN)/uv
 
 .PHONY: help
