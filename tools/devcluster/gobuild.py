@@ -16,6 +16,7 @@ from tools.devcluster.process import CommandError, run, say
 
 KUBERNETES = "1.36.2"
 HELM = "3.19.0"
+KUEUE = "0.15.0"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _KUBERNETES_PROGRAMS = (
     "kube-apiserver",
@@ -72,6 +73,17 @@ def kubernetes(*, nodes: bool = True) -> Path:
 def coredns() -> Path:
     """The CoreDNS program."""
     return _build("coredns", {"coredns": "github.com/coredns/coredns"}, version="1.12.4") / "coredns"
+
+
+def kueue() -> Path:
+    """The Kueue program."""
+    return _build("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, version=KUEUE) / "kueue"
+
+
+def kueue_charts() -> Path:
+    """Kueue's Helm chart, as it lies in its Go module; it holds the CRDs too."""
+    listed = run([_go(), "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue"], cwd=SOURCES / "go" / "kueue").strip()
+    return Path(listed) / "charts" / "kueue"
 
 
 def pause() -> Path:

@@ -41,6 +41,10 @@ class Reason(StrEnum):
 
     # Admitted
     NO_QUEUE = "NoQueue"  #: no queue was named: admitted at once
+    QUOTA_RESERVED = "QuotaReserved"  #: the queue admitted the job
+    WAITING_FOR_QUOTA = "WaitingForQuota"  #: the queue has not admitted the job, or one more pipeline, yet
+    QUOTA_LOST = "QuotaLost"  #: the queue takes quota back
+    QUEUE_UNAVAILABLE = "QueueUnavailable"  #: nothing is known of the queue
     NAME_CONFLICT = "NameConflict"  #: a pod with a worker's name belongs to someone else
     INVALID_SPEC = "InvalidSpec"
     MANAGED_BY_OTHER = "ManagedByOther"
@@ -220,6 +224,27 @@ class Share(Wire):
     layout_generation: Count
 
 
+class QuotaRequest(Wire):
+    """One request to the job's queue: the first is for the starting size, each other for workers beyond it.
+
+    A request's size is fixed. Quota that is not needed any more is returned worker by worker, and never comes back.
+    """
+
+    name: Name
+    queue: Name
+    workers: Positive
+    returned: Count = Field(default=0, description="Of workers: those whose quota was given back.")
+    admitted: bool = Field(default=False, description="The queue said yes, and the answer was used.")
+    worker_ids: list[Count] = Field(
+        default_factory=list, max_length=MAX_MEMBERS, description="Workers that use the quota; until their pod is gone."
+    )
+
+    @property
+    def free(self) -> int:
+        """Workers that it allows besides those that use it."""
+        return self.workers - self.returned - len(self.worker_ids)
+
+
 class Gpus(Wire):
     """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls."""
 
@@ -267,6 +292,12 @@ class JobStatus(Wire):
         default="", max_length=1024, description="Label selector of the pods, for the scale subresource."
     )
     share: Share | None = None
+    quota_requests: list[QuotaRequest] = Field(
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="What the job asked its queue for; written before it is asked. Empty without a queue.",
+    )
+    next_request_id: Count = Field(default=0, description="Ids are never used twice.")
     gpus: Gpus = Field(default_factory=Gpus)
     gpu_seconds_saved: Seconds = Field(
         default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout."

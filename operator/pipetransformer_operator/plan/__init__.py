@@ -3,15 +3,28 @@
 from .allocate import Demand, allocate
 from .demand import demand_of
 from .turn import plan
-from .types import Beat, EventType, Observed, Plan, PlanEvent, Worker, WorkerPhase, worker_name
+from .types import (
+    Answer,
+    Beat,
+    EventType,
+    Observed,
+    Plan,
+    PlanEvent,
+    Queue,
+    Worker,
+    WorkerPhase,
+    worker_name,
+)
 
 __all__ = [
+    "Answer",
     "Beat",
     "Demand",
     "EventType",
     "Observed",
     "Plan",
     "PlanEvent",
+    "Queue",
     "Worker",
     "WorkerPhase",
     "allocate",

@@ -13,11 +13,12 @@ from ..api.status import (
     ResizePhase,
     State,
 )
+from . import quota
 from .draft import Draft
 from .finish import says_succeeded
-from .prepare import why_not_ready
+from .prepare import queue_says, why_not_ready
 from .stall import stall_time
-from .types import EventType
+from .types import EventType, Queue
 
 _STATES = (
     (ConditionType.FAILED, State.FAILED),
@@ -28,6 +29,8 @@ _STATES = (
     (ConditionType.RUNNING, State.RUNNING),
     (ConditionType.ADMITTED, State.STARTING),
 )
+#: Reasons that a silent queue does not take back.
+_OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
 _PHASES = {
     ResizePhase.PREPARE: Reason.PREPARING,
     ResizePhase.COMMIT: Reason.COMMITTING,
@@ -62,8 +65,31 @@ def _admitted(draft: Draft) -> None:
     elif conflicts:
         message = f"pods of others have the names of workers: {', '.join(conflicts[:8])}"
         draft.set_condition(ConditionType.ADMITTED, False, Reason.NAME_CONFLICT, message)
-    else:
+    elif draft.observed.queue is None:
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE)
+    elif not draft.status.finished:
+        _admitted_by(draft, draft.observed.queue)
+
+
+def _admitted_by(draft: Draft, queue: Queue) -> None:
+    requests, before = draft.status.quota_requests, draft.status.condition(ConditionType.ADMITTED)
+    lost = quota.lost(draft.status, draft.observed)
+    if requests and requests[0] in lost:
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
+    elif requests and requests[0].admitted:
+        workers = sum(request.workers - request.returned for request in requests if request.admitted)
+        message = f"{requests[0].queue}: quota for {workers} workers"
+        draft.set_condition(ConditionType.ADMITTED, True, Reason.QUOTA_RESERVED, message)
+    elif draft.status.plan is not None:
+        message = "the job started without its queue: the label counts from its next start on"
+        draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE, message)
+    elif queue.problem:
+        if before is None or before.reason not in _OF_QUEUES:
+            draft.set_condition(ConditionType.ADMITTED, None, Reason.QUEUE_UNAVAILABLE, queue.problem)
+    elif draft.spec.suspend:
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.SUSPENDED_BY_USER)
+    else:
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
 
 
 def _clear(draft: Draft, kind: ConditionType) -> None:
@@ -76,6 +102,8 @@ def _running(draft: Draft) -> None:
     plan = status.plan
     if draft.spec.suspend:
         draft.set_condition(ConditionType.RUNNING, False, Reason.SUSPENDED_BY_USER)
+    elif status.quota_requests and status.quota_requests[0] in quota.lost(status, draft.observed):
+        draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST)
     elif plan is None:
         if status.resize is not None and not _refused(draft, ConditionType.RUNNING, False):
             reason, why = why_not_ready(draft)

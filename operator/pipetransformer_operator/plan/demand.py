@@ -19,12 +19,15 @@ _NOT_FOR_WANT_OF_WORKERS = (Reason.IMAGE_PULL, Reason.NOT_READY, Reason.WORKER_F
 
 
 def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:
-    """What the job has and could use; None if it has no part in the sharing: it neither is Auto nor waits to start."""
+    """What the job has and could use; None if it has no part in the sharing: it is neither Auto nor waits for nodes to
+    start on."""
     draft = Draft(spec, observed, now)
     status = draft.status
     if not spec.managed or spec.suspend or status.finished or draft.label_errors:
         return None
     starting = status.plan is None
+    if starting and observed.queue is not None and not any(one.admitted for one in status.quota_requests):
+        return None
     asleep = _is_asleep(draft)
     waiting = asleep or _lacks_nodes(draft)
     auto = draft.on_pack is OnPack.AUTO

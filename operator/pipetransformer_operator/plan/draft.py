@@ -20,14 +20,17 @@ from ..api.status import (
     JobStatus,
     LayoutSize,
     PublishedPlan,
+    QuotaRequest,
     Reason,
     Resize,
     ResizePhase,
 )
+from . import quota
 from .types import EventType, Observed, Plan, PlanEvent, Worker, worker_name
 
 #: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
 FINISH_GRACE = timedelta(seconds=30)
+_CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
 class Draft:
@@ -58,9 +61,9 @@ class Draft:
         """Asks for another turn at `time`, even if nothing happens."""
         self._wake.append(time)
 
-    def set_condition(self, kind: ConditionType, status: bool, reason: str, message: str = "") -> None:
-        """Sets a condition; its transition time moves only when its status does."""
-        value = ConditionStatus.TRUE if status else ConditionStatus.FALSE
+    def set_condition(self, kind: ConditionType, status: bool | None, reason: str, message: str = "") -> None:
+        """Sets a condition, None for unknown; its transition time moves only when its status does."""
+        value = _CONDITION_STATUS[status]
         before = self.status.condition(kind)
         condition = Condition(
             type=kind,
@@ -146,17 +149,42 @@ class Draft:
     def want(self, ids: Sequence[int], count: int) -> None:
         """Wants `ids` and as many new workers as make `count`, besides those that are leaving.
 
-        What exceeds the job's starting size is claimed: it has the lower priority from its creation on.
+        What exceeds the job's starting size is claimed: it has the lower priority from its creation on. A job with a
+        queue asks it first for what it has no quota for; none of them are created before the queue says yes.
         """
-        status = self.status
         missing = max(0, count - len(ids))
+        if self.status.quota_requests:
+            if short := quota.short(self.status, self.observed, missing):
+                self.ask_queue(self.status.quota_requests[0].queue, short)
+            missing = quota.allowed(self.status, self.observed, missing)
+        status = self.status
         created = range(status.next_worker_id, status.next_worker_id + missing)
-        base = sum(key not in status.claimed_ids for key in ids)
         if missing:
-            claimed = created[max(0, status.initial_workers - base) :]
-            self.update(next_worker_id=created.stop, claimed_ids=[*status.claimed_ids, *claimed])
-            self.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {count} in all")
+            self.update(next_worker_id=created.stop, claimed_ids=[*status.claimed_ids, *self._claimed(ids, created)])
+            self.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
         self.keep_workers([*ids, *created, *status.leaving_ids])
+
+    def ask_queue(self, name: str, workers: int) -> None:
+        """Makes a request to the queue of that name."""
+        status = self.status
+        request = QuotaRequest(name=f"{self.observed.name}-q{status.next_request_id}", queue=name, workers=workers)
+        self.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
+        self.tell(Reason.WAITING_FOR_QUOTA, f"Asking {name} for {workers} workers")
+
+    @property
+    def awaits_quota(self) -> bool:
+        """Whether the queue has not answered a request yet."""
+        return any(not request.admitted for request in self.status.quota_requests)
+
+    def _claimed(self, ids: Sequence[int], created: Sequence[int]) -> Sequence[int]:
+        """Those of the workers to be created that are beyond the starting size; with a queue, beyond its quota."""
+        status = self.status
+        if status.quota_requests:
+            requests = quota.assign(status, self.observed, created)
+            self.update(quota_requests=requests)
+            return [key for key in created if key not in requests[0].worker_ids]
+        base = sum(key not in status.claimed_ids for key in ids)
+        return created[max(0, status.initial_workers - base) :]
 
     # -- what workers say
 
@@ -300,6 +328,11 @@ class Draft:
             return []
         holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
         return [member for member in holders if self.alive(member)]
+
+    @property
+    def asleep(self) -> bool:
+        """Whether no change is tried yet, after one that failed."""
+        return self.status.next_resize_time is not None and self.now < self.status.next_resize_time
 
     @property
     def on_pack(self) -> OnPack:

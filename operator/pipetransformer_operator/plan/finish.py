@@ -8,7 +8,7 @@ from pipetransformer_contract.messages import Outcome
 from ..api.job import CleanPodPolicy
 from ..api.status import ConditionType, Reason
 from .draft import FINISH_GRACE, Draft
-from .types import Worker
+from .types import Worker, WorkerPhase
 
 #: Exit code of a trainer that cannot do what its spec says.
 EXIT_USER_ERROR = 2
@@ -38,6 +38,8 @@ def clean(draft: Draft) -> None:
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers([])
+    if all(worker.phase in (WorkerPhase.SUCCEEDED, WorkerPhase.FAILED) for worker in draft.observed.workers):
+        draft.update(quota_requests=[])
     ended = status.completion_time or draft.now
     if policy.clean_pod_policy is not CleanPodPolicy.NONE and draft.now < ended + FINISH_GRACE:
         draft.wake_at(ended + FINISH_GRACE)

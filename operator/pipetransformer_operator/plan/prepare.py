@@ -10,6 +10,7 @@ from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
+from . import quota
 from .claim import is_claim, target
 from .draft import Draft
 from .types import EventType, Worker
@@ -25,14 +26,19 @@ def publish(draft: Draft) -> bool:
     """
     plan, status = draft.status.plan, draft.status
     assert plan is not None
+    without_quota = {draft.name_of(key) for key in quota.lost_ids(status, draft.observed)}
+    going = [member for member in plan.members if member.name in without_quota]
+    staying = [member for member in plan.members if member not in going]
     warm = draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
-    candidates = [*_expendable_last(draft, plan.members), *(warm if complete or is_late(draft) else [])]
+    candidates = [*_expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
     layout = draft.choose(draft.limited(len(candidates))) or draft.choose(len(candidates))
-    if layout is None or (layout == plan.layout and not draft.pays_to_recut) or _snoozed(draft, layout):
+    unchanged = layout == plan.layout and not going and not draft.pays_to_recut
+    if layout is None or unchanged or _snoozed(draft, layout):
         return False
-    yields = draft.limited(len(plan.members)) < len(plan.members)
-    draft.publish(layout, candidates, reason_of(draft, plan.layout, layout))
+    yields = bool(going) or draft.limited(len(plan.members)) < len(plan.members)
+    reason = ResizeReason.RELEASE if going else reason_of(draft, plan.layout, layout)
+    draft.publish(layout, [*candidates, *going], reason)
     if layout.workers > plan.layout.workers:
         draft.update(resize_failures=0, next_resize_time=None, not_committed=None)
     elif yields:
@@ -109,6 +115,8 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     workers = {worker.id: worker for worker in draft.joiners}
     late = [key for key in draft.joining_ids if draft.name_of(key) not in ready]
     reasons = [_why(workers.get(key)) for key in late]
+    if draft.awaits_quota:
+        return Reason.WAITING_FOR_QUOTA, queue_says(draft)
     order = [Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY]
     worst = next((reason for reason in order if reason in [reason for reason, _ in reasons]), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
@@ -116,8 +124,19 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
 
 
 def all_scheduled(draft: Draft) -> bool:
-    """Whether each worker that is to join exists and has a node."""
-    return len(draft.joiners) == len(draft.joining_ids) and all(worker.scheduled for worker in draft.joiners)
+    """Whether each worker that is to join may exist, does, and has a node."""
+    return (
+        not draft.awaits_quota
+        and len(draft.joiners) == len(draft.joining_ids)
+        and all(worker.scheduled for worker in draft.joiners)
+    )
+
+
+def queue_says(draft: Draft) -> str:
+    """What was asked of the queue and is not granted yet, and what it says to that."""
+    waiting = [request for request in draft.status.quota_requests if not request.admitted]
+    asked = ", ".join(f"{one.queue} is asked for {one.workers - one.returned} workers" for one in waiting)
+    return ": ".join(filter(None, [asked, quota.words(waiting, draft.observed.queue)]))
 
 
 def _why(worker: Worker | None) -> tuple[Reason, str]:

@@ -58,9 +58,11 @@ def starting_layout(draft: Draft) -> Layout:
     if checkpoint is None:
         return bounds.initial
     initial = Layout(checkpoint.min_stages, bounds.initial.pipelines)
+    base = draft.status.quota_requests[:1]
+    quota = base[0].workers - base[0].returned if base and base[0].admitted else bounds.initial.workers
     packed = choose(
         [Offer(stages=checkpoint.min_stages, bytes_per_worker=0)],
-        bounds.initial.workers,
+        min(quota, bounds.initial.workers),
         Bounds(
             initial=initial,
             min_workers=bounds.min_workers,

@@ -12,7 +12,7 @@ def suspend(draft: Draft) -> None:
     draft.update(resize=None, next_resize_time=None, resize_failures=0)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
-        draft.update(plan=None)
+        draft.update(plan=None, quota_requests=[])
 
 
 def resume(draft: Draft) -> None:

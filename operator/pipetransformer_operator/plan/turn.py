@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from ..api.job import JobSpec
-from . import accounting, conditions, drain, failure, finish, reports, resize, share, start, suspend
+from . import accounting, conditions, drain, failure, finish, queue, reports, resize, share, start, suspend
 from .draft import Draft
 from .types import Observed, Plan
 
@@ -39,13 +39,17 @@ def _advance(draft: Draft) -> None:
     suspend.resume(draft)
     share.take(draft)
     _try_an_edit_at_once(draft)
+    queue.follow(draft)
+    if queue.sends_back(draft):
+        return
     failure.recover(draft)
     if draft.status.finished:
         return
-    if draft.status.plan is None:
-        start.start(draft)
-    else:
+    if draft.status.plan is not None:
         resize.resize(draft)
+    elif queue.admits(draft):
+        start.start(draft)
+    queue.tidy(draft)
 
 
 def _try_an_edit_at_once(draft: Draft) -> None:

@@ -74,6 +74,34 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What the queue says to one request now.
+
+    Attributes:
+        admitted: the quota is the job's, and nobody wants it back.
+        message: why it is not admitted, or why it is wanted back.
+        withdrawn: somebody deleted the request: it has to be made anew.
+    """
+
+    admitted: bool
+    message: str = ""
+    withdrawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What is known of the queue that a job names.
+
+    Attributes:
+        problem: why nothing is known of it; then `answers` mean nothing, and quota that was granted is kept.
+        answers: by the request's name; a request that is not there is not made yet, or was deleted.
+    """
+
+    problem: str = ""
+    answers: Mapping[str, Answer] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """One look at a job.
 
@@ -89,6 +117,7 @@ class Observed:
         conflicts: names of pods that should be workers of this job and belong to someone else.
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
         share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
+        queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         sees_drains: whether workers are `draining` before somebody empties their node.
         since: when this operator began to observe the job; silence before it says nothing.
@@ -109,6 +138,7 @@ class Observed:
     conflicts: tuple[str, ...] = ()
     refusal: str = ""
     share: Share | None = None
+    queue: Queue | None = None
     nonce: str = ""
     since: datetime | None = None
     sees_drains: bool = True

@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Share, State
 from pipetransformer_operator.plan import Plan, Worker, WorkerPhase
 from tests.builders import JobBuilder, make_job
+from tests.unit.operator.fake_queue import QUEUE, FakeQueue
 from tests.unit.operator.world import LAYERS, World
 
 pytestmark = pytest.mark.timeout(240)
@@ -78,6 +80,8 @@ class Checked(World):
         status, worker_id, name = self.status, worker.id, worker.name
         if status.finished or self.spec.suspend or status.plan is None:
             return
+        if self.queue and not status.worker_ids:  # the queue wants the whole job's quota back
+            return
         assert worker_id not in status.worker_ids
         lost = self.is_lost(worker)
         assert lost or name not in {member.name for member in status.plan.members}, "a member was deleted"
@@ -106,11 +110,15 @@ class Life(RuleBasedStateMachine):
         spare=st.integers(0, 4),
         on_pack=st.sampled_from(["Widen", "Release", "Hold", "Auto"]),
         least=st.integers(1, 2),
+        quota=st.none() | st.integers(0, 8),
     )
-    def begin(self, stages: int, pipelines: int, spare: int, on_pack: str, least: int) -> None:
+    def begin(self, stages: int, pipelines: int, spare: int, on_pack: str, least: int, quota: int | None) -> None:
         workers = stages * pipelines
         job = make_job().stages(stages).workers(workers, least=min(least, workers), most=workers + spare)
+        if quota is not None:
+            job.label(QUEUE_LABEL, QUEUE)
         self.world = Checked(job.checkpoint().on_pack(on_pack).set("runPolicy.backoffLimit", 8))
+        self.world.queue = None if quota is None else FakeQueue(quota)
         self.world.settle()
 
     # -- what trainers do
@@ -197,6 +205,21 @@ class Life(RuleBasedStateMachine):
         self.world.wait(seconds)
         self.world.settle()
 
+    @rule(size=st.integers(0, 12), known=st.booleans())
+    def the_queue_has_other_quota_or_is_silent(self, size: int, known: bool) -> None:
+        if self.world.queue:
+            self.world.queue.size = size
+            self.world.queue.problem = "" if known else "the queue does not answer"
+            self.world.settle()
+
+    @rule(number=NUMBER, withdrawn=st.booleans())
+    def the_queue_wants_quota_back(self, number: int, withdrawn: bool) -> None:
+        requests = self.world.status.quota_requests
+        if self.world.queue and requests:
+            names = self.world.queue.withdrawn if withdrawn else self.world.queue.evicted
+            names.add(requests[number % len(requests)].name)
+            self.world.settle()
+
     # -- what users and other jobs do
 
     @rule(spare=st.integers(0, 6))
@@ -240,6 +263,8 @@ class Life(RuleBasedStateMachine):
         world = self.world
         world.builder.suspended(False)
         world.unschedulable, world.share = False, None
+        if world.queue:
+            world.queue.size, world.queue.problem = 8192, ""
         world.silent.clear()
         world.lost_peers.clear()
         for name, worker in world.workers.items():
@@ -262,6 +287,9 @@ class Life(RuleBasedStateMachine):
         members = {member.name for member in world.plan.members}
         spares = set(world.workers) - members
         assert not spares or world.spec.elastic_policy.on_pack == "Hold"
+        if world.queue:
+            held = {key for request in world.status.quota_requests for key in request.worker_ids}
+            assert held == set(world.status.worker_ids) and world.queue.held == len(held)
         world.finish(Outcome.SUCCEEDED)
         assert world.state() is State.COMPLETE
 

@@ -10,6 +10,7 @@ from pipetransformer_operator.api import JobSpec, JobStatus
 from pipetransformer_operator.api.status import PublishedPlan, Share, State
 from pipetransformer_operator.plan import Beat, Observed, Plan, Worker, WorkerPhase, plan, worker_name
 from tests.builders import JobBuilder
+from tests.unit.operator.fake_queue import FakeQueue
 
 JOB = "digits"
 LAYERS = 12
@@ -24,6 +25,8 @@ class World:
     def __init__(self, builder: JobBuilder) -> None:
         self.builder = builder
         self.status = JobStatus()
+        self.queue: FakeQueue | None = None
+        self.lingering = False
         self.workers: dict[str, Worker] = {}
         self.warm: set[str] = set()
         self.report: Report | None = None
@@ -76,6 +79,8 @@ class World:
             refusal=self.refusal,
             metadata_generation=self.metadata_generation,
             share=self.share,
+            queue=self.queue.look(self.status) if self.queue else None,
+            labels=self.builder.job().metadata.labels,
             since=self.since,
             sees_drains=self.sees_drains,
         )
@@ -105,13 +110,24 @@ class World:
             self.workers[name] = Worker(
                 worker_id, name, f"uid-{self._uids}", phase, scheduled=not self.unschedulable, waiting=waiting
             )
+        if self.queue:
+            self.queue.look(self.status)
+            assert len(self.workers) <= self.queue.held or self.status.finished, "pods without quota"
         for name, uid in decided.delete:
             assert self.workers[name].uid == uid
             worker = self.workers.pop(name)
             self.deleted.append(name)
             if worker.alive:
                 self.deleted_alive.append(name)
+            if self.lingering:
+                self.workers[name] = replace(worker, terminating=True)
         return decided
+
+    def bury(self) -> None:
+        """Pods that are terminating are gone."""
+        for name in [name for name, worker in self.workers.items() if worker.terminating]:
+            self.kill(name)
+        self.settle()
 
     def settle(self) -> None:
         """Turns until nothing is left to do; fails if that takes long."""

@@ -1,0 +1,127 @@
+"""A job that asks a queue for its workers: it waits to be admitted, asks again for more, and gives back what it must.
+
+The first request is for the starting size. If its quota is wanted back, the job leaves a checkpoint, gives all workers
+back and waits again, in the size that the checkpoint needs. Each claim is a request of its own: if that quota is wanted
+back, its workers leave and the job goes on narrower. As long as nothing is known of the queue, nothing changes.
+"""
+
+from ..api.job import QUEUE_LABEL
+from ..api.status import ConditionType, QuotaRequest, Reason, ResizePhase
+from . import quota
+from .draft import Draft
+from .prepare import cancel
+from .start import starting_layout
+from .types import Answer, EventType
+
+
+def follow(draft: Draft) -> None:
+    """Takes what the queue says, and notes which workers are gone; what they gave back is the queue's again."""
+    status, queue = draft.status, draft.observed.queue
+    if queue is None or not status.quota_requests:
+        return
+    there = {worker.id for worker in draft.observed.workers} | set(status.worker_ids)
+    requests = []
+    for request in status.quota_requests:
+        answer = queue.answers.get(request.name)
+        if not request.admitted and answer is not None and answer.withdrawn:
+            continue
+        if not request.admitted and answer is not None and answer.admitted and not queue.problem:
+            draft.tell(Reason.QUOTA_RESERVED, f"{request.queue} admits {request.workers - request.returned} workers")
+            request = request.model_copy(update={"admitted": True})
+        gone = [key for key in request.worker_ids if key not in there]
+        returned = request.returned + sum(key in status.releasing_ids for key in gone)
+        kept = [key for key in request.worker_ids if key in there]
+        requests.append(request.model_copy(update={"worker_ids": kept, "returned": returned}))
+    draft.update(quota_requests=requests)
+    lost = quota.lost(draft.status, draft.observed)
+    draft.update(quota_requests=[*requests[:1], *(one for one in requests[1:] if one.worker_ids or one not in lost)])
+    _drop_joiners(draft)
+
+
+def admits(draft: Draft) -> bool:
+    """Whether the job may start, by its queue; asks it first."""
+    queue, status = draft.observed.queue, draft.status
+    name = draft.observed.labels.get(QUEUE_LABEL, "")
+    base = status.quota_requests[0] if status.quota_requests else None
+    if base is not None and base.admitted:
+        return True
+    needed = starting_layout(draft).workers
+    if base is not None and (base.queue != name or base.workers - base.returned != needed):
+        base = None
+        draft.update(quota_requests=[])
+    if queue is None or not name or draft.asleep:
+        return True
+    if base is None and not queue.problem:
+        draft.ask_queue(name, needed)
+    return False
+
+
+def sends_back(draft: Draft) -> bool:
+    """Whether the job has to start over, for the queue wants back what it cannot go on without; it ends all workers."""
+    lost = quota.lost(draft.status, draft.observed)
+    if not lost or not _is_vital(draft, lost):
+        return False
+    base = draft.status.quota_requests[0]
+    if draft.status.is_true(ConditionType.ADMITTED):
+        draft.tell(
+            Reason.QUOTA_LOST,
+            f"{base.queue} wants the job's quota back: {quota.words(lost, draft.observed.queue)}",
+            EventType.WARNING,
+        )
+    draft.update(resize=None, next_resize_time=None, resize_failures=0)
+    draft.keep_workers([])
+    if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
+        draft.update(plan=None, quota_requests=_again(draft, base) if base in lost else [base])
+    return True
+
+
+def tidy(draft: Draft) -> None:
+    """Gives back what a job does not need that has the layout it wants. Quota of its starting size is kept for another
+    attempt that is slept over."""
+    status = draft.status
+    if not status.quota_requests or status.resize is not None:
+        return
+    if status.plan is None:
+        if draft.asleep and not any(request.worker_ids for request in status.quota_requests):
+            draft.update(quota_requests=[])
+        return
+    base, *extras = status.quota_requests
+    kept = [_without_free(extra) for extra in extras if extra.admitted]
+    base = base if draft.asleep else _without_free(base)
+    draft.update(quota_requests=[base, *(extra for extra in kept if extra.returned < extra.workers)])
+
+
+def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
+    plan = draft.status.plan
+    if draft.status.quota_requests[0] in lost:
+        return True
+    if plan is None:
+        return False
+    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.ids_of(plan.members))
+    return bool(leaving) and draft.choose(len(plan.members) - len(leaving)) is None
+
+
+def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
+    """The first request as it has to be made again; empty if a new one has to take its place."""
+    assert draft.observed.queue is not None
+    answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
+    draft.update(quota_requests=[])
+    needed = starting_layout(draft).workers
+    if answer.withdrawn or needed > base.workers:
+        return []
+    return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - needed})]
+
+
+def _drop_joiners(draft: Draft) -> None:
+    """Workers that were to join on quota that is wanted back are given up, and the change that they were for."""
+    going = quota.lost_ids(draft.status, draft.observed) & set(draft.joining_ids)
+    if not going:
+        return
+    resize = draft.status.resize
+    if resize is not None and resize.phase is ResizePhase.PREPARE and draft.status.plan is not None:
+        cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
+    draft.keep_workers(set(draft.status.worker_ids) - going)
+
+
+def _without_free(request: QuotaRequest) -> QuotaRequest:
+    return request.model_copy(update={"returned": request.returned + request.free})
