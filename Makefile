@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CRD := crds/training.pipetransformer.io_pipetrainingjobs.yaml
-SOURCES := contract operator trainer_image tests tools benchmarks
+SOURCES := contract operator client trainer_image tests tools benchmarks
 # The system's certificates, so that a company's proxy works; torch's threads are set by the trainer.
 export UV_SYSTEM_CERTS := 1
 # Each worker is a process: without compiled files one spends two seconds more on compiling what it imports.
@@ -19,7 +19,7 @@ UV := $(BIN)/uv
 help: ## List the commands.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
 
-$(STAMP): constraints.txt requirements-dev.txt contract/pyproject.toml operator/pyproject.toml trainer_image/pyproject.toml
+$(STAMP): constraints.txt requirements-dev.txt contract/pyproject.toml operator/pyproject.toml client/pyproject.toml trainer_image/pyproject.toml
 	@echo "Setting up $(VENV): torch and the tests' tools, about 5 GB; a minute or two."
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "PipeTransformer needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,7 +33,7 @@ setup: $(STAMP) ## Make the virtual environment that all other commands use.
 .PHONY: demo
 demo: $(STAMP) ## Train examples/vit-digits.yaml with workers as local processes; record in runs/vit-digits/.
 	rm -rf runs/vit-digits
-	$(BIN)/python -m pipetransformer_operator.local run examples/vit-digits.yaml --run-dir runs/vit-digits
+	$(BIN)/pipetransformer run examples/vit-digits.yaml --run-dir runs/vit-digits
 
 .PHONY: test
 test: test-unit test-integration e2e ## Pass all tests: unit, integration on a real API server, short e2e on real kubelets (root).
@@ -76,7 +76,7 @@ generate: $(STAMP) ## Write the CRD, and the chart's copy, from the API's types.
 .PHONY: constraints
 constraints: ## Resolve the versions that CI and the two commands use.
 	$(UV) pip compile --quiet --upgrade --no-annotate --no-header --python-platform linux --python-version 3.11 \
-		$(foreach package,contract operator,--no-emit-package pipetransformer-$(package)) --no-emit-package pipetransformer \
+		$(foreach package,contract operator client,--no-emit-package pipetransformer-$(package)) --no-emit-package pipetransformer \
 		requirements-dev.txt --output-file constraints.txt
 
 .PHONY: cluster-up cluster-down cluster-status images

@@ -35,14 +35,7 @@ def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
         InvalidManifest: the file is no valid job.
         OSError: it cannot be read.
     """
-    try:
-        manifest = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise InvalidManifest([FieldError(str(file), f"is no YAML: {error}")]) from error
-    if not isinstance(manifest, dict):
-        raise InvalidManifest([FieldError(str(file), "must hold one PipeTrainingJob")])
-    if errors := validate_manifest(manifest):
-        raise InvalidManifest(errors)
+    manifest = read_manifest(file)
     metadata = {**manifest["metadata"], "uid": str(uuid.uuid4())}
     job = PipeTrainingJob.from_manifest(
         {**manifest, "metadata": metadata, "spec": _localised(manifest["spec"], run_dir), "status": {}}
@@ -77,6 +70,28 @@ def _command_errors(job: PipeTrainingJob) -> list[FieldError]:
 def search_path() -> str:
     """Where a worker's program is looked for: beside this interpreter first, so that `python` is this one."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """The manifest of one job, as it stands in a YAML file. Raises as `read_job`."""
+    try:
+        manifest = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidManifest([FieldError(str(file), f"is no YAML: {error}")]) from error
+    return checked(manifest, str(file))
+
+
+def checked(manifest: Any, source: str) -> dict[str, Any]:
+    """The manifest, if it is that of a valid job.
+
+    Raises:
+        InvalidManifest: it is not; the errors name its fields, or `source`.
+    """
+    if not isinstance(manifest, dict):
+        raise InvalidManifest([FieldError(source, "must hold one PipeTrainingJob")])
+    if errors := validate_manifest(manifest):
+        raise InvalidManifest(errors)
+    return manifest
 
 
 def _localised(spec: dict[str, Any], run_dir: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from pipetransformer_operator.api.status import ConditionType, Reason
-from pipetransformer_operator.local.__main__ import main
 from pipetransformer_operator.local.manifest import InvalidManifest, read_job
 from pipetransformer_operator.local.run import run_job
 from pipetransformer_operator.plan import PlanEvent
@@ -82,14 +81,6 @@ async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_wor
     status = await run_job(job, run_dir)
     failed = status.condition(ConditionType.FAILED)
     assert failed is not None and "spec.data.path: no such folder" in failed.message
-
-
-def test_a_wrong_file_is_refused_with_the_fields_path_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write(make_job().stages(4).workers(3), tmp_path)
-    assert main(["run", str(file), "--run-dir", str(tmp_path / "run")]) == 2
-    assert "spec.elasticPolicy.workers" in capsys.readouterr().err
 
 
 def test_a_cluster_path_becomes_a_folder_of_the_run(tmp_path: Path) -> None:

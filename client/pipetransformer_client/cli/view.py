@@ -1,4 +1,4 @@
-"""What a local run shows: a live picture of the layout on a terminal, plain lines elsewhere."""
+"""What `run` and `watch` show: a live picture of the layout on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipetransformer_contract.messages import Report
-
-from ..api import PipeTrainingJob
-from ..plan import EventType, PlanEvent
+from pipetransformer_operator.api import JobStatus
 
 FROZEN, ACTIVE = "▒", "█"
 NUM_EVENTS = 6
@@ -30,16 +28,16 @@ class PlainView:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def changed(self, job: PipeTrainingJob) -> None:
+    def changed(self, name: str, status: JobStatus) -> None:
         """The job's status changed."""
-        report = job.status.last_report
+        report = status.last_report
         if report and (report.layout_generation, report.step) != self._last:
             self._last = (report.layout_generation, report.step)
-            self._console.print(f"{progress(report)}  {held(job)}", highlight=False, soft_wrap=True)
+            self._console.print(f"{progress(report)}  {held(status)}", highlight=False, soft_wrap=True)
 
-    def told(self, event: PlanEvent) -> None:
-        """The controller decided something."""
-        self._console.print(f"{event.reason.value}: {event.message}", markup=False, highlight=False, soft_wrap=True)
+    def told(self, reason: str, message: str, *, warning: bool) -> None:
+        """The operator decided something."""
+        self._console.print(f"{reason}: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveView:
@@ -47,8 +45,9 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=8)
-        self._job: PipeTrainingJob | None = None
-        self._events: list[PlanEvent] = []
+        self._name = ""
+        self._status: JobStatus | None = None
+        self._events: list[Text] = []
 
     def __enter__(self) -> "LiveView":
         self._live.start()
@@ -57,37 +56,34 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def changed(self, job: PipeTrainingJob) -> None:
+    def changed(self, name: str, status: JobStatus) -> None:
         """The job's status changed."""
-        self._job = job
+        self._name, self._status = name, status
         self._live.update(self._draw())
 
-    def told(self, event: PlanEvent) -> None:
-        """The controller decided something."""
+    def told(self, reason: str, message: str, *, warning: bool) -> None:
+        """The operator decided something."""
+        event = Text(f"{reason}: {message}", style="yellow" if warning else "dim")
         self._events = [*self._events, event][-NUM_EVENTS:]
         self._live.update(self._draw())
 
     def _draw(self) -> RenderableType:
-        parts: list[RenderableType] = []
-        if self._job is not None:
-            parts.append(draw_layout(self._job))
-            report = self._job.status.last_report
-            parts.append(Text(f"{progress(report) if report else 'starting'}\n{held(self._job)}"))
-        for event in self._events:
-            style = "yellow" if event.type is EventType.WARNING else "dim"
-            parts.append(Text(f"{event.reason.value}: {event.message}", style=style))
-        title = f"{self._job.metadata.name} · {self._job.status.state.value}" if self._job else "starting"
-        return Panel(Group(*parts), title=title, title_align="left")
+        if self._status is None:
+            return Panel(Group(*self._events), title="starting", title_align="left")
+        report = self._status.last_report
+        progressed = Text(f"{progress(report) if report else 'starting'}\n{held(self._status)}")
+        title = f"{self._name} · {self._status.state.value}"
+        return Panel(Group(draw_layout(self._status), progressed, *self._events), title=title, title_align="left")
 
 
-def draw_layout(job: PipeTrainingJob) -> RenderableType:
+def draw_layout(status: JobStatus) -> RenderableType:
     """A table of pipelines (rows) by stages (columns); a cell shows the stage's blocks, frozen ones shaded.
 
     A layout that is published but not yet confirmed is drawn empty: only the trainer knows how it will be cut.
     """
-    plan, report = job.status.plan, job.status.last_report
+    plan, report = status.plan, status.last_report
     if plan is None:
-        return Text(f"{len(job.status.worker_ids)} workers are starting")
+        return Text(f"{len(status.worker_ids)} workers are starting")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column(f"generation {plan.layout_generation}")
     for stage in range(plan.stages):
@@ -119,9 +115,8 @@ def progress(report: Report) -> str:
     return f"epoch {report.epoch}  step {report.step}  {loss}{speed}frozen {report.boundary}/{report.num_layers}"
 
 
-def held(job: PipeTrainingJob) -> str:
+def held(status: JobStatus) -> str:
     """Workers held and released, in one line: each would be a GPU on a cluster."""
-    gpus = job.status.gpus
-    plan = job.status.plan
+    gpus, plan = status.gpus, status.plan
     layout = f"{plan.pipelines} pipelines of {plan.stages} stages, " if plan else ""
     return f"{layout}workers held {gpus.held}, released {gpus.released}"

@@ -1,4 +1,4 @@
-"""What a local run draws: pipelines by stages with the frozen blocks shaded."""
+"""What `run` and `watch` draw: pipelines by stages with the frozen blocks shaded."""
 
 from datetime import UTC, datetime
 from io import StringIO
@@ -6,11 +6,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from pipetransformer_client.cli.view import LiveView, PlainView
 from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import LastReport, PublishedPlan, Reason
-from pipetransformer_operator.local.view import LiveView, PlainView
-from pipetransformer_operator.plan import EventType, PlanEvent
+from pipetransformer_operator.api.status import LastReport, PublishedPlan
 from tests.builders import make_job
 
 
@@ -44,8 +43,8 @@ def job() -> PipeTrainingJob:
 def test_a_terminal_shows_every_pipeline_with_its_frozen_blocks(job: PipeTrainingJob) -> None:
     console = Console(record=True, width=100, force_terminal=True, file=StringIO())
     with LiveView(console) as view:
-        view.changed(job)
-        view.told(PlanEvent(EventType.NORMAL, Reason.GENERATION_PUBLISHED, "Generation 2"))
+        view.changed(job.metadata.name, job.status)
+        view.told("GenerationPublished", "Generation 2", warning=False)
     text = console.export_text()
     assert "pipeline 1" in text and "stage 1" in text
     assert "▒▒▒▒▒▒▒▒█ " in text and " ███" in text
@@ -55,6 +54,6 @@ def test_a_terminal_shows_every_pipeline_with_its_frozen_blocks(job: PipeTrainin
 def test_a_pipe_gets_one_line_a_report(job: PipeTrainingJob) -> None:
     console = Console(record=True, width=200, file=StringIO())
     with PlainView(console) as view:
-        view.changed(job)
-        view.changed(job)
+        view.changed(job.metadata.name, job.status)
+        view.changed(job.metadata.name, job.status)
     assert console.export_text().count("step 40") == 1

@@ -1,0 +1,22 @@
+"""A client of PipeTrainingJobs, and the command `pipetransformer`, which kubectl knows as a plugin."""
+
+from pipetransformer_operator.local.manifest import InvalidManifest
+
+from .client import Client
+from .errors import AlreadyExists, ClientError, NotFound, NothingToFetch, Refused, Unavailable
+from .job import Event, Job
+from .logs import LogLine
+
+__all__ = [
+    "AlreadyExists",
+    "Client",
+    "ClientError",
+    "Event",
+    "InvalidManifest",
+    "Job",
+    "LogLine",
+    "NotFound",
+    "NothingToFetch",
+    "Refused",
+    "Unavailable",
+]

@@ -1,0 +1,35 @@
+"""The command `pipetransformer`, which kubectl knows as `kubectl pipetransformer`: one command a module.
+
+Exit codes: 0 done, and the job, if it was waited for, is complete; 1 the job failed; 2 the arguments or the job's file
+were refused; 3 the cluster said no or did not answer, or time ran out; 130 interrupted.
+"""
+
+import sys
+
+import typer
+
+from pipetransformer_operator.local.manifest import InvalidManifest
+
+from ..errors import ClientError
+from .options import EXIT_CLUSTER, EXIT_REFUSED, errors
+
+app = typer.Typer(
+    name="pipetransformer",
+    help="Elastic pipeline training on Kubernetes: submit jobs, watch them shrink, fetch their models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+from . import fetch, logs, run, show, submit, watch  # noqa: E402, F401 - they add their commands to the app
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    try:
+        app()
+    except InvalidManifest as error:
+        errors().print(f"error: {error}")
+        sys.exit(EXIT_REFUSED)
+    except (ClientError, TimeoutError) as error:
+        errors().print(f"error: {error}")
+        sys.exit(EXIT_CLUSTER)

@@ -1,0 +1,22 @@
+"""`fetch`: the trained model, on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..client import Client
+from . import app
+from .options import Context, JobName, Namespace, console
+
+
+@app.command()
+def fetch(
+    name: JobName,
+    folder: Annotated[Path, typer.Argument(help="Where the model goes.")],
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Copy a job's model to this machine."""
+    model = Client.connect(context=context, namespace=namespace).fetch(name, "model", folder)
+    console().print(f"model: {model}", highlight=False, soft_wrap=True)

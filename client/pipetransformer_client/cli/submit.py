@@ -1,0 +1,43 @@
+"""`submit` and `delete`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..client import Client
+from . import app
+from .options import EXIT_REFUSED, Context, JobName, Namespace, Output, console, errors
+from .show import print_object
+from .watch import watch_job
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(help="YAML of one PipeTrainingJob.")],
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch the job to its end.")] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    output: Output = None,
+) -> None:
+    """Create a job on the cluster, after the checks that the cluster would make."""
+    client = Client.connect(context=context, namespace=namespace)
+    try:
+        job = client.submit(file)
+    except OSError as error:
+        errors().print(f"error: {error}")
+        raise typer.Exit(EXIT_REFUSED) from error
+    if output is not None:
+        print_object(job.manifest, output)
+    else:
+        console().print(f"{job.namespace}/{job.name} created", highlight=False)
+    if follow:
+        watch_job(Client.connect(context=context, namespace=job.namespace), job.name)
+
+
+@app.command()
+def delete(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
+    """Delete a job and its workers."""
+    client = Client.connect(context=context, namespace=namespace)
+    client.delete(name)
+    console().print(f"{client.namespace}/{name} deleted", highlight=False)

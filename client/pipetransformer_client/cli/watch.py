@@ -1,0 +1,44 @@
+"""`watch`: the layout of a job as it changes, and what the operator decides."""
+
+from typing import Annotated
+
+import typer
+
+from ..client import Client
+from ..job import Job
+from . import app
+from .options import EXIT_FAILED, Context, JobName, Namespace, console, errors
+from .view import LiveView, PlainView
+
+
+@app.command()
+def watch(
+    name: JobName,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines even on a terminal.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which to give up, by default none.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show a job's layout live, up to its end."""
+    watch_job(Client.connect(context=context, namespace=namespace), name, plain=plain, timeout=timeout)
+
+
+def watch_job(client: Client, name: str, *, plain: bool = False, timeout: float | None = None) -> None:
+    """Shows the job to its end; a failed one ends the command."""
+    out = console()
+    told: set[str] = set()
+    with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
+        for job in client.stream(name, timeout=timeout):
+            _tell(client, job, view, told)
+            view.changed(job.name, job.status)
+    if job.failure:
+        errors().print(f"Failed ({job.failure})")
+        raise typer.Exit(EXIT_FAILED)
+    out.print(f"{job.namespace}/{job.name} is complete", highlight=False)
+
+
+def _tell(client: Client, job: Job, view: PlainView | LiveView, told: set[str]) -> None:
+    for event in client.events(job):
+        if event.uid not in told:
+            told.add(event.uid)
+            view.told(event.reason, event.message, warning=event.warning)

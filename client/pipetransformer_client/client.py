@@ -1,0 +1,166 @@
+"""A client of PipeTrainingJobs for scripts and notebooks; the command line uses nothing else.
+
+>>> client = Client.connect()
+>>> job = client.submit("examples/vit-digits.yaml")
+>>> for job in client.stream(job.name):
+...     print(job.status.state, job.status.frozen)
+>>> client.fetch(job.name, "model", Path("vit"))
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_operator.local.manifest import checked, read_manifest
+
+from .errors import ClientError, NotFound, Unavailable
+from .fetch import fetch_from_pod, fetch_from_url
+from .job import Event, Job
+from .kube import Kube
+from .logs import LogLine, WorkerLogs
+
+#: A watch is opened anew so often, and after so long a failure to open one.
+WATCH_SECONDS = 60
+RETRY_SECONDS = 1.0
+
+
+class Client:
+    """Jobs of one cluster. Methods raise `ClientError`: see `errors`.
+
+    Attributes:
+        namespace: of jobs that are named without one.
+    """
+
+    def __init__(self, kube: Kube, namespace: str | None = None) -> None:
+        self.namespace = namespace or kube.namespace
+        self._kube = kube
+
+    @classmethod
+    def connect(cls, *, context: str | None = None, namespace: str | None = None) -> "Client":
+        """Connects as kubectl would; both arguments are by default those of the kubeconfig."""
+        return cls(Kube.connect(context), namespace)
+
+    def submit(self, job: Mapping[str, Any] | str | Path) -> Job:
+        """Creates a job from a manifest or its file. One without a namespace goes to the client's.
+
+        Raises:
+            InvalidManifest: it is no valid job; the errors name the fields.
+            OSError: the file cannot be read.
+            AlreadyExists: there is a job of that name.
+        """
+        manifest = read_manifest(Path(job)) if isinstance(job, str | Path) else checked(job, "the manifest")
+        namespace = manifest["metadata"].get("namespace") or self.namespace
+        body = {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}
+        return Job.of(self._kube.request("POST", _path(namespace), body, query={"fieldValidation": "Strict"}))
+
+    def get(self, name: str) -> Job:
+        """The job as it is now."""
+        return Job.of(self._kube.get(_path(self.namespace, name)))
+
+    def jobs(self, *, all_namespaces: bool = False) -> list[Job]:
+        """The namespace's jobs by name, or those of all namespaces."""
+        answer = self._kube.get(_path(None if all_namespaces else self.namespace))
+        return sorted((Job.of(item) for item in answer["items"]), key=lambda job: (job.namespace, job.name))
+
+    def delete(self, name: str) -> None:
+        """Deletes the job and, with it, its workers."""
+        self._kube.request("DELETE", _path(self.namespace, name), {"propagationPolicy": "Background"})
+
+    def stream(self, name: str, *, timeout: float | None = None) -> Iterator[Job]:
+        """The job as it is, then as it becomes with each change, up to its end.
+
+        Outages of the API server are waited out; what happened in them is one change.
+
+        Args:
+            name: of the job.
+            timeout: seconds after which waiting ends; for ever when None.
+
+        Raises:
+            NotFound: there is no such job, or it was deleted.
+            TimeoutError: the job had not ended by then.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        job = self.get(name)
+        yield job
+        while not job.finished:
+            left = WATCH_SECONDS if deadline is None else min(WATCH_SECONDS, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f"{job.namespace}/{name} has not ended within {timeout:g} s")
+            try:
+                for change in self._changes(job, max(1, int(left))):
+                    job = change
+                    yield job
+                    if job.finished:
+                        return
+                newest = self.get(name)
+            except Unavailable:
+                time.sleep(RETRY_SECONDS)
+                continue
+            if newest.manifest["metadata"]["resourceVersion"] != job.manifest["metadata"]["resourceVersion"]:
+                job = newest
+                yield job
+
+    def wait(self, name: str, *, timeout: float | None = None) -> Job:
+        """The job once it has ended; `failure` says whether it failed. Raises as `stream`."""
+        *_, job = self.stream(name, timeout=timeout)
+        return job
+
+    def events(self, job: Job) -> list[Event]:
+        """What the operator told about the job, oldest first; the cluster forgets events, by default after an hour."""
+        path = f"/api/v1/namespaces/{job.namespace}/events"
+        answer = self._kube.get(path, fieldSelector=f"involvedObject.uid={job.uid}")
+        return sorted((Event.of(item) for item in answer["items"]), key=lambda event: event.time)
+
+    def logs(self, name: str, *, follow: bool = False, tail: int | None = None) -> Iterator[LogLine]:
+        """Lines of all workers that there still are, merged by their time; `follow` goes on to the job's end.
+
+        Args:
+            name: of the job.
+            follow: whether to wait for more; lines then come as they are written.
+            tail: so many lines of each worker at most.
+        """
+        logs = WorkerLogs(self._kube, lambda: self.get(name), tail)
+        return logs.follow() if follow else logs.read()
+
+    def fetch(self, name: str, part: str, folder: Path) -> Path:
+        """Copies a part of the job's results, such as `model`, and returns the folder that then holds it.
+
+        From a URL it is read here; on a mounted path by a pod with the volumes of the workers.
+
+        Raises:
+            NothingToFetch: the job keeps no results, or not where anybody can reach them.
+            ClientError: it is not there.
+        """
+        job = self.get(name)
+        if job.results and "://" in job.results:
+            return fetch_from_url(f"{job.results}/{part}", folder)
+        return fetch_from_pod(self._kube, job, part, folder)
+
+    def _changes(self, job: Job, seconds: int) -> Iterator[Job]:
+        """What a watch of so many seconds shows after `job`."""
+        version = job.manifest["metadata"]["resourceVersion"]
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={job.name}",
+            "resourceVersion": version,
+            "timeoutSeconds": seconds,
+        }
+        for line in self._kube.lines(_path(job.namespace), query, silence=seconds + 10):
+            event = json.loads(line)
+            if event["type"] == "ERROR":  # most often that the version is too old
+                return
+            if event["type"] == "DELETED":
+                raise NotFound(f"{job.namespace}/{job.name} was deleted")
+            yield Job.of(event["object"])
+
+
+def _path(namespace: str | None, name: str = "") -> str:
+    folder = f"/apis/{GROUP}/{VERSION}"
+    folder += f"/namespaces/{namespace}/{PLURAL}" if namespace else f"/{PLURAL}"
+    return f"{folder}/{name}" if name else folder
+
+
+__all__ = ["Client", "ClientError"]

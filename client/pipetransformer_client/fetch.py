@@ -1,0 +1,163 @@
+"""Copies what a job left from where it lies: a URL, or the volume of its workers.
+
+A volume is read through a pod: the leader's while it runs, which also knows what is on no volume, else one that is made
+for it with the workers' image, volumes and security, without accelerators, and deleted at the end.
+"""
+
+import copy
+import io
+import secrets
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+
+from pipetransformer_contract.wire import Env
+from pipetransformer_operator.api.job import GROUP, KIND, VERSION
+
+from .errors import ClientError, NotFound, NothingToFetch
+from .job import Job
+from .kube import Kube, Object
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # of collections.abc since Python 3.12
+
+START_SECONDS = 300.0
+POLL_SECONDS = 0.5
+LIFE_SECONDS = 24 * 3600
+_WAIT = ["python3", "-c", "import signal; signal.sigwait({signal.SIGTERM})"]
+#: Writes a folder to its output as an archive. The folder is the argument, an environment variable of its name first.
+_PACK = (
+    "import os, sys, tarfile\n"
+    "folder = sys.argv[1].replace('$RUN_DIR', os.environ.get(sys.argv[2], ''))\n"
+    "os.path.isdir(folder) or sys.exit(f'there is no folder {folder}')\n"
+    "with tarfile.open(fileobj=sys.stdout.buffer, mode='w|') as archive: archive.add(folder, arcname='.')\n"
+)
+
+
+def fetch_from_url(url: str, folder: Path) -> Path:
+    """Copies the folder of an fsspec URL.
+
+    Raises:
+        NothingToFetch: its file system is not installed here, or there is no such folder.
+    """
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+        if not files.isdir(path):
+            raise NothingToFetch(f"there is no folder {url}")
+        folder.mkdir(parents=True, exist_ok=True)
+        files.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
+    except (ImportError, ValueError) as error:
+        raise NothingToFetch(f"{url} cannot be read here: {error}") from error
+    return folder
+
+
+def fetch_from_pod(kube: Kube, job: Job, part: str, folder: Path) -> Path:
+    """Copies `part` of the job's results, or of its record where it keeps none. Raises as `Client.fetch`."""
+    with _pod_that_sees(kube, job) as (pod, container):
+        source = f"{job.results or '$RUN_DIR'}/{part}"
+        command = ["python3", "-c", _PACK, source, Env.RUN_DIR]
+        folder.mkdir(parents=True, exist_ok=True)
+        archive = _Stream(kube.execute(job.namespace, pod, container, command))
+        try:
+            with tarfile.open(fileobj=archive, mode="r|") as files:
+                files.extractall(folder, filter="data")
+        except tarfile.TarError as error:
+            archive.drain()  # raises what the other side says, which is better
+            raise ClientError(f"{source}: {error}") from error
+        archive.drain()
+    return folder
+
+
+@contextmanager
+def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
+    """(name, container) of a pod that can read the results."""
+    plan = job.status.plan
+    pods = f"/api/v1/namespaces/{job.namespace}/pods"
+    if plan is not None and not job.finished and _phase(kube, f"{pods}/{plan.leader}") == "Running":
+        yield plan.leader, job.trainer
+        return
+    if job.results is None:
+        raise NothingToFetch(f"{job.name} has no spec.output: what it left went with its pods")
+    reader = reader_pod(job)
+    path = f"{pods}/{reader['metadata']['name']}"
+    kube.request("POST", pods, reader)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while (phase := _phase(kube, path)) != "Running":
+            if phase != "Pending" or time.monotonic() > deadline:
+                raise ClientError(
+                    f"{reader['metadata']['name']} reads the job's volume and does not run: it is {phase}"
+                )
+            time.sleep(POLL_SECONDS)
+        yield reader["metadata"]["name"], "reader"
+    finally:
+        kube.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def _phase(kube: Kube, path: str) -> str:
+    try:
+        return str(kube.get(path).get("status", {}).get("phase", "Pending"))
+    except NotFound:
+        return "gone"
+
+
+def reader_pod(job: Job) -> Object:
+    """A pod with the workers' image, volumes and security that waits until it is deleted; it is the job's."""
+    spec: Object = copy.deepcopy(job.manifest["spec"]["podTemplate"]["spec"])
+    trainer = next(one for one in spec["containers"] if one["name"] == job.trainer)
+    kept = ("image", "imagePullPolicy", "volumeMounts", "securityContext", "env", "envFrom")
+    container: dict[str, Any] = {key: trainer[key] for key in kept if key in trainer}
+    requests = {"cpu": "100m", "memory": "128Mi"}
+    container |= {"name": "reader", "command": _WAIT, "resources": {"requests": requests}}
+    spec |= {
+        "containers": [container],
+        "initContainers": [],
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIFE_SECONDS,
+        "automountServiceAccountToken": False,
+    }
+    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": job.name, "uid": job.uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{job.name[:40]}-reader-{secrets.token_hex(4)}",
+            "namespace": job.namespace,
+            "ownerReferences": [owner],
+        },
+        "spec": spec,
+    }
+
+
+class _Stream(io.RawIOBase):
+    """Pieces of bytes as a file that can be read once."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "Buffer") -> int:
+        """See `io.RawIOBase`."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        target = memoryview(buffer)
+        size = min(len(target), len(self._rest))
+        target[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+    def drain(self) -> None:
+        """Reads what is left, and raises what went wrong there."""
+        for _ in self._pieces:
+            self._rest = memoryview(b"")

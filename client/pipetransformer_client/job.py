@@ -1,0 +1,97 @@
+"""A job as the cluster has it: the manifest as it is, and its status typed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.api.job import TRAINER_CONTAINER
+from pipetransformer_operator.api.status import ConditionType
+
+from .errors import ClientError
+
+
+@dataclass(frozen=True)
+class Job:
+    """A `PipeTrainingJob`. Its spec stays plain, so that a client shows jobs whose spec is newer than itself."""
+
+    name: str
+    namespace: str
+    uid: str
+    manifest: Mapping[str, Any]
+    status: JobStatus
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> "Job":
+        """Reads an object of the API server.
+
+        Raises:
+            ClientError: its status does not fit the types.
+        """
+        metadata = manifest["metadata"]
+        try:
+            status = JobStatus.model_validate(manifest.get("status") or {})
+        except ValidationError as error:
+            where = f"{metadata['namespace']}/{metadata['name']}"
+            raise ClientError(f"the status of {where} is newer than this client: {error}") from error
+        return cls(metadata["name"], metadata["namespace"], metadata["uid"], manifest, status)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended, one way or the other."""
+        return self.status.finished
+
+    @property
+    def failure(self) -> str:
+        """Why the job failed; empty when it did not."""
+        failed = self.status.condition(ConditionType.FAILED)
+        if failed is None or not self.status.is_true(ConditionType.FAILED):
+            return ""
+        return f"{failed.reason}: {failed.message}"
+
+    @property
+    def created(self) -> datetime:
+        """When the object was made."""
+        return datetime.fromisoformat(self.manifest["metadata"]["creationTimestamp"])
+
+    @property
+    def trainer(self) -> str:
+        """Name of the container that trains."""
+        names = [container["name"] for container in self.manifest["spec"]["podTemplate"]["spec"]["containers"]]
+        return TRAINER_CONTAINER if TRAINER_CONTAINER in names else str(names[0])
+
+    @property
+    def results(self) -> str | None:
+        """Folder or URL of the model and, on a mounted path, of the run's record; None when nothing is kept."""
+        output = self.manifest["spec"].get("output")
+        return None if output is None else f"{output['location'].rstrip('/')}/{self.name}"
+
+    def rank(self, worker: str) -> int | None:
+        """Rank of a worker in the published generation; None of one that is not in it."""
+        members = self.status.plan.members if self.status.plan else []
+        return next((rank for rank, member in enumerate(members) if member.name == worker), None)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A decision about a job, as the operator told it."""
+
+    uid: str
+    time: datetime
+    reason: str
+    message: str
+    warning: bool
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "Event":
+        time = body.get("lastTimestamp") or body.get("eventTime") or body["metadata"]["creationTimestamp"]
+        return cls(
+            body["metadata"]["uid"],
+            datetime.fromisoformat(time),
+            body.get("reason", ""),
+            body.get("message", ""),
+            body.get("type") == "Warning",
+        )

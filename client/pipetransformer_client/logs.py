@@ -1,0 +1,113 @@
+"""Logs of a job's workers as one.
+
+Read at once, lines are merged by the time that the kubelet gave them. Followed, they come in the order of their
+arrival, from every worker that there is, those included that join later.
+"""
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pipetransformer_operator.plan.accounting import JOB_LABEL
+
+from .errors import ClientError, NotFound, Refused, Unavailable
+from .job import Job
+from .kube import Kube, Query
+
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of a worker. `rank` is its rank in the generation of now, None when it is in none."""
+
+    time: str
+    worker: str
+    rank: int | None
+    text: str
+
+
+class WorkerLogs:
+    """See the module.
+
+    Args:
+        kube: of the cluster.
+        job: reads the job.
+        tail: so many lines of each worker at most.
+    """
+
+    def __init__(self, kube: Kube, job: Callable[[], Job], tail: int | None = None) -> None:
+        self._kube = kube
+        self._read_job = job
+        self._job = job()
+        self._query: Query = {"timestamps": "true", "container": self._job.trainer} | (
+            {} if tail is None else {"tailLines": tail}
+        )
+
+    def read(self) -> Iterator[LogLine]:
+        """What was written so far. A worker that has not started has written nothing."""
+        for moment, worker, text in heapq.merge(*(self._lines(worker, self._query) for worker in self._workers())):
+            yield LogLine(moment, worker, self._job.rank(worker), text)
+
+    def follow(self) -> Iterator[LogLine]:
+        """What was written and what will be, until the job has ended and all was said."""
+        arrived: queue.SimpleQueue[tuple[str, str, str] | ClientError] = queue.SimpleQueue()
+        readers: dict[str, threading.Thread] = {}
+        stopped = False
+        while True:
+            self._job = job = self._read_job()
+            for worker in self._workers():
+                if worker not in readers and self._started(worker):
+                    readers[worker] = threading.Thread(target=self._pump, args=(worker, arrived), daemon=True)
+                    readers[worker].start()
+            deadline = time.monotonic() + POLL_SECONDS
+            while (left := deadline - time.monotonic()) > 0:
+                try:
+                    item = arrived.get(timeout=left)
+                except queue.Empty:
+                    break
+                if isinstance(item, ClientError):
+                    raise item
+                moment, worker, text = item
+                yield LogLine(moment, worker, self._job.rank(worker), text)
+            if stopped and arrived.empty():
+                return
+            stopped = job.finished and not any(reader.is_alive() for reader in readers.values())
+
+    def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
+        try:
+            for line in self._lines(worker, {**self._query, "follow": "true"}):
+                arrived.put(line)
+        except Unavailable:
+            return  # its node is gone, and with it the log
+        except ClientError as error:
+            arrived.put(error)
+
+    def _lines(self, worker: str, query: Query) -> Iterator[tuple[str, str, str]]:
+        try:
+            for line in self._kube.lines(f"{self._pods}/{worker}/log", query):
+                moment, _, text = line.partition(" ")
+                yield moment, worker, text
+        except NotFound:
+            return  # it left meanwhile
+        except Refused as error:
+            if "waiting to start" not in str(error):
+                raise
+
+    def _workers(self) -> list[str]:
+        answer = self._kube.get(self._pods, labelSelector=f"{JOB_LABEL}={self._job.name}")
+        return [pod["metadata"]["name"] for pod in answer["items"]]
+
+    def _started(self, worker: str) -> bool:
+        try:
+            pod = self._kube.get(f"{self._pods}/{worker}")
+        except NotFound:
+            return False
+        return str(pod.get("status", {}).get("phase", "Pending")) != "Pending"
+
+    @property
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{self._job.namespace}/pods"

@@ -1,0 +1,112 @@
+"""The client and the command line against a real API server and the real operator."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipetransformer_client import AlreadyExists, Client, NotFound, Refused
+from pipetransformer_operator.api.status import State
+
+from .conftest import FakeKubelet, Namespace, Operator, until
+from .test_chart import with_token
+from .test_operator import packing_job
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def client(kubeconfig: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> Client:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    return Client.connect(namespace=namespace.name)
+
+
+async def command(namespace: Namespace, *words: str) -> tuple[int, str, str]:
+    """Runs the command line in the namespace; exit code, standard output and error."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pipetransformer_client", *words, "-n", namespace.name,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_a_job_is_submitted_watched_and_described_from_the_command_line(
+    client: Client, namespace: Namespace, operator: Operator, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    manifest = packing_job().set("output", {"location": str(namespace.folder)}).manifest()
+    del manifest["metadata"]["namespace"]
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    code, said, _ = await command(namespace, "submit", str(file))
+    assert (code, said) == (0, f"{namespace.name}/digits created\n")
+    watched = asyncio.create_task(command(namespace, "watch", "digits"))
+    assert await namespace.layout(1) == (4, 1)
+    namespace.advance(15)
+    assert await namespace.layout(2) == (2, 2)
+
+    code, table, _ = await command(namespace, "list")
+    assert code == 0
+    assert table.splitlines()[1].split()[:6] == ["digits", "Running", "2", "2", "4", "8/12"]
+
+    namespace.advance(30)
+    code, lines, _ = await watched
+    assert code == 0
+    assert "digits is complete" in lines
+    assert "GenerationPublished" in lines and "frozen 8/12" in lines
+    code, text, _ = await command(namespace, "describe", "digits")
+    assert code == 0
+    assert "pipeline 3" in text and "TrainingSucceeded" in text
+    code, machine, _ = await command(namespace, "describe", "digits", "-o", "json")
+    assert json.loads(machine)["status"]["plan"]["pipelines"] == 4
+
+
+async def test_the_client_streams_a_jobs_life_and_waits_for_its_end(
+    client: Client, namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    manifest = packing_job().set("output", {"location": str(namespace.folder)}).manifest()
+    del manifest["metadata"]["namespace"]
+    job = await asyncio.to_thread(client.submit, manifest)
+    assert (job.namespace, job.status.state) == (namespace.name, State.PENDING)
+    with pytest.raises(AlreadyExists, match="digits"):
+        await asyncio.to_thread(client.submit, manifest)
+    generations: list[int] = []
+
+    def live() -> None:
+        for change in client.stream("digits", timeout=100):
+            generations.append(change.status.layout_generation)
+
+    streaming = asyncio.create_task(asyncio.to_thread(live))
+    for generation, step in ((1, 15), (2, 25), (3, 30)):
+        await namespace.layout(generation)
+        namespace.advance(step)
+    await streaming
+    assert sorted(set(generations)) == [0, 1, 2, 3] and generations == sorted(generations)
+    ended = await asyncio.to_thread(client.wait, "digits", timeout=5)
+    assert ended.finished and ended.failure == ""
+    assert ended.rank(ended.status.plan.members[2].name if ended.status.plan else "") == 2
+
+    async def told() -> bool:
+        return "TrainingSucceeded" in {event.reason for event in await asyncio.to_thread(client.events, ended)}
+
+    await until("the end is told", told)
+    await asyncio.to_thread(client.delete, "digits")
+    with pytest.raises(NotFound):
+        await asyncio.to_thread(client.get, "digits")
+
+
+async def test_what_a_user_may_not_do_is_said_in_the_api_servers_words(
+    namespace: Namespace, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = namespace.core
+    await namespace.api.request("POST", f"{core}/serviceaccounts", {"metadata": {"name": "nobody"}})
+    answer = await namespace.api.request("POST", f"{core}/serviceaccounts/nobody/token", {"spec": {}})
+    own = with_token(kubeconfig, answer["status"]["token"], tmp_path / "nobody")
+    monkeypatch.setenv("KUBECONFIG", str(own))
+    client = Client.connect(namespace=namespace.name)
+    with pytest.raises(Refused, match=r"serviceaccount.*nobody.*cannot list"):
+        await asyncio.to_thread(client.jobs)

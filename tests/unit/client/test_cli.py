@@ -1,0 +1,115 @@
+"""The command line: what it refuses, with which exit code, and what shells may complete."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipetransformer_client.cli import completion, main, show
+from pipetransformer_client.kube import Kube
+from tests.builders import make_job
+from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    """The cluster of every command."""
+    cluster = FakeKube()
+    monkeypatch.setattr(Kube, "connect", lambda context=None: cluster.kube)
+    return cluster
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Runs the command line; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["pipetransformer", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("words", [("run", "--run-dir", "run"), ("submit",)], ids=["run", "submit"])
+def test_a_wrong_file_is_refused_with_the_fields_path_and_exit_code_2(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    fake: FakeKube,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(yaml.safe_dump(make_job().stages(4).workers(3).manifest()))
+    assert command(monkeypatch, *words, "job.yaml") == 2
+    assert "spec.elasticPolicy.workers" in capsys.readouterr().err
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize("words", [("run", "--run-dir", "run"), ("submit",)], ids=["run", "submit"])
+def test_a_file_that_is_not_there_is_refused(
+    words: tuple[str, ...], fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, *words, "/nowhere.yaml") == 2
+    assert "/nowhere.yaml" in capsys.readouterr().err
+
+
+def test_a_job_that_is_not_there_ends_with_exit_code_3(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "describe", "nobody") == 3
+    assert "nobody" in capsys.readouterr().err
+
+
+def test_a_list_is_a_table_or_what_a_program_reads(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[JOBS] = {"items": [stored(make_job("one"), state="Running", plan=published("one-w0"), frozen="6/12")]}
+    assert command(monkeypatch, "list") == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["NAME", "STATE"]
+    assert row.split()[:6] == ["one", "Running", "1", "1", "0", "6/12"]
+    for option, load in (("json", json.loads), ("yaml", yaml.safe_load)):
+        assert command(monkeypatch, "list", "-o", option) == 0
+        assert load(capsys.readouterr().out)["items"][0]["metadata"]["name"] == "one"
+
+
+def test_watching_a_job_that_fails_ends_with_exit_code_1_and_its_reason(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished("Failed")])
+    told = {"metadata": {"uid": "e"}, "reason": "WorkerLost", "message": "digits-w0", "type": "Warning"}
+    fake.objects["/api/v1/namespaces/default/events"] = {"items": [told | {"lastTimestamp": "2026-01-01T00:00:00Z"}]}
+    assert command(monkeypatch, "watch", "digits") == 1
+    out, err = capsys.readouterr()
+    assert "WorkerLost: digits-w0" in out
+    assert "Because: so it is" in err
+
+
+def test_kubectl_is_answered_with_commands_options_and_jobs(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[JOBS] = {"items": [stored(make_job("vit-digits")), stored(make_job("gpt2"))]}
+    for words, expected in (("wat", "watch"), ("list --names", "--namespace"), ("describe v", "vit-digits")):
+        monkeypatch.setattr(sys, "argv", ["kubectl_complete-pipetransformer", *words.split()])
+        completion.main()
+        assert capsys.readouterr().out.splitlines() == [expected, ":4"]
+    for name in ("_PIPETRANSFORMER_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
+        monkeypatch.delenv(name)
+
+
+def test_without_a_cluster_the_error_says_so(tmp_path: Path) -> None:
+    environment = os.environ | {"KUBECONFIG": str(tmp_path / "none"), "KUBERNETES_SERVICE_HOST": ""}
+    words = [sys.executable, "-m", "pipetransformer_client", "list"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: no cluster")
+
+
+@pytest.mark.parametrize(
+    ("age", "text"),
+    [({"seconds": 5}, "5s"), ({"hours": 3, "minutes": 4, "seconds": 5}, "3h4m"), ({"days": 40}, "40d")],
+)
+def test_an_age_has_two_units_at_most(age: dict[str, int], text: str) -> None:
+    assert show._age(datetime.now(UTC) - timedelta(**age)) == text

@@ -1,0 +1,175 @@
+"""The client's promises, against a cluster in memory: streams, logs and results."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipetransformer_client import Client, ClientError, InvalidManifest, NotFound, NothingToFetch
+from pipetransformer_client.fetch import reader_pod
+from pipetransformer_client.job import Job
+from pipetransformer_client.kube import Object
+from tests.builders import make_job
+from tests.unit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
+
+
+@pytest.fixture
+def fake() -> FakeKube:
+    return FakeKube()
+
+
+@pytest.fixture
+def client(fake: FakeKube) -> Client:
+    return Client(fake.kube)
+
+
+def event(kind: str, job: Object) -> str:
+    return json.dumps({"type": kind, "object": job})
+
+
+def test_a_manifest_is_refused_before_it_is_sent(client: Client, fake: FakeKube) -> None:
+    with pytest.raises(InvalidManifest, match=r"spec\.elasticPolicy\.workers"):
+        client.submit(make_job().stages(4).workers(3).manifest())
+    assert fake.requests == []
+
+
+def test_a_job_goes_to_the_namespace_of_its_manifest_else_to_the_clients(fake: FakeKube) -> None:
+    client = Client(fake.kube, "team-a")
+    without = stored(make_job("one"))
+    del without["metadata"]["namespace"]
+    for manifest in (without, stored(make_job("two"))):
+        del manifest["status"]
+        client.submit(manifest)
+    assert [path.split("/")[5] for _, path, _ in fake.requests] == ["team-a", "default"]
+
+
+def test_a_stream_shows_each_change_up_to_the_end(client: Client, fake: FakeKube) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1, state="Pending")
+    later = [stored(make_job(), 2, state="Running"), stored(make_job(), 3, state="Complete", conditions=[finished()])]
+    fake.texts[JOBS] = [[event("MODIFIED", job) for job in later]]
+    assert [job.status.state.value for job in client.stream("digits")] == ["Pending", "Running", "Complete"]
+
+
+def test_a_stream_whose_watch_ends_reads_what_it_missed(client: Client, fake: FakeKube) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1, state="Pending")
+    stream = client.stream("digits")
+    next(stream)
+    fake.texts[JOBS] = [[json.dumps({"type": "ERROR", "object": {"code": 410}})]]
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 9, state="Failed", conditions=[finished("Failed")])
+    (job,) = stream
+    assert job.failure == "Because: so it is"
+
+
+def test_a_stream_ends_with_an_error_when_the_job_is_deleted(client: Client, fake: FakeKube) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1)
+    fake.texts[JOBS] = [[event("DELETED", stored(make_job(), 2))]]
+    with pytest.raises(NotFound, match="was deleted"):
+        client.wait("digits")
+
+
+def test_waiting_longer_than_allowed_is_a_timeout(client: Client, fake: FakeKube) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1)
+    fake.texts[JOBS] = [[]]
+    with pytest.raises(TimeoutError, match="default/digits"):
+        client.wait("digits", timeout=0.05)
+
+
+def test_logs_of_all_workers_are_merged_by_time_with_the_rank_of_each(client: Client, fake: FakeKube) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w1", "digits-w0"))
+    fake.objects[PODS] = {"items": [{"metadata": {"name": f"digits-w{number}"}} for number in range(3)]}
+    fake.texts[f"{PODS}/digits-w0/log"] = [["2026-01-01T00:00:01Z one", "2026-01-01T00:00:03Z three"]]
+    fake.texts[f"{PODS}/digits-w1/log"] = [["2026-01-01T00:00:02Z two"]]
+    lines = [(line.rank, line.worker, line.text) for line in client.logs("digits")]
+    assert lines == [(1, "digits-w0", "one"), (0, "digits-w1", "two"), (1, "digits-w0", "three")]
+
+
+def test_followed_logs_end_when_the_job_has_and_all_was_said(client: Client, fake: FakeKube) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"), conditions=[finished()])
+    fake.objects[PODS] = {"items": [{"metadata": {"name": "digits-w0"}}]}
+    fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Succeeded"}}
+    fake.texts[f"{PODS}/digits-w0/log"] = [[f"2026-01-01T00:00:0{n}Z line {n}" for n in range(3)]]
+    assert [line.text for line in client.logs("digits", follow=True)] == ["line 0", "line 1", "line 2"]
+
+
+def archive(**files: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w|") as writer:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.size = len(content)
+            writer.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_the_model_of_a_finished_job_comes_through_a_pod_that_is_deleted_again(
+    client: Client, fake: FakeKube, tmp_path: Path
+) -> None:
+    job = make_job().set("output.location", "/storage")
+    fake.objects[f"{JOBS}/digits"] = stored(job, conditions=[finished()])
+    weights = bytes(range(256)) * 1000
+    asked: list[Sequence[str]] = []
+
+    def run(pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
+        asked.append(command)
+        packed = archive(model=weights)
+        return (packed[start : start + 999] for start in range(0, len(packed), 999))
+
+    fake.containers = run
+    assert client.fetch("digits", "model", tmp_path / "model") == tmp_path / "model"
+    assert (tmp_path / "model" / "model").read_bytes() == weights
+    assert "/storage/digits/model" in asked[0]
+    (_, _, pod), (deleted, path, _) = fake.requests
+    assert deleted == "DELETE" and path == f"{PODS}/{pod['metadata']['name']}"
+
+
+def test_a_command_that_fails_in_the_pod_is_an_error_with_its_words(
+    client: Client, fake: FakeKube, tmp_path: Path
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().set("output.location", "/storage"), conditions=[finished()])
+
+    def run(pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
+        yield b""
+        raise ClientError("there is no folder /storage/digits/model")
+
+    fake.containers = run
+    with pytest.raises(ClientError, match="no folder /storage/digits/model"):
+        client.fetch("digits", "model", tmp_path / "model")
+    assert fake.requests[-1][0] == "DELETE"
+
+
+def test_a_job_without_output_has_nothing_to_fetch(client: Client, fake: FakeKube, tmp_path: Path) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
+    with pytest.raises(NothingToFetch, match=r"spec\.output"):
+        client.fetch("digits", "model", tmp_path)
+
+
+def test_a_model_behind_a_url_is_read_from_there(client: Client, fake: FakeKube, tmp_path: Path) -> None:
+    source = tmp_path / "there" / "digits" / "model"
+    source.mkdir(parents=True)
+    (source / "model.safetensors").write_bytes(b"weights")
+    job = make_job().set("output.location", f"file://{tmp_path}/there")
+    fake.objects[f"{JOBS}/digits"] = stored(job, conditions=[finished()])
+    client.fetch("digits", "model", tmp_path / "here")
+    assert (tmp_path / "here" / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_the_reading_pod_has_the_workers_volumes_and_security_and_no_accelerator() -> None:
+    container = {
+        "name": "trainer",
+        "image": "own",
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "volumeMounts": [{"name": "storage", "mountPath": "/storage"}],
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
+    volumes = [{"name": "storage", "persistentVolumeClaim": {"claimName": "storage"}}]
+    spec = {"containers": [container], "volumes": volumes, "securityContext": {"runAsNonRoot": True}}
+    pod = reader_pod(Job.of(stored(make_job().set("podTemplate.spec", spec).set("output.location", "/storage"))))
+    (reader,) = pod["spec"]["containers"]
+    assert reader["image"] == "own" and reader["volumeMounts"] == container["volumeMounts"]
+    assert reader["securityContext"] == container["securityContext"]
+    assert "limits" not in reader["resources"]
+    assert pod["spec"]["volumes"] == volumes and pod["spec"]["securityContext"] == {"runAsNonRoot": True}
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
