@@ -5,6 +5,7 @@ answers, is stuck, and only a restart helps. While the API server is away a rest
 workers have said.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -43,6 +44,16 @@ class Health:
     def ready(self) -> bool:
         """Whether everything is being watched: only the holder of the lease watches."""
         return self._kinds <= {stream.rpartition("/")[2] for stream in self._opened}
+
+    @property
+    def opened_times(self) -> dict[str, float]:
+        """By plural name, when its watch was opened, seconds since the epoch; of several the longest ago."""
+        times: dict[str, float] = {}
+        offset = time.time() - self._clock()
+        for stream, opened in self._opened.items():
+            kind = stream.rpartition("/")[2]
+            times[kind] = min(times.get(kind, math.inf), opened + offset)
+        return times
 
     @property
     def stuck(self) -> list[str]:

@@ -43,6 +43,7 @@ class Service:
 
     Attributes:
         health: is to be told of each watch that is opened.
+        metrics: is to be told of requests to the API server.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Service:
         apis: list[Api],
         lease: Lease,
         health: Health,
+        metrics: Metrics,
         controller: Controller,
         pool: KubePool,
         tokens: TokenReviewer,
@@ -58,6 +60,7 @@ class Service:
         cordoned: set[str],
     ) -> None:
         self.health = health
+        self.metrics = metrics
         self._apis = apis
         self._lease = lease
         self._controller = controller
@@ -86,20 +89,22 @@ class Service:
             OSError: a port is taken.
             ValueError: the mounted certificate cannot be used.
         """
-        own = await Api.connect()  # a pool of its own, so that the lease never waits behind other requests
+        metrics = Metrics(lambda: controller.jobs(), lambda: lease.held, lambda: health.opened_times)
+        own = await Api.connect(
+            count=metrics.asked
+        )  # a pool of its own, so that the lease never waits behind other requests
         lease = Lease(own, settings.namespace, settings.identity, seconds=settings.lease_seconds)
         health = Health([PLURAL, "pods"], lambda: lease.held, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         await certificate.refresh()
-        api = await Api.connect(may_write=lambda: lease.held)
+        api = await Api.connect(lambda: lease.held, metrics.asked)
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
         cordoned: set[str] = set()
         seen = None if settings.namespaces else cordoned
         classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
         pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish, seen, classes)
-        metrics = Metrics(lambda: controller.jobs(), lambda: lease.held)
-        controller = Controller(KubeStore(api, watched_job), pool, decided=metrics.decided)
+        controller = Controller(KubeStore(api, watched_job), pool, recorder=metrics)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
         runners = []
         for application, port, context in (
@@ -112,7 +117,7 @@ class Service:
             await web.TCPSite(runner, settings.host, port, ssl_context=context).start()
             runners.append(runner)
         renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
-        return cls([own, api], lease, health, controller, pool, tokens, runners, renewing, cordoned)
+        return cls([own, api], lease, health, metrics, controller, pool, tokens, runners, renewing, cordoned)
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator is the one: what is read from then on is whole."""

@@ -57,8 +57,9 @@ async def test_a_releasing_job_gives_its_pods_back_while_it_trains(
     await until("two workers are gone", released)
     assert len(await namespace.pods()) == 2
     figures = (
-        f'pipetransformer_job_gpus_released{{job="digits",namespace="{namespace.name}"}} 2.0',
-        'pipetransformer_resizes_total{reason="Release"} 1.0',
+        f'pipetransformer_job_gpus_released_total{{job_name="digits",namespace="{namespace.name}"}} 2.0',
+        'pipetransformer_generations_total{reason="Release"} 1.0',
+        'pipetransformer_resizes_total{direction="Shrink",result="Committed"} 1.0',
     )
 
     async def counted() -> bool:

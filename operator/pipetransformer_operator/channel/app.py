@@ -6,6 +6,7 @@ the metrics.
 
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -33,8 +34,8 @@ BAD_TOKEN_RATE = (1.0, 20)
 #: Refusals of one kind to one address that are logged; all are counted.
 LOG_RATE = (0.1, 5)
 
-#: Counts a request by path and status code.
-Count = Callable[[str, int], None]
+#: Counts a request: path, status code, seconds.
+Count = Callable[[str, int, float], None]
 #: Counts a refusal.
 CountRefusal = Callable[[Refusal], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,7 +56,7 @@ class Channel:
         self,
         boards: Mapping[tuple[str, str], Board],
         authenticator: Authenticator,
-        count: Count = lambda path, code: None,
+        count: Count = lambda path, code, seconds: None,
         count_refusal: CountRefusal = lambda kind: None,
     ) -> None:
         self._boards = boards
@@ -71,7 +72,7 @@ class Channel:
 
         @web.middleware
         async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
-            code = 500
+            started, code = time.perf_counter(), 500
             try:
                 response = await handler(request)
                 code = response.status
@@ -84,7 +85,7 @@ class Channel:
                 raise
             finally:
                 resource = request.match_info.route.resource
-                self._count(resource.canonical if resource else "unknown", code)
+                self._count(resource.canonical if resource else "unknown", code, time.perf_counter() - started)
 
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[counted])
         app.add_routes(

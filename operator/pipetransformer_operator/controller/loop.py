@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,17 @@ from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
 from ..plan import Observed, Plan, plan, worker_name
-from .ports import Conflict, JobKey, JobStore, NameConflict, Refused, Unavailable, WorkerPool
+from .ports import (
+    Conflict,
+    JobKey,
+    JobStore,
+    NameConflict,
+    Recorder,
+    Refused,
+    TurnResult,
+    Unavailable,
+    WorkerPool,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +54,7 @@ class JobLoop:
         pool: where workers run.
         clock: the present time, aware of its zone.
         pace: how quickly to turn.
-        decided: called with the job as read and its plan, once the plan's status is durable.
+        recorder: told what the loop does.
     """
 
     def __init__(
@@ -53,7 +64,7 @@ class JobLoop:
         pool: WorkerPool,
         clock: Callable[[], datetime],
         pace: Pace,
-        decided: Callable[[PipeTrainingJob, Plan], None],
+        recorder: Recorder,
     ) -> None:
         self.key = key
         self.board = Board(self.wake, clock)
@@ -61,7 +72,7 @@ class JobLoop:
         self._pool = pool
         self._clock = clock
         self._pace = pace
-        self._decided = decided
+        self._recorder = recorder
         self._since = clock()
         self._woken = asyncio.Event()
         self._woken.set()
@@ -89,22 +100,22 @@ class JobLoop:
             job = self._store.read(self.key)
             if job is None:
                 return
+            started = time.perf_counter()
             try:
                 requeue = await self.turn(job)
             except Conflict as error:
                 logger.debug("%s: %s", self.key, error)
-                pause = self._pace.debounce
-                continue
+                result, pause = TurnResult.CONFLICT, self._pace.debounce
             except Unavailable as error:
                 logger.warning("%s: %s; again in %g s", self.key, error, retry)
-                pause, retry = retry, min(2 * retry, self._pace.longest_retry)
-                continue
+                result, pause, retry = TurnResult.UNAVAILABLE, retry, min(2 * retry, self._pace.longest_retry)
             except Exception:
                 logger.exception("%s: a turn failed; again in %g s", self.key, retry)
-                pause, retry = retry, min(2 * retry, self._pace.longest_retry)
-                continue
-            retry = self._pace.first_retry
-            pause = self._pace.resync if requeue is None else min(requeue, self._pace.resync)
+                result, pause, retry = TurnResult.ERROR, retry, min(2 * retry, self._pace.longest_retry)
+            else:
+                result, retry = TurnResult.DONE, self._pace.first_retry
+                pause = self._pace.resync if requeue is None else min(requeue, self._pace.resync)
+            self._recorder.turned(result, time.perf_counter() - started)
 
     async def turn(self, job: PipeTrainingJob) -> float | None:
         """One turn on the job as it was read; returns after how many seconds time alone asks for another.
@@ -116,10 +127,13 @@ class JobLoop:
         if not job.spec.managed or job.metadata.deletion_timestamp:
             return None
         arrived = self.board.arrived
-        decided = plan(job.spec, self.observe(job), self._clock())
+        observed = self.observe(job)
+        started = time.perf_counter()
+        decided = plan(job.spec, observed, self._clock())
+        seconds = time.perf_counter() - started
         if decided.status != job.status:
             await self._store.write_status(job, decided.status)
-        self._decided(job, decided)
+        self._recorder.decided(job, observed, decided, seconds)
         await self.board.show(
             decided.status.plan,
             job_uid=job.metadata.uid,

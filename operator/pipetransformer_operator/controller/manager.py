@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
-from ..plan import Plan, allocate, demand_of
+from ..plan import allocate, demand_of
 from .loop import JobLoop, Pace
-from .ports import JobKey, JobStore, WorkerPool
+from .ports import JobKey, JobStore, Recorder, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Controller:
         pool: where workers run.
         clock: the present time, aware of its zone.
         pace: how quickly loops turn.
-        decided: called with a job as read and its plan, once the plan's status is durable.
+        recorder: told what loops do.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Controller:
         *,
         clock: Callable[[], datetime] = utc_now,
         pace: Pace | None = None,
-        decided: Callable[[PipeTrainingJob, Plan], None] = lambda job, plan: None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
         self._clock = clock
         self._pace = pace or Pace()
-        self._decided = decided
+        self._recorder = recorder or Recorder()
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._stopping = False
@@ -61,7 +61,7 @@ class Controller:
         if loop is not None:
             loop.wake()
         elif not self._stopping and self._store.read(key) is not None:
-            loop = self._loops[key] = JobLoop(key, self._store, self._pool, self._clock, self._pace, self._decided)
+            loop = self._loops[key] = JobLoop(key, self._store, self._pool, self._clock, self._pace, self._recorder)
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
             if self._sharing is None:

@@ -4,10 +4,11 @@ A cluster keeps jobs in the API server and runs workers as pods; a local run kee
 workers as processes. The loop cannot tell them apart.
 """
 
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from ..api import JobStatus, PipeTrainingJob
-from ..plan import PlanEvent, Worker
+from ..plan import Observed, Plan, PlanEvent, Worker
 
 
 class JobKey(NamedTuple):
@@ -105,3 +106,22 @@ class WorkerPool(Protocol):
             Unavailable: it cannot be deleted now.
         """
         ...
+
+
+class TurnResult(StrEnum):
+    """How a turn of a job's loop ended."""
+
+    DONE = "Done"
+    CONFLICT = "Conflict"  #: the job had changed meanwhile; another turn follows at once
+    UNAVAILABLE = "Unavailable"  #: the other side did not take a write; tried again later
+    ERROR = "Error"  #: a fault of ours; tried again later
+
+
+class Recorder:
+    """Is told what the loops do, for figures; nothing depends on it. This one forgets."""
+
+    def decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
+        """A plan's status is durable. `job` and `observed` are what it was made from, in so many seconds."""
+
+    def turned(self, result: TurnResult, seconds: float) -> None:
+        """A turn has ended."""

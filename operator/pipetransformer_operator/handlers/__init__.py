@@ -85,7 +85,7 @@ def _register(
 ) -> None:
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
-        return await log_in(service.health.opened, **kwargs)
+        return await log_in(service.health.opened, service.metrics.asked, **kwargs)
 
     @kopf.index(GROUP, VERSION, PLURAL, id=JOBS, registry=registry)
     def index_jobs(*, namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:

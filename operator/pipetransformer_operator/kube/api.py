@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client.exceptions import ApiException
 
 from ..controller.ports import Conflict, Refused, Unavailable
+from .verbs import describe
 
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 15
@@ -17,6 +19,10 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 FIELD_MANAGER = "pipetransformer-operator"
 _ANSWERS = {200: "object", 201: "object", 202: "object"}
+
+
+#: Told of each request: verb, resource, HTTP status code (None without an answer), seconds.
+Count = Callable[[str, str, int | None, float], None]
 
 
 class NotFound(Exception):
@@ -27,20 +33,28 @@ def _always() -> bool:
     return True
 
 
+def _uncounted(verb: str, resource: str, code: int | None, seconds: float) -> None:
+    pass
+
+
 class Api:
     """A client of one API server. Use `connect` to make one, and `close` it.
 
     Args:
         api_client: of the library.
         may_write: asked before each request but GET; false means that this operator does not hold its lease.
+        count: told of each request that was sent.
     """
 
-    def __init__(self, api_client: client.ApiClient, may_write: Callable[[], bool] = _always) -> None:
+    def __init__(
+        self, api_client: client.ApiClient, may_write: Callable[[], bool] = _always, count: Count = _uncounted
+    ) -> None:
         self._client = api_client
         self._may_write = may_write
+        self._count = count
 
     @classmethod
-    async def connect(cls, may_write: Callable[[], bool] = _always) -> "Api":
+    async def connect(cls, may_write: Callable[[], bool] = _always, count: Count = _uncounted) -> "Api":
         """Connects as the pod's ServiceAccount, or outside a cluster as the kubeconfig says."""
         settings = client.Configuration()
         try:
@@ -48,7 +62,7 @@ class Api:
         except config.ConfigException:
             # the client reads KUBECONFIG only once, when it is imported
             await config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=settings)
-        return cls(client.ApiClient(configuration=settings), may_write)
+        return cls(client.ApiClient(configuration=settings), may_write, count)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -80,8 +94,9 @@ class Api:
         query = [("fieldValidation", "Strict")] if strict else []
         if content_type == APPLY_PATCH:
             query += [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        started, code = time.perf_counter(), None
         try:
-            answer = await self._client.call_api(
+            answer, code, _ = await self._client.call_api(
                 path,
                 method,
                 query_params=query,
@@ -89,13 +104,15 @@ class Api:
                 body=body,
                 response_types_map=_ANSWERS,
                 auth_settings=["BearerToken"],
-                _return_http_data_only=True,
                 _request_timeout=TIMEOUT_SECONDS,
             )
         except ApiException as error:
+            code = error.status
             raise _sorted(error, f"{method} {path}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{method} {path}: {error!r}") from error
+        finally:
+            self._count(*describe(method, path), code, time.perf_counter() - started)
         result: Object = answer
         return result
 

@@ -34,6 +34,8 @@ async def test_a_watch_that_is_not_opened_again_fails_liveness_and_is_named() ->
         world.now = 120
         world.health.opened(JOBS)
         world.now = 300
+        opened = world.health.opened_times
+        assert opened["pipetrainingjobs"] - opened["pods"] == pytest.approx(120)
         response = await client.get("/healthz")
         assert (response.status, await response.text()) == (503, f"watches are stuck: {PODS}")
 

@@ -1,0 +1,21 @@
+"""A request to the API server in Kubernetes' own words: its verb and its resource."""
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def describe(method: str, path: str, *, watch: bool = False) -> tuple[str, str]:
+    """Verb and resource (with its subresource) of a request; what names no resource is `discovery`.
+
+    >>> describe("PUT", "/apis/training.pipetransformer.io/v1alpha1/namespaces/a/pipetrainingjobs/b/status")
+    ('update', 'pipetrainingjobs/status')
+    """
+    root, *parts = path.strip("/").split("/")
+    parts = parts[1:] if root == "api" else parts[2:]
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    if not parts:
+        return "get", "discovery"
+    resource = "/".join([parts[0], *parts[2:3]])
+    if method != "GET":
+        return _VERBS.get(method, method.lower()), resource
+    return "watch" if watch else "get" if len(parts) > 1 else "list", resource
