@@ -103,7 +103,9 @@ class Service:
         cordoned: set[str] = set()
         seen = None if settings.namespaces else cordoned
         classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
-        pool = KubePool(api, watched_pods, settings.channel_url, publisher.publish, seen, classes)
+        pool = KubePool(
+            api, watched_pods, settings.channel_url, publisher.publish, seen, classes, settings.scraper_namespace
+        )
         controller = Controller(KubeStore(api, watched_job), pool, recorder=metrics)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
         runners = []

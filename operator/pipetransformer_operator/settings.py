@@ -24,6 +24,7 @@ class Settings:
     certificate_dir: str = ""
     base_priority_class: str = ""
     claim_priority_class: str = ""
+    scraper_namespace: str = ""
     log_level: str = "INFO"
 
     @classmethod
@@ -36,7 +37,8 @@ class Settings:
         `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`; `PIPETRANSFORMER_HOST`: address to listen on;
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`;
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
-        `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size.
+        `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;
+        `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty.
 
         Raises:
             ValueError: a variable is missing or not sound; the message names it.
@@ -59,6 +61,7 @@ class Settings:
             certificate_dir=environment.get("PIPETRANSFORMER_CERTIFICATE_DIR", ""),
             base_priority_class=environment.get("PIPETRANSFORMER_BASE_PRIORITY_CLASS", ""),
             claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
+            scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
 

@@ -38,7 +38,11 @@ class Reporter(Protocol):
 
 
 class Leader:
-    """Keeps the record and reports while this worker leads. All methods are called between rounds."""
+    """Keeps the record and reports while this worker leads. All methods are called between rounds.
+
+    Attributes:
+        idle_share: of a step in the present layout, as `StepModel` predicts it.
+    """
 
     def __init__(self, job: Job, reporter: Reporter, run_dir: Path, layout: StageLayout) -> None:
         self._job = job
@@ -52,6 +56,7 @@ class Leader:
         self._step_seconds: float | None = None
         self._pause_seconds = _ASSUMED_PAUSE_SECONDS
         self._loss: float | None = None
+        self.idle_share: float | None = None
         self._submitted_at = 0.0
         self._callbacks = job.callbacks
         self.record = RunRecord(run_dir)
@@ -216,6 +221,7 @@ class Leader:
             pause_seconds=self._pause_seconds,
         )
         present = model.step_seconds(control.boundary, self._cut, self._layout.pipelines)
+        self.idle_share = model.idle_share(control.boundary, self._cut, self._layout.pipelines)
         self._step_seconds = None if scale is None else scale * present
 
     def _scale(self, model: StepModel) -> float | None:

@@ -43,6 +43,7 @@ from .leader import Leader, Reporter, wall_clock
 from .measuring import measure_costs, measurement_due
 from .models import unit_name
 from .moments import Moment, Reached, ignore
+from .monitoring import Meter, Position
 from .optimizer import learning_rate, make_optimizer, set_learning_rate
 from .record import CacheLog, Ledger
 from .schedules import ModelError, StageRunner, StageSpec
@@ -133,6 +134,7 @@ class Trainer:
         self._run_dir = run_dir
         self._hooks = hooks or Hooks()
         self._watchdog = watchdog or Watchdog()
+        self.meter = Meter()
         self._ledger = Ledger(run_dir, worker)
         self._cache_log = CacheLog(run_dir, worker)
         self._checkpointer = Checkpointer(job)
@@ -165,6 +167,18 @@ class Trainer:
     def generation(self) -> int:
         """The generation that this worker is a member of, 0 for none."""
         return 0 if self._member is None else self._member.layout.number
+
+    @property
+    def position(self) -> Position:
+        """Where this worker stands; may be asked by any thread."""
+        member = self._member
+        leader = None if member is None else member.leader
+        return Position(
+            control=self._state.control,
+            layout=None if member is None else member.layout,
+            num_layers=self._job.num_layers,
+            idle_share=None if leader is None else leader.idle_share,
+        )
 
     @property
     def lost_peers(self) -> list[str]:
@@ -243,6 +257,7 @@ class Trainer:
         with self._watchdog.timing("round", member.groups.connections):
             vote = self._round(member)
         round_seconds = time.perf_counter() - started
+        self.meter.stepped(round_seconds)
         self._check_progress(vote)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
         moved = self._move_boundary(member, vote)
@@ -296,26 +311,32 @@ class Trainer:
         self._commit(vote)
         self._note_cache(member)
         if member.leader is not None:
+            self.meter.led(control.last_step["samples"], skipped=not vote.finite)
             member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
-            if not member.stepped:
-                member.phases.lap("first step")
-                member.leader.first_step(
-                    control,
-                    pause_seconds=max(0.0, wall_clock() - member.paused_at),
-                    phases=member.phases.seconds,
-                    transfers=member.transfers,
-                )
         if not member.stepped:
+            self._note_first_step(member)
             gc.collect()  # the old generation's groups hang in cycles; not in the pause, but before there are many
             # The vote has shown that all have joined, so the first workers' addresses are in the store.
             self._hand_over_cache(member.store, layout.pipelines, layout.pipeline if layout.is_first else None)
         member.stepped = True
         return vote
 
+    def _note_first_step(self, member: _Membership) -> None:
+        """Tell how long training paused for this generation."""
+        member.phases.lap("first step")
+        pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds
+        reason, rank = member.layout.generation.reason, member.layout.rank
+        self.meter.regrouped(reason, pause, phases, member.transfers, rank)
+        if member.leader is not None:
+            member.leader.first_step(
+                self._state.control, pause_seconds=pause, phases=phases, transfers=member.transfers
+            )
+
     def _note_cache(self, member: _Membership) -> None:
         """Log what the cache did for the step that was just committed."""
         counts = self._cache.take_counts() if self._cache is not None else {}
         if counts:
+            self.meter.cached(counts)
             step = self.step - 1
             self._cache_log.append(
                 step=step,
@@ -516,8 +537,7 @@ class Trainer:
         except RegroupError as error:
             logger.warning("%s", error)
             self._in_doubt = error.in_doubt or self._in_doubt
-            self._broken = self._handler.current
-            self._hooks.broke()
+            self._note_broken()
             if old is not None and old.leader is not None:
                 self._watcher.watch(self._handler.current)
             return None
@@ -639,7 +659,11 @@ class Trainer:
         if self._member is not None:
             self._note_for_the_lost(self._member.layout)
         self.close()
+        self._note_broken()
+
+    def _note_broken(self) -> None:
         self._broken = self._handler.current
+        self.meter.broke()
         self._hooks.broke()
 
     def _note_for_the_lost(self, layout: StageLayout) -> None:

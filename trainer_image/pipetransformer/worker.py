@@ -28,6 +28,7 @@ from .elastic.rendezvous import GenerationRendezvousHandler, GenerationSource, h
 from .elastic.watcher import GenerationWatcher
 from .errors import CallbackError, SpecError, StorageError, WorkersDifferError
 from .job import Job
+from .monitoring import serve
 from .parts import Parts
 from .schedules import ModelError
 from .trainer import Ending, Hooks, Trainer
@@ -53,6 +54,7 @@ class WorkerIdentity:
     ca_file: Path | None
     run_dir: Path
     termination_log: Path | None
+    metrics_port: int | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "WorkerIdentity":
@@ -76,6 +78,7 @@ class WorkerIdentity:
             ca_file=path(Env.CHANNEL_CA_FILE),
             run_dir=path(Env.RUN_DIR) or Path("run"),
             termination_log=path(Env.TERMINATION_LOG),
+            metrics_port=int(env[Env.METRICS_PORT]) if env.get(Env.METRICS_PORT) else None,
         )
 
     def channel(self) -> Channel:
@@ -152,7 +155,8 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     reports.start()
     heartbeats.start()
     try:
-        ending = trainer.run()
+        with serve(trainer.meter, lambda: trainer.position, transport.device, identity.address, identity.metrics_port):
+            ending = trainer.run()
     except ModelError as error:
         message = f"spec.model: {error}"
         trainer.fail("ModelFailed", message)

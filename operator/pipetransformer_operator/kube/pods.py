@@ -25,6 +25,8 @@ SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_SIZE = "2Gi"
 TOKEN_SECONDS = 3600
 TERMINATION_LOG = "/dev/termination-log"
+METRICS_PORT = 9464
+METRICS_PORT_NAME = "pt-metrics"
 
 
 class PriorityClasses(NamedTuple):
@@ -51,6 +53,8 @@ def render(
     name = worker_name(job.metadata.name, worker_id)
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
     _set_environment(container, _environment(job, name, status, channel_url))
+    if not spec.get("hostNetwork"):  # there it would be a port of the node, and one worker a node
+        _serve_metrics(container)
     container["terminationMessagePath"] = TERMINATION_LOG
     _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)
     _mount(spec, container, "pipetransformer-scratch", SCRATCH_FOLDER, {"emptyDir": {}})
@@ -229,6 +233,14 @@ def _set_environment(container: Object, environment: list[Object]) -> None:
     ]
     names = {entry["name"] for entry in ours}
     container["env"] = [*ours, *(entry for entry in container.get("env", []) if entry["name"] not in names)]
+
+
+def _serve_metrics(container: Object) -> None:
+    """Tells the trainer to show its metrics, and Prometheus where."""
+    container["env"].append({"name": Env.METRICS_PORT, "value": str(METRICS_PORT)})
+    ports = container.setdefault("ports", [])
+    if not any(port["containerPort"] == METRICS_PORT for port in ports):
+        ports.append({"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"})
 
 
 def _mount(spec: Object, container: Object, name: str, path: str, source: Object, *, read_only: bool = False) -> None:

@@ -24,6 +24,7 @@ class KubePool:
         prepare: makes a namespace fit for workers; called before each creation.
         cordoned: names of nodes that take no pods any more, a live view; None where nodes are not watched.
         priority_classes: of base and of claimed workers.
+        scraper: namespace whose pods may read the workers' metrics; empty for none.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class KubePool:
         prepare: Callable[[str], Awaitable[None]],
         cordoned: Set[str] | None = None,
         priority_classes: PriorityClasses = NO_CLASSES,
+        scraper: str = "",
     ) -> None:
         self._api = api
         self._watched = watched
@@ -41,7 +43,7 @@ class KubePool:
         self._prepare = prepare
         self._cordoned = cordoned
         self._priority_classes = priority_classes
-        self._protection = Protection(api)
+        self._protection = Protection(api, scraper)
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._gone: dict[JobKey, set[str]] = {}
 

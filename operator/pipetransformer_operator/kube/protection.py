@@ -8,7 +8,7 @@ from ..api import PipeTrainingJob
 from ..controller.ports import JobKey
 from ..plan.accounting import JOB_LABEL
 from .api import APPLY_PATCH, Api, Object
-from .pods import owner_reference
+from .pods import METRICS_PORT, owner_reference
 
 
 class Protection:
@@ -16,10 +16,12 @@ class Protection:
 
     Args:
         api: of the cluster.
+        scraper: namespace whose pods may read the workers' metrics; empty for none.
     """
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, scraper: str = "") -> None:
         self._api = api
+        self._scraper = scraper
         self._applied: dict[JobKey, dict[str, Object]] = {}
 
     async def apply(self, job: PipeTrainingJob, min_available: int) -> None:
@@ -31,7 +33,7 @@ class Protection:
         """
         applied = self._applied.setdefault(JobKey(job.metadata.namespace, job.metadata.name), {})
         for folder, body in (
-            ("/apis/networking.k8s.io/v1", network_policy(job)),
+            ("/apis/networking.k8s.io/v1", network_policy(job, self._scraper)),
             ("/apis/policy/v1", disruption_budget(job, min_available)),
         ):
             if applied.get(folder) == body:
@@ -46,14 +48,19 @@ class Protection:
         self._applied.pop(key, None)
 
 
-def network_policy(job: PipeTrainingJob) -> Object:
-    """Lets only the job's own pods connect to its workers; the user may allow more by another policy."""
+def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
+    """Lets only the job's own pods connect to its workers, and Prometheus to their metrics; the user may allow more by
+    another policy."""
     own = {"matchLabels": {JOB_LABEL: job.metadata.name}}
+    ingress: list[Object] = [{"from": [{"podSelector": own}]}]
+    if scraper:
+        namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scraper}}}
+        ingress.append({"from": [namespace], "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _metadata(job),
-        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]},
+        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
     }
 
 

@@ -10,6 +10,7 @@ from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.kube.placement import GROUP_LABEL
 from pipetransformer_operator.kube.pods import PriorityClasses, controller_uid, observe, render
+from pipetransformer_operator.kube.protection import network_policy
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
 
@@ -199,3 +200,22 @@ def test_a_pod_on_a_cordoned_node_is_draining() -> None:
 def test_the_job_controls_its_pods() -> None:
     job = make_job().job()
     assert controller_uid(pod_of(make_job())) == job.metadata.uid
+
+
+def test_a_worker_shows_its_metrics_on_a_port_with_a_name() -> None:
+    (container,) = pod_of(make_job())["spec"]["containers"]
+    assert environment(container)[Env.METRICS_PORT] == "9464"
+    assert container["ports"] == [{"name": "pt-metrics", "containerPort": 9464, "protocol": "TCP"}]
+
+
+def test_a_worker_takes_no_port_of_its_node() -> None:
+    (container,) = pod_of(with_containers({"name": "trainer", "image": "x"}, hostNetwork=True))["spec"]["containers"]
+    assert "ports" not in container
+    assert Env.METRICS_PORT not in environment(container)
+
+
+def test_prometheus_alone_may_connect_from_outside_and_to_the_metrics_only() -> None:
+    assert len(network_policy(make_job().job(), "")["spec"]["ingress"]) == 1
+    _, allowed = network_policy(make_job().job(), "monitoring")["spec"]["ingress"]
+    assert allowed["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert [port["port"] for port in allowed["ports"]] == [9464]

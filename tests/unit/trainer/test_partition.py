@@ -254,6 +254,14 @@ def test_gpipe_waits_for_the_slowest_forward_and_the_slowest_backward() -> None:
     assert step_model().step_seconds(boundary, few, 1) == pytest.approx((7 + 10) * 8 * (1 + 1))
 
 
+def test_the_idle_share_of_equal_stages_is_the_bubble_of_the_schedule() -> None:
+    model = step_model()
+    assert model.idle_share(0, model.cut(0, 4, 1), 1) == pytest.approx(3 / (8 + 3))
+    assert model.idle_share(0, model.cut(0, 1, 4), 4) == pytest.approx(0)
+    uneven = Cut([range(3), range(3, 7), range(7, 10), range(10, 14)], 8)
+    assert model.idle_share(0, uneven, 1) > 3 / (8 + 3)
+
+
 def test_communication_counts_where_computing_does_not_hide_it() -> None:
     assert predicted(step_model(link=1e-3), 0, 4, 1) == pytest.approx(9 * 11)
     assert predicted(step_model(link=0.1), 0, 4, 1) == pytest.approx(2 * 0.1 * 50 * 8 * 11)

@@ -83,11 +83,7 @@ class StepModel:
         """
         stages = len(cut.spans)
         count = self._count(cut.micro_batch_size, pipelines)
-        costs = self._at(cut.micro_batch_size)
-        forward, backward = training_seconds(costs, boundary)
-        cached, _ = training_seconds(costs, boundary, self._miss_share(pipelines))
-        forwards = [sum((forward if stage else cached)[unit] for unit in span) for stage, span in enumerate(cut.spans)]
-        backwards = [sum(backward[unit] for unit in span) for span in cut.spans]
+        forwards, backwards = self._stage_seconds(boundary, cut, pipelines)
         if self._in_turns(count, stages):
             turn = max(f + b for f, b in zip(forwards, backwards, strict=True))
         else:
@@ -103,10 +99,26 @@ class StepModel:
         shown = max(0.0, *(r - b for r, b in zip(reductions, backwards, strict=True)))
         return turn * (count + stages - 1) + shown
 
+    def idle_share(self, boundary: int, cut: Cut, pipelines: int) -> float:
+        """Share of a step in which stages compute nothing: the bubble, imbalance, and what of reductions shows."""
+        busy = sum(map(sum, self._stage_seconds(boundary, cut, pipelines))) / len(cut.spans)
+        step = self.step_seconds(boundary, cut, pipelines)
+        return max(0.0, 1 - busy * self._count(cut.micro_batch_size, pipelines) / step) if step else 0.0
+
     def bytes_per_worker(self, boundary: int, cut: Cut, pipelines: int) -> int:
         """Bytes of the worker that holds most."""
         needs = self._needs(boundary, len(cut.spans), pipelines, cut.micro_batch_size)
         return round(max(sum(row[unit] for unit in span) for row, span in zip(needs, cut.spans, strict=True)))
+
+    def _stage_seconds(self, boundary: int, cut: Cut, pipelines: int) -> tuple[list[float], list[float]]:
+        """Forward and backward of each stage for one micro-batch; the first reads what its cache has."""
+        costs = self._at(cut.micro_batch_size)
+        forward, backward = training_seconds(costs, boundary)
+        cached, _ = training_seconds(costs, boundary, self._miss_share(pipelines))
+        return (
+            [sum((forward if stage else cached)[unit] for unit in span) for stage, span in enumerate(cut.spans)],
+            [sum(backward[unit] for unit in span) for span in cut.spans],
+        )
 
     def _best_spans(self, boundary: int, stages: int, pipelines: int, size: int, *, bounded: bool) -> list[range]:
         """The frozen blocks where they balance best, or all in the first stage, where they are cached."""

@@ -1,0 +1,115 @@
+"""What a worker counts while it trains. A round costs two additions; what can be read later is not noted here."""
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pipetransformer_contract.messages import ResizeReason
+
+from .names import PREFIX
+
+_STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_PAUSE_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Meter:
+    """Lives as long as the worker; called by the training thread alone, between rounds."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._steps = Histogram(
+            f"{PREFIX}_step_seconds",
+            "Seconds of a committed step on this worker, from its first forward to its commit.",
+            buckets=_STEP_SECONDS,
+            registry=self.registry,
+        )
+        self._samples = self._counter("samples", "Samples of committed steps; counted by the leader, for all workers.")
+        self._skipped = self._counter(
+            "skipped_steps", "Steps without an update, for loss or gradients were no numbers; counted by the leader."
+        )
+        self._pauses = Histogram(
+            f"{PREFIX}_regroup_seconds",
+            "Seconds without training from the last step of a layout to the first step of the next, that step included,"
+            f" by reason: {', '.join(reason.value for reason in ResizeReason)}.",
+            ("reason",),
+            buckets=_PAUSE_SECONDS,
+            registry=self.registry,
+        )
+        self._phases = self._counter(
+            "regroup_phase_seconds", "Seconds that this worker spent in each phase of regroups.", ("phase",)
+        )
+        self._moved = self._counter(
+            "moved_bytes",
+            "Bytes of layers and optimizer state that went from worker to worker in regroups, by direction: Sent,"
+            " Received.",
+            ("direction",),
+        )
+        for direction in ("Sent", "Received"):
+            self._moved.labels(direction)
+        self._broken = self._counter("broken_generations", "Generations that broke, or did not come about, here.")
+        self._cached = self._counter(
+            "cache_samples",
+            "Samples that entered the frozen layers here, by what became of them: Hit (read), Advanced (read at an"
+            " earlier boundary and carried on), Computed.",
+            ("outcome",),
+        )
+        self._cache_faults = self._counter(
+            "cache_faults",
+            "Entries that the cache could not keep or use, by fault: OutOfRange of cache.dtype, Torn, FailedWrite.",
+            ("fault",),
+        )
+        self._cache_bytes = Gauge(
+            f"{PREFIX}_cache_bytes",
+            "Bytes that the cache of this worker holds, by tier: Memory, Disk.",
+            ("tier",),
+            registry=self.registry,
+        )
+
+    def stepped(self, seconds: float) -> None:
+        """A step was committed."""
+        self._steps.observe(seconds)
+
+    def led(self, samples: int, *, skipped: bool) -> None:
+        """As the leader: what the step was for the job."""
+        self._samples.inc(samples)
+        if skipped:
+            self._skipped.inc()
+
+    def regrouped(
+        self,
+        reason: ResizeReason,
+        pause_seconds: float,
+        phases: Mapping[str, float],
+        transfers: Sequence[tuple[int, int, int]],
+        rank: int,
+    ) -> None:
+        """The first step of a generation was committed.
+
+        Args:
+            reason: of the generation.
+            pause_seconds: how long nothing was trained.
+            phases: seconds by name.
+            transfers: (source, target, bytes) between all ranks.
+            rank: of this worker among them.
+        """
+        self._pauses.labels(reason.value).observe(pause_seconds)
+        for phase, seconds in phases.items():
+            self._phases.labels(phase).inc(seconds)
+        self._moved.labels("Sent").inc(sum(size for source, _, size in transfers if source == rank))
+        self._moved.labels("Received").inc(sum(size for _, target, size in transfers if target == rank))
+
+    def broke(self) -> None:
+        """The generation broke, or could not be entered."""
+        self._broken.inc()
+
+    def cached(self, counts: Mapping[str, int]) -> None:
+        """What the cache did in a step, as `ActivationCache.take_counts` tells it."""
+        for outcome, name in (("Hit", "hits"), ("Advanced", "advanced"), ("Computed", "computed")):
+            self._cached.labels(outcome).inc(counts[name])
+        for fault, name in (("OutOfRange", "outOfRange"), ("Torn", "torn"), ("FailedWrite", "failedWrites")):
+            self._cache_faults.labels(fault).inc(counts[name])
+        self._cache_bytes.labels("Memory").set(counts["memoryBytes"])
+        self._cache_bytes.labels("Disk").set(counts["diskBytes"])
+
+    def _counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)

@@ -1,0 +1,37 @@
+"""The page that Prometheus reads, served by a thread of its own."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import torch
+from prometheus_client import ProcessCollector, start_http_server
+
+from .collector import Position, PositionCollector
+from .meter import Meter
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def serve(
+    meter: Meter, position: Callable[[], Position], device: torch.device, address: str, port: int | None
+) -> Iterator[None]:
+    """Serve `/metrics` on that address meanwhile; not at all without a port. Training goes on if the port is taken."""
+    if port is None:
+        yield
+        return
+    meter.registry.register(PositionCollector(position, device))
+    ProcessCollector(registry=meter.registry)
+    try:
+        server, thread = start_http_server(port, address, meter.registry)
+    except OSError as error:
+        logger.warning("no metrics: %s port %d: %s", address, port, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
