@@ -98,8 +98,10 @@ class JobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The series of each job."""
         now = self._clock()
-        gauges = [(_gauge(name, help_text), figure) for name, (help_text, figure) in _GAUGES.items()]
-        counters = [(_counter(name, help_text), figure) for name, (help_text, figure) in _COUNTERS.items()]
+        families: list[tuple[GaugeMetricFamily | CounterMetricFamily, Figure]] = [
+            *((_gauge(name, help_text), figure) for name, (help_text, figure) in _GAUGES.items()),
+            *((_counter(name, help_text), figure) for name, (help_text, figure) in _COUNTERS.items()),
+        ]
         pending = _gauge("gpus_pending", "Workers that ought to run and have no node yet, or are not created.")
         states = ", ".join(state.value for state in State)
         state = GaugeMetricFamily(
@@ -107,13 +109,13 @@ class JobCollector(Collector):
         )
         for job in self._jobs():
             labels = (job.metadata.namespace, job.metadata.name)
-            for family, figure in (*gauges, *counters):
+            for family, figure in families:
                 value = figure(job.status, now)
                 if value is not None:
                     family.add_metric(labels, value)
             pending.add_metric(labels, self._pending.get(labels, 0))
             state.add_metric((*labels, job.status.state.value), 1)
-        yield from (family for family, _ in (*gauges, *counters))
+        yield from (family for family, _ in families)
         yield from (pending, state)
 
 

@@ -68,7 +68,7 @@ def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
         ("pipelines", "Pipelines, the data-parallel width (R); told by the leader.", layout.pipelines),
         ("layers", "Blocks of the model; told by the leader.", here.num_layers),
         ("frozen_layers", "Blocks that no longer train; told by the leader.", control.boundary),
-        ("loss", "Mean loss of the newest step that had one; told by the leader.", last.get("loss")),
+        ("loss", "Mean loss of the newest step, none if it was no number; told by the leader.", last.get("loss")),
         (
             "gradient_norm",
             "Norm of the newest step's gradient, not clipped; told by the leader.",
