@@ -25,6 +25,7 @@ from .kube.pods import PriorityClasses
 from .kube.pool import KubePool
 from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
+from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
 from .settings import Settings
 
@@ -58,6 +59,7 @@ class Service:
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
         cordoned: set[str],
+        quota: KueueQuota | NoKueue,
     ) -> None:
         self.health = health
         self.metrics = metrics
@@ -69,6 +71,8 @@ class Service:
         self._runners = runners
         self._renewing = renewing
         self._cordoned = cordoned
+        self._quota = quota
+        self._asking: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -103,10 +107,20 @@ class Service:
         cordoned: set[str] = set()
         seen = None if settings.namespaces else cordoned
         classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
+        quota: KueueQuota | NoKueue = NoKueue()
+        if settings.kueue:
+            quota = KueueQuota(api, settings.namespaces, lambda key: controller.wake_known(key))
         pool = KubePool(
-            api, watched_pods, settings.channel_url, publisher.publish, seen, classes, settings.scraper_namespace
+            api,
+            watched_pods,
+            settings.channel_url,
+            publisher.publish,
+            seen,
+            classes,
+            settings.scraper_namespace,
+            quota.assigned,
         )
-        controller = Controller(KubeStore(api, watched_job), pool, recorder=metrics)
+        controller = Controller(KubeStore(api, watched_job), pool, recorder=metrics, quota=quota)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
         runners = []
         for application, port, context in (
@@ -119,7 +133,7 @@ class Service:
             await web.TCPSite(runner, settings.host, port, ssl_context=context).start()
             runners.append(runner)
         renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
-        return cls([own, api], lease, health, metrics, controller, pool, tokens, runners, renewing, cordoned)
+        return cls([own, api], lease, health, metrics, controller, pool, tokens, runners, renewing, cordoned, quota)
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator is the one: what is read from then on is whole."""
@@ -127,6 +141,7 @@ class Service:
             logger.info("the cluster does not serve %s yet", PLURAL)
             await asyncio.sleep(CRD_POLL_SECONDS)
         await self._lease.acquire()
+        self._asking = asyncio.create_task(self._quota.run(), name="quota")
 
     async def keep_leading(self) -> None:
         """Runs for ever.
@@ -139,6 +154,8 @@ class Service:
     async def stop(self) -> None:
         """Stops everything; jobs and workers go on."""
         self._renewing.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         await self._controller.stop()
         await self._lease.release()
         for runner in self._runners:
@@ -150,6 +167,7 @@ class Service:
         """The watch showed something new of a job."""
         if deleted:
             self._pool.forget(key)
+            self._quota.forget(key)
         self._controller.wake(key)
 
     def pod_changed(self, key: JobKey) -> None:

@@ -25,6 +25,7 @@ class Settings:
     base_priority_class: str = ""
     claim_priority_class: str = ""
     scraper_namespace: str = ""
+    kueue: bool = False
     log_level: str = "INFO"
 
     @classmethod
@@ -38,7 +39,8 @@ class Settings:
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`;
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;
-        `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty.
+        `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty;
+        `PIPETRANSFORMER_KUEUE`: `true` where jobs that name a queue ask Kueue for their workers.
 
         Raises:
             ValueError: a variable is missing or not sound; the message names it.
@@ -62,6 +64,7 @@ class Settings:
             base_priority_class=environment.get("PIPETRANSFORMER_BASE_PRIORITY_CLASS", ""),
             claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
             scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
+            kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
 

@@ -120,8 +120,14 @@ def test_a_namespaced_operator_has_no_right_over_the_cluster_but_to_check_tokens
     assert roles == ["team-a", "team-b", SYSTEM]
 
 
-def test_no_right_is_a_wildcard() -> None:
-    rules = [rule for document in render("x") for rule in document.get("rules", [])]
+def test_nothing_of_kueue_is_needed_where_it_is_not_used() -> None:
+    assert "kueue" not in yaml.safe_dump_all(render("x"))
+
+
+@pytest.mark.parametrize("kueue", ["false", "true"])
+def test_no_right_is_a_wildcard(kueue: str) -> None:
+    documents = render("x", **{"kueue.enabled": kueue})
+    rules = [rule for document in documents for rule in document.get("rules", [])]
     assert rules
     assert not [rule for rule in rules if "*" in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}]
 

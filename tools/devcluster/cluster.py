@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import string
 
-from tools.devcluster import controlplane, debian, gobuild, host, images, node, preflight, registry
+from tools.devcluster import controlplane, debian, gobuild, host, images, kueue, node, preflight, registry
 from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, SOURCES, Layout, cache_dir
 from tools.devcluster.process import CommandError, say
 
@@ -69,6 +69,7 @@ def down(layout: Layout, *, purge: bool = False) -> None:
     for index in reversed(node.indices(layout)):
         node.stop(layout, index)
     registry.daemon(layout).stop()
+    kueue.stop(layout)
     controlplane.stop(layout)
     if layout.snapshot.exists():  # it had nodes
         images.unmount()

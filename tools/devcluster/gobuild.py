@@ -80,7 +80,7 @@ def kueue() -> Path:
     return _build("kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, version=KUEUE) / "kueue"
 
 
-def kueue_charts() -> Path:
+def kueue_chart() -> Path:
     """Kueue's Helm chart, as it lies in its Go module; it holds the CRDs too."""
     listed = run([_go(), "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue"], cwd=SOURCES / "go" / "kueue").strip()
     return Path(listed) / "charts" / "kueue"

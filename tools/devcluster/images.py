@@ -109,11 +109,12 @@ def push(layout: Layout, name: str) -> str:
     return reference
 
 
-def push_program(layout: Layout, program: Path) -> str:
-    """Push an image that holds just one static program; return its reference."""
+def push_program(layout: Layout, program: Path, *, entry: str = "") -> str:
+    """Push an image that holds just one static program, at `entry` or else under its name; return its reference."""
     name = f"localhost/pipetransformer/{program.name}:{program.parent.name}"
+    entry = entry or f"/{program.name}"
     if not _exists(name):
-        _from_scratch(name, program, f"/{program.name}", f"/{program.name}")
+        _from_scratch(name, program, entry, entry)
     return push(layout, name)
 
 

@@ -97,6 +97,14 @@ class Layout:
     def proxy_metrics_port(self) -> int:
         return self.port + 7
 
+    @property
+    def kueue_port(self) -> int:
+        return self.port + 14
+
+    @property
+    def kueue_health_port(self) -> int:
+        return self.port + 15
+
     def kubelet_port(self, index: int) -> int:
         return self.port + 10 + index
 

@@ -23,6 +23,7 @@ from .ports import (
     JobKey,
     JobStore,
     NameConflict,
+    Quota,
     Recorder,
     Refused,
     TurnResult,
@@ -55,6 +56,7 @@ class JobLoop:
         clock: the present time, aware of its zone.
         pace: how quickly to turn.
         recorder: told what the loop does.
+        quota: whom jobs with a queue ask for their workers; None where no queue decides.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class JobLoop:
         clock: Callable[[], datetime],
         pace: Pace,
         recorder: Recorder,
+        quota: Quota | None = None,
     ) -> None:
         self.key = key
         self.board = Board(self.wake, clock)
@@ -73,6 +76,7 @@ class JobLoop:
         self._clock = clock
         self._pace = pace
         self._recorder = recorder
+        self._quota = quota
         self._since = clock()
         self._woken = asyncio.Event()
         self._woken.set()
@@ -162,6 +166,7 @@ class JobLoop:
             conflicts=tuple(sorted(self._conflicts)),
             refusal=self._refusal,
             share=job.status.share if self._grant is None else self._grant[0],
+            queue=self._quota.observe(job) if self._quota else None,
             nonce=secrets.token_hex(16),
             since=self._since,
             sees_drains=self._pool.sees_drains,
@@ -196,8 +201,14 @@ class JobLoop:
         if decided.expired:
             await self._store.delete(job)
         known, self._refusal = self._refusal, str(refusals[0]) if refusals else ""
-        if known and refusals:
-            raise refusals[0]
+        errors: list[Unavailable] = [*refusals[:1]] if known else []
+        if self._quota is not None:
+            try:
+                await self._quota.apply(job, decided.status)
+            except Unavailable as error:  # a silent queue holds nothing up
+                errors.append(error)
+        if errors:
+            raise errors[0]
         if decided.create or known or conflicts != self._conflicts:
             self._conflicts = conflicts
             self.wake()

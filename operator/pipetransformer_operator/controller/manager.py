@@ -10,7 +10,7 @@ from ..api.status import Share
 from ..channel.board import Board
 from ..plan import allocate, demand_of
 from .loop import JobLoop, Pace
-from .ports import JobKey, JobStore, Recorder, WorkerPool
+from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class Controller:
         clock: the present time, aware of its zone.
         pace: how quickly loops turn.
         recorder: told what loops do.
+        quota: whom jobs with a queue ask for their workers; None where no queue decides.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class Controller:
         clock: Callable[[], datetime] = utc_now,
         pace: Pace | None = None,
         recorder: Recorder | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
         self._clock = clock
         self._pace = pace or Pace()
         self._recorder = recorder or Recorder()
+        self._quota = quota
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._stopping = False
@@ -61,11 +64,19 @@ class Controller:
         if loop is not None:
             loop.wake()
         elif not self._stopping and self._store.read(key) is not None:
-            loop = self._loops[key] = JobLoop(key, self._store, self._pool, self._clock, self._pace, self._recorder)
+            loop = self._loops[key] = JobLoop(
+                key, self._store, self._pool, self._clock, self._pace, self._recorder, self._quota
+            )
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
             if self._sharing is None:
                 self._sharing = asyncio.create_task(self._share_forever(), name="sharing")
+
+    def wake_known(self, key: JobKey | None) -> None:
+        """Something that the job asked about may have changed; None: any job. One without a loop is not looked for."""
+        for known, loop in self._loops.items():
+            if key in (None, known):
+                loop.wake()
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
         """Jobs that have a loop, as last read or written."""

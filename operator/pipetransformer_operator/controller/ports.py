@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from ..api import JobStatus, PipeTrainingJob
-from ..plan import Observed, Plan, PlanEvent, Worker
+from ..plan import Observed, Plan, PlanEvent, Queue, Worker
 
 
 class JobKey(NamedTuple):
@@ -104,6 +104,24 @@ class WorkerPool(Protocol):
 
         Raises:
             Unavailable: it cannot be deleted now.
+        """
+        ...
+
+
+class Quota(Protocol):
+    """Whom jobs ask for their workers, where a queue decides."""
+
+    def observe(self, job: PipeTrainingJob) -> Queue | None:
+        """What is known of the job's queue; None when it asks none. From memory."""
+        ...
+
+    async def apply(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """Asks for what the status says, and gives back what it says; nothing else is kept.
+
+        Raises:
+            Conflict: a request changed since it was observed.
+            Refused: a request is not accepted as it is; `observe` says why.
+            Unavailable: not now.
         """
         ...
 

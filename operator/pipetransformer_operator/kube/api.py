@@ -3,8 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes_asyncio import client, config
@@ -68,9 +69,40 @@ class Api:
         """Closes the connections."""
         await self._client.close()
 
-    async def get(self, path: str) -> Object:
+    async def get(self, path: str, *, timeout: float = TIMEOUT_SECONDS) -> Object:
         """Reads an object. Raises as `request`."""
-        return await self.request("GET", path)
+        return await self.request("GET", path, timeout=timeout)
+
+    async def watch(self, path: str, version: str, seconds: int) -> AsyncIterator[Object]:
+        """Events of the list at `path`, which has a query already, from a resourceVersion on; ends after `seconds`.
+
+        Raises:
+            Unavailable: it cannot be opened, it broke, or the server no longer has that version.
+        """
+        query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
+        timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=seconds + TIMEOUT_SECONDS)
+        try:
+            answer = await self._client.call_api(
+                f"{path}&{urlencode(query)}",
+                "GET",
+                header_params={"Accept": "application/json"},
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _request_timeout=timeout,
+            )
+            async with answer:
+                if answer.status != 200:
+                    raise Unavailable(f"watch {path}: {answer.status} {answer.reason}")
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event: Object = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise Unavailable(f"watch {path}: {event['object'].get('message')}")
+                        yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"watch {path}: {error!r}") from error
 
     async def request(
         self,
@@ -80,6 +112,7 @@ class Api:
         *,
         content_type: str = "application/json",
         strict: bool = False,
+        timeout: float = TIMEOUT_SECONDS,
     ) -> Object:
         """Sends one request and returns the answered object; `strict` refuses fields that the server does not know.
 
@@ -104,7 +137,7 @@ class Api:
                 body=body,
                 response_types_map=_ANSWERS,
                 auth_settings=["BearerToken"],
-                _request_timeout=TIMEOUT_SECONDS,
+                _request_timeout=timeout,
             )
         except ApiException as error:
             code = error.status

@@ -4,7 +4,8 @@ Pods are created once and never updated, so a pod rendered by an older operator 
 """
 
 import copy
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pipetransformer_contract.spec import Output
@@ -39,6 +40,18 @@ class PriorityClasses(NamedTuple):
 NO_CLASSES = PriorityClasses()
 
 
+class Assignment(NamedTuple):
+    """What a pod has to carry to run on the nodes that its quota is for."""
+
+    labels: Mapping[str, str] = MappingProxyType({})
+    annotations: Mapping[str, str] = MappingProxyType({})
+    node_selector: Mapping[str, str] = MappingProxyType({})
+    tolerations: Sequence[Object] = ()
+
+
+ANYWHERE = Assignment()
+
+
 def render(
     job: PipeTrainingJob,
     worker_id: int,
@@ -46,6 +59,7 @@ def render(
     *,
     channel_url: str,
     classes: PriorityClasses = NO_CLASSES,
+    assignment: Assignment = ANYWHERE,
 ) -> Object:
     """The pod of a worker: the user's template and what the trainer needs besides."""
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -67,6 +81,10 @@ def render(
         spec.pop("preemptionPolicy", None)  # the class's own
     elif classes.base:
         spec.setdefault("priorityClassName", classes.base)
+    if assignment.node_selector:
+        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **assignment.node_selector}
+    if assignment.tolerations:
+        spec["tolerations"] = [*spec.get("tolerations", []), *assignment.tolerations]
     group = placement_group(job, worker_id)
     if "topologySpreadConstraints" not in spec:
         spec.setdefault("affinity", affinity(job, group))
@@ -76,9 +94,10 @@ def render(
         "metadata": {
             "name": name,
             "namespace": job.metadata.namespace,
-            "annotations": dict(metadata.get("annotations", {})),
+            "annotations": {**metadata.get("annotations", {}), **assignment.annotations},
             "labels": {
                 **metadata.get("labels", {}),
+                **assignment.labels,
                 JOB_LABEL: job.metadata.name,
                 WORKER_LABEL: str(worker_id),
                 GROUP_LABEL: group,

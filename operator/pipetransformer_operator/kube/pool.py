@@ -10,7 +10,7 @@ from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker
 from .api import Api, NotFound, Object
-from .pods import NO_CLASSES, PriorityClasses, controller_uid, observe, render, worker_id
+from .pods import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, controller_uid, observe, render, worker_id
 from .protection import Protection
 
 
@@ -25,6 +25,7 @@ class KubePool:
         cordoned: names of nodes that take no pods any more, a live view; None where nodes are not watched.
         priority_classes: of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
+        assigned: what a worker's pod has to carry by the quota that it is on.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class KubePool:
         cordoned: Set[str] | None = None,
         priority_classes: PriorityClasses = NO_CLASSES,
         scraper: str = "",
+        assigned: Callable[[PipeTrainingJob, int, JobStatus], Awaitable[Assignment]] | None = None,
     ) -> None:
         self._api = api
         self._watched = watched
@@ -44,6 +46,7 @@ class KubePool:
         self._cordoned = cordoned
         self._priority_classes = priority_classes
         self._protection = Protection(api, scraper)
+        self._assigned = assigned
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._gone: dict[JobKey, set[str]] = {}
 
@@ -83,7 +86,15 @@ class KubePool:
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
         await self._prepare(job.metadata.namespace)
-        pod = render(job, number, status, channel_url=self._channel_url, classes=self._priority_classes)
+        assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
+        pod = render(
+            job,
+            number,
+            status,
+            channel_url=self._channel_url,
+            classes=self._priority_classes,
+            assignment=assignment,
+        )
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = pod["metadata"]["name"]
         try:

@@ -1,0 +1,218 @@
+"""Kueue as the quota of jobs (`Quota`): asks for what a job's status says, and returns what that no longer says.
+
+Every turn makes the Workloads what the status wants them to be, so a turn too many costs nothing. A Workload that goes
+with its job is kept by our finalizer until the job's pods are gone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from ..api import JobStatus, PipeTrainingJob
+from ..api.job import QUEUE_LABEL
+from ..api.status import QuotaRequest
+from ..controller.ports import Conflict, JobKey, Refused, Unavailable
+from ..kube.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
+from ..kube.pods import ANYWHERE, Assignment, controller_uid
+from ..kube.store import jobs_path
+from ..plan import Answer, Queue
+from ..plan.accounting import JOB_LABEL
+from . import workload as workloads
+from .watch import TIMEOUT_SECONDS, Workloads
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0
+_ENDED = ("Succeeded", "Failed")
+
+
+class KueueQuota:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+        namespaces: that are served; all when empty.
+        changed: called with the job whose Workload changed, with None where it may be any.
+    """
+
+    def __init__(self, api: Api, namespaces: Iterable[str], changed: Callable[[JobKey | None], None]) -> None:
+        self._api = api
+        self._seen = Workloads(api, namespaces, changed)
+        self._refusals: dict[JobKey, str] = {}
+        self._assignments: dict[str, tuple[tuple[str, ...], Assignment]] = {}
+
+    def observe(self, job: PipeTrainingJob) -> Queue | None:
+        """See `Quota`."""
+        if not job.metadata.labels.get(QUEUE_LABEL) and not job.status.quota_requests:
+            return None
+        answers = {name: workloads.answer(one) for name, one in self._mine(job).items()}
+        if refusal := self._refusals.get(_key(job)):
+            missing = (one.name for one in job.status.quota_requests if one.name not in answers and not one.admitted)
+            answers |= {name: Answer(False, refusal) for name in missing}
+        return Queue(self._seen.problem, answers)
+
+    async def apply(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `Quota`."""
+        if self._seen.problem:
+            return
+        mine, now = self._mine(job), datetime.now(UTC)
+        wanted = {request.name for request in status.quota_requests}
+        for request in status.quota_requests:
+            seen = mine.get(request.name)
+            if seen is None:
+                if not request.admitted:
+                    await self._ask(job, request, claimed=request is not status.quota_requests[0])
+            elif workloads.is_ending(seen):
+                continue
+            elif workloads.is_evicted(seen) and not request.admitted:
+                await self._patch(seen, workloads.requeued(seen, request, now), MERGE_PATCH)
+            elif body := workloads.use(seen, request, status.plan, now):
+                await self._patch(seen, body, APPLY_PATCH)
+        for name, seen in mine.items():
+            if name not in wanted:
+                await self._let_go(seen)
+
+    async def assigned(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> Assignment:
+        """What the worker's pod has to carry, by the quota that it is on.
+
+        Raises:
+            Refused: Kueue cannot be asked now, and was not before.
+        """
+        request = next((one for one in status.quota_requests if worker_id in one.worker_ids), None)
+        if request is None:
+            return ANYWHERE
+        seen = self._mine(job).get(request.name)
+        names = workloads.flavors(seen) if seen else ()
+        if seen is None or not names:
+            raise Refused(f"Workload {request.name} cannot be read now, and it says which nodes its pods need")
+        known = self._assignments.get(seen["metadata"]["uid"])
+        if known is None or known[0] != names:
+            try:
+                found = [await self._get(f"resourceflavors/{name}") for name in names]
+            except (NotFound, Unavailable) as error:
+                raise Refused(f"ResourceFlavors of Workload {request.name}: {error}") from error
+            known = self._assignments[seen["metadata"]["uid"]] = (names, workloads.assignment(seen, found))
+        return known[1]
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._refusals.pop(key, None)
+
+    async def run(self) -> None:
+        """Watches for ever, and lets Workloads go whose job is gone once its pods are, too."""
+        await asyncio.gather(self._seen.run(), self._let_orphans_go())
+
+    async def _let_orphans_go(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for key, seen in self._seen.all():
+                if not workloads.is_ending(seen):
+                    continue
+                try:
+                    if not await self._is_needed(key, controller_uid(seen)):
+                        await self._let_go(seen)
+                except (Conflict, NotFound, Unavailable) as error:
+                    logger.warning("Workload %s stays for now: %s", seen["metadata"]["name"], error)
+
+    async def _is_needed(self, key: JobKey, owner: str) -> bool:
+        """Whether the job is there, or a pod of it may still hold a device. Asks the API server: memory may lag."""
+        try:
+            job = await self._api.get(f"{jobs_path(key.namespace)}/{key.name}")
+            if job["metadata"]["uid"] == owner and "deletionTimestamp" not in job["metadata"]:
+                return True
+        except NotFound:
+            pass
+        pods = await self._api.get(f"/api/v1/namespaces/{key.namespace}/pods?labelSelector={JOB_LABEL}%3D{key.name}")
+        mine = (pod for pod in pods["items"] if controller_uid(pod) == owner)
+        return any(pod.get("status", {}).get("phase") not in _ENDED for pod in mine)
+
+    async def _ask(self, job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool) -> None:
+        key = _key(job)
+        try:
+            value = await self._class_value(job)
+            body = workloads.render(job, request, claimed=claimed, class_value=value)
+            folder = _path(job.metadata.namespace)
+            try:
+                made = await self._api.request("POST", folder, body, timeout=TIMEOUT_SECONDS)
+            except Conflict:
+                made = await self._api.get(f"{folder}/{request.name}", timeout=TIMEOUT_SECONDS)
+                if controller_uid(made) != job.metadata.uid:
+                    raise Refused(f"Workload {request.name} exists and belongs to someone else") from None
+        except Refused as error:
+            self._refusals[key] = str(error)
+            raise
+        self._refusals.pop(key, None)
+        self._seen.note(made)
+
+    async def _class_value(self, job: PipeTrainingJob) -> int | None:
+        name = job.metadata.labels.get(workloads.PRIORITY_CLASS_LABEL)
+        if not name:
+            return None
+        try:
+            return int((await self._get(f"workloadpriorityclasses/{name}"))["value"])
+        except NotFound:
+            label = f"metadata.labels[{workloads.PRIORITY_CLASS_LABEL}]"
+            raise Refused(f"{label}: there is no WorkloadPriorityClass {name}") from None
+
+    async def _let_go(self, seen: Object) -> None:
+        """Deletes a Workload, and drops what kept it."""
+        metadata = seen["metadata"]
+        path = f"{_path(metadata['namespace'])}/{metadata['name']}"
+        others = [one for one in metadata.get("finalizers", []) if one != workloads.FINALIZER]
+        try:
+            if not workloads.is_ending(seen):
+                body = {"preconditions": {"uid": metadata["uid"]}}
+                await self._api.request("DELETE", path, body, timeout=TIMEOUT_SECONDS)
+            body = {"metadata": {"uid": metadata["uid"], "finalizers": others}}
+            await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, timeout=TIMEOUT_SECONDS)
+        except NotFound:
+            pass
+        self._assignments.pop(metadata["uid"], None)
+        if not others:
+            self._seen.drop(seen)
+
+    async def _patch(self, seen: Object, body: Object, content_type: str) -> None:
+        path = f"{_path(seen['metadata']['namespace'])}/{seen['metadata']['name']}/status"
+        patched = await self._api.request("PATCH", path, body, content_type=content_type, timeout=TIMEOUT_SECONDS)
+        self._seen.note(patched)
+
+    async def _get(self, what: str) -> Object:
+        return await self._api.get(f"/apis/{workloads.API}/{what}", timeout=TIMEOUT_SECONDS)
+
+    def _mine(self, job: PipeTrainingJob) -> dict[str, Object]:
+        seen = self._seen.of(_key(job))
+        return {name: one for name, one in seen.items() if controller_uid(one) == job.metadata.uid}
+
+
+class NoKueue:
+    """What a job that names a queue gets where the operator was not told to use Kueue: it waits, and is told why."""
+
+    def observe(self, job: PipeTrainingJob) -> Queue | None:
+        """See `Quota`."""
+        if not job.metadata.labels.get(QUEUE_LABEL) and not job.status.quota_requests:
+            return None
+        return Queue(
+            f"the job names a queue (label {QUEUE_LABEL}), and this operator does not use Kueue: install its chart with"
+            " kueue.enabled=true, or remove the label"
+        )
+
+    async def apply(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `Quota`."""
+
+    async def assigned(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> Assignment:
+        """As every pod is."""
+        return ANYWHERE
+
+    async def run(self) -> None:
+        """There is nothing to watch."""
+
+    def forget(self, key: JobKey) -> None:
+        """Nothing is known of it."""
+
+
+def _key(job: PipeTrainingJob) -> JobKey:
+    return JobKey(job.metadata.namespace, job.metadata.name)
+
+
+def _path(namespace: str) -> str:
+    return f"/apis/{workloads.API}/namespaces/{namespace}/workloads"

@@ -1,0 +1,163 @@
+"""A request as a Workload: how it is made, what Kueue's answer means, and what is written back."""
+
+from datetime import datetime
+from typing import Any
+
+from ..api import GROUP, PipeTrainingJob
+from ..api.status import PublishedPlan, QuotaRequest
+from ..kube.pods import Assignment, owner_reference
+from ..plan import Answer, worker_name
+from ..plan.accounting import JOB_LABEL
+
+Object = dict[str, Any]
+API = "kueue.x-k8s.io/v1beta2"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+PRIORITY_CLASS_LABEL = "kueue.x-k8s.io/priority-class"
+#: Keeps the quota until we drop it: Kueue lets a deleted Workload's quota go at once, and pods take longer to end.
+FINALIZER = f"{GROUP}/pods-gone"
+POD_SET = "workers"
+#: Claimed quota is below that of every job's starting size, so it is the first that others get.
+CLAIMED_PRIORITY = -1_000_000_000
+_EVICTED, _RESERVED, _ADMITTED, _PODS_READY = "Evicted", "QuotaReserved", "Admitted", "PodsReady"
+
+
+def render(job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool, class_value: int | None) -> Object:
+    """The Workload of a request.
+
+    Args:
+        job: whose request it is.
+        request: its size is the Workload's for good.
+        claimed: it is for workers beyond the starting size; of two such the newer goes first.
+        class_value: of the WorkloadPriorityClass that the job names, None when it names none.
+    """
+    template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    pods = {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
+    spec: Object = {
+        "queueName": request.queue,
+        "podSets": [{"name": POD_SET, "count": request.workers, "template": pods}],
+    }
+    if claimed:
+        spec["priority"] = CLAIMED_PRIORITY + (class_value or 0) - int(request.name.rpartition("-q")[2])
+    elif class_value is not None:
+        name = job.metadata.labels[PRIORITY_CLASS_LABEL]
+        spec["priority"] = class_value
+        spec["priorityClassRef"] = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": name}
+    return {
+        "apiVersion": API,
+        "kind": "Workload",
+        "metadata": {
+            "name": request.name,
+            "namespace": job.metadata.namespace,
+            "labels": {JOB_LABEL: job.metadata.name, JOB_UID_LABEL: job.metadata.uid},
+            "ownerReferences": [owner_reference(job)],
+            "finalizers": [FINALIZER],
+        },
+        "spec": spec,
+    }
+
+
+def answer(workload: Object) -> Answer:
+    """What Kueue says. While it evicts a Workload the older conditions stand, so they are asked last."""
+    if is_ending(workload):
+        return Answer(False, f"Workload {workload['metadata']['name']} was deleted", withdrawn=True)
+    evicted = _condition(workload, _EVICTED)
+    if evicted.get("status") == "True":
+        return Answer(False, evicted.get("message", ""))
+    if is_true(workload, _ADMITTED):
+        return Answer(True)
+    reserved, admitted = _condition(workload, _RESERVED), _condition(workload, _ADMITTED)
+    waits_for = admitted if reserved.get("status") == "True" else reserved
+    return Answer(False, waits_for.get("message", ""))
+
+
+def is_ending(workload: Object) -> bool:
+    """Whether it was deleted, and only finalizers keep it."""
+    return "deletionTimestamp" in workload["metadata"]
+
+
+def is_evicted(workload: Object) -> bool:
+    """Whether Kueue wants the quota back that the Workload still holds."""
+    return is_true(workload, _EVICTED) and bool(workload.get("status", {}).get("admission"))
+
+
+def is_true(workload: Object, kind: str) -> bool:
+    """Whether the condition of that type is True."""
+    return _condition(workload, kind).get("status") == "True"
+
+
+def returned(workload: Object) -> int:
+    """Pods whose quota was given back."""
+    pods = workload.get("status", {}).get("reclaimablePods", [])
+    return sum(int(one["count"]) for one in pods)
+
+
+def use(workload: Object, request: QuotaRequest, plan: PublishedPlan | None, now: datetime) -> Object | None:
+    """What to apply to the Workload's status: quota that is returned, and that all pods run; None if it is so."""
+    job = workload["metadata"]["labels"][JOB_LABEL]
+    names = {worker_name(job, key) for key in request.worker_ids}
+    train = plan is not None and plan.confirmed and bool(names) and names <= {member.name for member in plan.members}
+    was_ready = is_true(workload, _PODS_READY)
+    ready = request.admitted and (train or was_ready)
+    if request.returned <= returned(workload) and ready == was_ready:
+        return None
+    status: Object = {"reclaimablePods": [{"name": POD_SET, "count": request.returned}]}
+    if ready:
+        before = _condition(workload, _PODS_READY)
+        status["conditions"] = [before if was_ready else _new(_PODS_READY, "True", "Started", "all workers train", now)]
+    metadata = {"name": request.name, "namespace": workload["metadata"]["namespace"]}
+    return {"apiVersion": API, "kind": "Workload", "metadata": metadata, "status": status}
+
+
+def requeued(workload: Object, request: QuotaRequest, now: datetime) -> Object:
+    """A merge patch of the status that ends an eviction: the quota is Kueue's, and the Workload waits in its place
+    again. All of it in one write, for Kueue may answer within milliseconds."""
+    reason = _condition(workload, _EVICTED).get("reason", "Evicted")
+    changed = {
+        _RESERVED: _new(_RESERVED, "False", "Pending", "all workers have ended", now),
+        _ADMITTED: _new(_ADMITTED, "False", "NoReservation", "The workload has no reservation", now),
+        "Requeued": _new("Requeued", "True", reason, "all workers have ended", now),
+    }
+    kept = [one for one in workload["status"]["conditions"] if one["type"] not in {*changed, _PODS_READY}]
+    back = [{"name": POD_SET, "count": request.returned}] if request.returned else None
+    status = {"admission": None, "reclaimablePods": back, "conditions": [*kept, *changed.values()]}
+    return {"metadata": {"resourceVersion": workload["metadata"]["resourceVersion"]}, "status": status}
+
+
+def flavors(workload: Object) -> tuple[str, ...]:
+    """Names of the ResourceFlavors that it was admitted to; empty when it is not admitted."""
+    admission = workload.get("status", {}).get("admission") or {}
+    names = (name for one in admission.get("podSetAssignments", []) for name in one.get("flavors", {}).values())
+    return tuple(dict.fromkeys(names))
+
+
+def assignment(workload: Object, resource_flavors: list[Object]) -> Assignment:
+    """What pods on this quota have to carry: what their flavors and the admission checks say."""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    selector: dict[str, str] = {}
+    tolerations: list[Object] = []
+    for flavor in resource_flavors:
+        selector |= flavor.get("spec", {}).get("nodeLabels", {})
+        tolerations += flavor.get("spec", {}).get("tolerations", [])
+    for check in workload.get("status", {}).get("admissionChecks", []):
+        for update in check.get("podSetUpdates", []):
+            labels |= update.get("labels", {})
+            annotations |= update.get("annotations", {})
+            selector |= update.get("nodeSelector", {})
+            tolerations += update.get("tolerations", [])
+    return Assignment(labels, annotations, selector, tolerations)
+
+
+def _condition(workload: Object, kind: str) -> Object:
+    conditions = workload.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == kind), {})
+
+
+def _new(kind: str, status: str, reason: str, message: str, now: datetime) -> Object:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+    }

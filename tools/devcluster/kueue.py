@@ -1,0 +1,142 @@
+"""The real Kueue: as a pod from its unchanged chart, or as a process beside a control plane that has no nodes.
+
+The process serves its webhooks on loopback, so there the chart's objects that name its Service get an address instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import urllib.error
+import urllib.request
+from typing import Any
+
+import yaml
+
+from tools.devcluster import controlplane, gobuild, images
+from tools.devcluster.layout import Layout
+from tools.devcluster.process import Daemon, run, wait_until
+
+Object = dict[str, Any]
+NAMESPACE = "kueue-system"
+_OF_A_POD = ("APIService", "Deployment", "Service")
+_CONFIGURATION = """\
+apiVersion: config.kueue.x-k8s.io/v1beta2
+kind: Configuration
+health: {{healthProbeBindAddress: "127.0.0.1:{health}"}}
+metrics: {{bindAddress: "0"}}
+webhook: {{host: 127.0.0.1, port: {webhook}, certDir: {certificates}}}
+leaderElection: {{leaderElect: false}}
+internalCertManagement: {{enable: false}}
+integrations: {{frameworks: [batch/job]}}
+"""
+_SECRET = "kueue-webhook-server-cert"
+
+
+def daemon(layout: Layout) -> Daemon:
+    """Kueue as a process."""
+    return Daemon("kueue", layout.run)
+
+
+def start(layout: Layout) -> None:
+    """Start Kueue as a process and return once it admits; its objects are applied first."""
+    folder = layout.state / "kueue"
+    certificates = folder / "etc/kueue/metrics/certs"  # the one place where Kueue looks for those of its metrics
+    certificates.mkdir(parents=True, exist_ok=True)
+    for name, source in (("tls.crt", "apiserver.crt"), ("tls.key", "apiserver.key")):
+        shutil.copy(layout.pki / source, certificates / name)  # for loopback, signed by this cluster's authority
+    if not (folder / "applied").exists():
+        namespace = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        controlplane.kubectl(layout, "apply", "-f", "-", stdin=namespace)
+        definitions = json.dumps({"apiVersion": "v1", "kind": "List", "items": _objects(layout)})
+        controlplane.kubectl(layout, "apply", "--server-side", "-f", "-", stdin=definitions)
+        (folder / "applied").touch()
+    configuration = folder / "configuration.yaml"
+    configuration.write_text(
+        _CONFIGURATION.format(health=layout.kueue_health_port, webhook=layout.kueue_port, certificates=certificates)
+    )
+    process = daemon(layout)
+    process.start(
+        [
+            "unshare",
+            *(() if os.geteuid() == 0 else ("--user", "--map-root-user")),
+            "--mount",
+            "sh",
+            "-c",
+            'mount --bind "$0" /etc && exec "$@"',
+            folder / "etc",
+            gobuild.kueue(),
+            f"--config={configuration}",
+            f"--kubeconfig={layout.kubeconfig}",
+            "--feature-gates=VisibilityOnDemand=false",
+        ]
+    )
+    process.wait_ready(lambda: _is_ready(layout), seconds=120)
+
+
+def stop(layout: Layout) -> None:
+    """Stop the process; what it wrote stays."""
+    daemon(layout).stop()
+
+
+def install(layout: Layout, helm: tuple[str, ...]) -> None:
+    """Install its chart on a cluster with nodes and return once it is ready."""
+    reference = images.push_program(layout, gobuild.kueue(), entry="/manager")
+    repository, _, tag = reference.rpartition(":")
+    values = {
+        "image.repository": repository,
+        "image.tag": tag,
+        "image.pullPolicy": "IfNotPresent",
+        "podSecurityContext.runAsUser": "65532",
+        "podSecurityContext.runAsGroup": "65532",
+        "resources.requests.cpu": "100m",
+    }
+    sets = [word for key, value in values.items() for word in ("--set", f"controllerManager.manager.{key}={value}")]
+    chart = gobuild.kueue_chart()
+    run([*helm, "upgrade", "--install", "kueue", chart, "--namespace", NAMESPACE, "--create-namespace", *sets])
+    for version in ("v1beta1", "v1beta2"):  # they need request headers that this API server has no certificate for
+        controlplane.kubectl(layout, "delete", "apiservice", f"{version}.visibility.kueue.x-k8s.io")
+    wait_until(lambda: _has_certificate(layout), f"Secret {_SECRET} has a certificate", seconds=60)
+    # A kubelet looks at Secrets of a running pod once a minute or two; at a pod that changes it looks at once.
+    controlplane.kubectl(layout, "-n", NAMESPACE, "annotate", "pod", "--all", "--overwrite", "look=now")
+    rollout = ("rollout", "status", "deployment/kueue-controller-manager", "--timeout=180s")
+    controlplane.kubectl(layout, "-n", NAMESPACE, *rollout)
+
+
+def uninstall(layout: Layout, helm: tuple[str, ...]) -> None:
+    """Remove the chart, and with its definitions all that was made of them."""
+    run([*helm, "uninstall", "kueue", "--namespace", NAMESPACE, "--wait"])
+
+
+def _objects(layout: Layout) -> list[Object]:
+    rendered = run([gobuild.helm(), "template", "kueue", gobuild.kueue_chart(), "--namespace", NAMESPACE])
+    found = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] not in _OF_A_POD]
+    authority = base64.b64encode((layout.pki / "ca.crt").read_bytes()).decode()
+    for one in found:
+        for client in _clients(one):
+            path = client.pop("service")["path"]
+            client |= {"url": f"https://127.0.0.1:{layout.kueue_port}{path}", "caBundle": authority}
+    return found
+
+
+def _clients(one: Object) -> list[Object]:
+    """The places in an object that say how the API server reaches a webhook."""
+    if one["kind"] == "CustomResourceDefinition":
+        conversion = one["spec"].get("conversion", {}).get("webhook")
+        return [conversion["clientConfig"]] if conversion else []
+    return [webhook["clientConfig"] for webhook in one.get("webhooks", [])]
+
+
+def _is_ready(layout: Layout) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{layout.kueue_health_port}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def _has_certificate(layout: Layout) -> bool:
+    path = "-o=jsonpath={.data.ca\\.crt}"
+    return bool(controlplane.kubectl(layout, "-n", NAMESPACE, "get", "secret", _SECRET, path))
