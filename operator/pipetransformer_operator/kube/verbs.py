@@ -9,7 +9,7 @@ def describe(method: str, path: str, *, watch: bool = False) -> tuple[str, str]:
     >>> describe("PUT", "/apis/training.pipetransformer.io/v1alpha1/namespaces/a/pipetrainingjobs/b/status")
     ('update', 'pipetrainingjobs/status')
     """
-    root, *parts = path.strip("/").split("/")
+    root, *parts = path.partition("?")[0].strip("/").split("/")
     parts = parts[1:] if root == "api" else parts[2:]
     if parts[:1] == ["namespaces"] and len(parts) > 2:
         parts = parts[2:]

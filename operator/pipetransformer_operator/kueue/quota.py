@@ -82,8 +82,8 @@ class KueueQuota:
         if request is None:
             return ANYWHERE
         seen = self._mine(job).get(request.name)
-        names = workloads.flavors(seen) if seen else ()
-        if seen is None or not names:
+        names = workloads.flavors(seen) if seen else None
+        if seen is None or names is None:
             raise Refused(f"Workload {request.name} cannot be read now, and it says which nodes its pods need")
         known = self._assignments.get(seen["metadata"]["uid"])
         if known is None or known[0] != names:

@@ -123,9 +123,11 @@ def requeued(workload: Object, request: QuotaRequest, now: datetime) -> Object:
     return {"metadata": {"resourceVersion": workload["metadata"]["resourceVersion"]}, "status": status}
 
 
-def flavors(workload: Object) -> tuple[str, ...]:
-    """Names of the ResourceFlavors that it was admitted to; empty when it is not admitted."""
-    admission = workload.get("status", {}).get("admission") or {}
+def flavors(workload: Object) -> tuple[str, ...] | None:
+    """Names of the ResourceFlavors that it was admitted to; None when it holds no quota."""
+    admission = workload.get("status", {}).get("admission")
+    if not admission:
+        return None
     names = (name for one in admission.get("podSetAssignments", []) for name in one.get("flavors", {}).values())
     return tuple(dict.fromkeys(names))
 

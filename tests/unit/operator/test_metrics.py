@@ -174,6 +174,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any], tuple[str, str]]] = [
     ("GET", f"{CRD}/pipetrainingjobs", {"watch": True}, ("watch", "pipetrainingjobs")),
     ("GET", f"{CRD}/namespaces/a/pipetrainingjobs", {}, ("list", "pipetrainingjobs")),
     ("GET", f"{CRD}/namespaces/a/pipetrainingjobs/b", {}, ("get", "pipetrainingjobs")),
+    ("GET", f"{CRD}/namespaces/a/pipetrainingjobs?labelSelector=x", {}, ("list", "pipetrainingjobs")),
     ("PUT", f"{CRD}/namespaces/a/pipetrainingjobs/b/status", {}, ("update", "pipetrainingjobs/status")),
     ("POST", "/api/v1/namespaces/a/pods", {}, ("create", "pods")),
     ("DELETE", "/api/v1/namespaces/a/pods/b", {}, ("delete", "pods")),
