@@ -240,9 +240,14 @@ class QuotaRequest(Wire):
     )
 
     @property
+    def granted(self) -> int:
+        """Workers that it is for, less what was given back."""
+        return self.workers - self.returned
+
+    @property
     def free(self) -> int:
         """Workers that it allows besides those that use it."""
-        return self.workers - self.returned - len(self.worker_ids)
+        return self.granted - len(self.worker_ids)
 
 
 class Gpus(Wire):

@@ -77,7 +77,7 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
     if requests and requests[0] in lost:
         draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
     elif requests and requests[0].admitted:
-        workers = sum(request.workers - request.returned for request in requests if request.admitted)
+        workers = sum(request.granted for request in requests if request.admitted)
         message = f"{requests[0].queue}: quota for {workers} workers"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.QUOTA_RESERVED, message)
     elif draft.status.plan is not None:

@@ -56,7 +56,7 @@ def prepare(draft: Draft) -> None:
         cancel(draft, *why_not_ready(draft))
     to = target(draft)
     members = draft.ids_of(plan.members)
-    count = max(to.workers, len(members), draft.status.initial_workers if draft.on_pack is OnPack.HOLD else 0)
+    count = max(to.workers, len(members), _held(draft) if draft.on_pack is OnPack.HOLD else 0)
     draft.want([*members, *draft.joining_ids][:count], count)
     if to == plan.layout:
         draft.update(resize=None)
@@ -132,10 +132,16 @@ def all_scheduled(draft: Draft) -> bool:
     )
 
 
+def _held(draft: Draft) -> int:
+    """What a job holds that gives nothing back: its starting size, or its queue's quota for that."""
+    base = draft.status.quota_requests[:1]
+    return min([draft.status.initial_workers, *(request.granted for request in base)])
+
+
 def queue_says(draft: Draft) -> str:
     """What was asked of the queue and is not granted yet, and what it says to that."""
     waiting = [request for request in draft.status.quota_requests if not request.admitted]
-    asked = ", ".join(f"{one.queue} is asked for {one.workers - one.returned} workers" for one in waiting)
+    asked = ", ".join(f"{one.queue} is asked for {one.granted} workers" for one in waiting)
     return ": ".join(filter(None, [asked, quota.words(waiting, draft.observed.queue)]))
 
 

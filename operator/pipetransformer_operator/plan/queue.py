@@ -22,12 +22,13 @@ def follow(draft: Draft) -> None:
     there = {worker.id for worker in draft.observed.workers} | set(status.worker_ids)
     requests = []
     for request in status.quota_requests:
-        answer = queue.answers.get(request.name)
-        if not request.admitted and answer is not None and answer.withdrawn:
-            continue
-        if not request.admitted and answer is not None and answer.admitted and not queue.problem:
-            draft.tell(Reason.QUOTA_RESERVED, f"{request.queue} admits {request.workers - request.returned} workers")
-            request = request.model_copy(update={"admitted": True})
+        answer = None if queue.problem else queue.answers.get(request.name)
+        if answer is not None and not request.admitted:
+            if answer.withdrawn:
+                continue
+            if answer.admitted:
+                draft.tell(Reason.QUOTA_RESERVED, f"{request.queue} admits {request.granted} workers")
+                request = request.model_copy(update={"admitted": True})
         gone = [key for key in request.worker_ids if key not in there]
         returned = request.returned + sum(key in status.releasing_ids for key in gone)
         kept = [key for key in request.worker_ids if key in there]
@@ -46,7 +47,7 @@ def admits(draft: Draft) -> bool:
     if base is not None and base.admitted:
         return True
     needed = starting_layout(draft).workers
-    if base is not None and (base.queue != name or base.workers - base.returned != needed):
+    if base is not None and (base.queue != name or base.granted != needed):
         base = None
         draft.update(quota_requests=[])
     if queue is None or not name or draft.asleep:

@@ -59,7 +59,7 @@ def starting_layout(draft: Draft) -> Layout:
         return bounds.initial
     initial = Layout(checkpoint.min_stages, bounds.initial.pipelines)
     base = draft.status.quota_requests[:1]
-    quota = base[0].workers - base[0].returned if base and base[0].admitted else bounds.initial.workers
+    quota = base[0].granted if base and base[0].admitted else bounds.initial.workers
     packed = choose(
         [Offer(stages=checkpoint.min_stages, bytes_per_worker=0)],
         min(quota, bounds.initial.workers),

@@ -322,3 +322,16 @@ def test_a_job_that_ends_gives_its_quota_back_once_its_workers_have_ended() -> N
     world.settle()
     assert queue.held == 0
     assert world.state() is State.COMPLETE
+
+
+def test_a_job_that_holds_its_workers_holds_no_more_than_its_quota() -> None:
+    world, queue = queued(make_job().stages(4).workers(4).on_pack("Hold"))
+    world.start()
+    world.commit(boundary=8, checkpoint=8)
+    queue.evicted.add("digits-q0")
+    world.settle()
+    world.bury()
+    assert requests(world)[0][1] == 2
+    world.warm_up()
+    world.commit(checkpoint=8)
+    assert len(world.workers) == queue.held == 2
