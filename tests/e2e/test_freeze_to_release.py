@@ -9,20 +9,22 @@ import pytest
 
 from tests.e2e.conftest import Cluster
 from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import EPOCHS, STORAGE, TRAIN_SAMPLES, digits_job, idle_pod, pod
+from tests.e2e.manifests import STORAGE, TRAIN_SAMPLES, digits_job, idle_pod, pod
 from tests.ledger_checker import check
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("operator")]
 
 JOB = "digits"
+EPOCHS = 8
+LONG = 16  # epochs in which another pod, or the operator's next one, is scheduled and started while the job trains
 JOB_SECONDS = 480
 _failed = has_condition("Failed")
 _complete = has_condition("Complete")
 
 
-def _start(kube: Kube, cluster: Cluster, shared: Path, *, on_pack: str) -> None:
+def _start(kube: Kube, cluster: Cluster, shared: Path, *, on_pack: str, epochs: int = EPOCHS) -> None:
     image = cluster.images["trainer"]
-    kube.apply(digits_job(JOB, image=image, shared=str(shared), on_pack=on_pack))
+    kube.apply(digits_job(JOB, image=image, shared=str(shared), on_pack=on_pack, epochs=epochs))
 
 
 def _wait(kube: Kube, kind: str, *, seconds: float = JOB_SECONDS) -> Object:
@@ -49,8 +51,8 @@ def _summary(shared: Path) -> Object:
     return summary
 
 
-def _assert_exactly_once(shared: Path) -> None:
-    findings = check(shared / "output" / JOB, TRAIN_SAMPLES, EPOCHS)
+def _assert_exactly_once(shared: Path, epochs: int = EPOCHS) -> None:
+    findings = check(shared / "output" / JOB, TRAIN_SAMPLES, epochs)
     assert findings.clean, findings
 
 
@@ -97,7 +99,7 @@ def test_released_gpus_let_somebody_elses_pending_pod_run_while_the_job_still_tr
     for name, gpus in (("filler-a", 8), ("filler-b", 4)):  # with the job's 4 all 16 GPUs of the two nodes are held
         kube.apply(idle_pod(name, image=filler_image, gpus=gpus))
         kube.wait("pod", name, lambda p: p["status"].get("phase") == "Running", "Running", seconds=90)
-    _start(kube, cluster, shared, on_pack="Release")
+    _start(kube, cluster, shared, on_pack="Release", epochs=LONG)
     _wait(kube, "Running")
     kube.apply(idle_pod("waiting", image=filler_image, gpus=2))
     kube.wait("pod", "waiting", _is_unschedulable, "unschedulable", seconds=20)
@@ -110,7 +112,7 @@ def test_released_gpus_let_somebody_elses_pending_pod_run_while_the_job_still_tr
     job = _wait(kube, "Complete")
     assert _layouts(shared) == [(4, 1), (2, 1), (1, 1)]
     assert job["status"]["gpus"]["released"] >= 3
-    _assert_exactly_once(shared)
+    _assert_exactly_once(shared, LONG)
 
 
 def _has_released_two(job: Object) -> bool:
@@ -125,7 +127,7 @@ def _is_unschedulable(found: Object) -> bool:
 def test_a_job_trains_and_resizes_on_when_the_operators_pod_is_deleted(
     kube: Kube, cluster: Cluster, operator: Kube, shared: Path
 ) -> None:
-    _start(kube, cluster, shared, on_pack="Widen")
+    _start(kube, cluster, shared, on_pack="Widen", epochs=LONG)
     _wait(kube, "Running")
     before = _job_pods(kube)
 
@@ -137,4 +139,4 @@ def test_a_job_trains_and_resizes_on_when_the_operators_pod_is_deleted(
     assert job["status"]["nextWorkerId"] == 4, "the new operator did not take over the old one's pods"
     assert _restarts(_job_pods(kube)) == 0
     assert _job_pods(kube).keys() <= before.keys()
-    _assert_exactly_once(shared)
+    _assert_exactly_once(shared, LONG)
