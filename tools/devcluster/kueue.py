@@ -85,19 +85,18 @@ def install(layout: Layout, helm: tuple[str, ...]) -> None:
     """Install its chart on a cluster with nodes and return once it is ready."""
     reference = images.push_program(layout, gobuild.kueue(), entry="/manager")
     repository, _, tag = reference.rpartition(":")
-    values = {
-        "image.repository": repository,
-        "image.tag": tag,
-        "image.pullPolicy": "IfNotPresent",
-        "podSecurityContext.runAsUser": "65532",
-        "podSecurityContext.runAsGroup": "65532",
-        "resources.requests.cpu": "100m",
+    manager = {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "IfNotPresent"},
+        "podSecurityContext": {"runAsUser": 65532, "runAsGroup": 65532},
+        "resources": {"requests": {"cpu": "100m"}},
     }
-    sets = [word for key, value in values.items() for word in ("--set", f"controllerManager.manager.{key}={value}")]
+    sets = ["--set-json", f"controllerManager={json.dumps({'manager': manager})}"]
     chart = gobuild.kueue_chart()
     run([*helm, "upgrade", "--install", "kueue", chart, "--namespace", NAMESPACE, "--create-namespace", *sets])
     for version in ("v1beta1", "v1beta2"):  # they need request headers that this API server has no certificate for
-        controlplane.kubectl(layout, "delete", "apiservice", f"{version}.visibility.kueue.x-k8s.io")
+        controlplane.kubectl(
+            layout, "delete", "--ignore-not-found", "apiservice", f"{version}.visibility.kueue.x-k8s.io"
+        )
     wait_until(lambda: _has_certificate(layout), f"Secret {_SECRET} has a certificate", seconds=60)
     # A kubelet looks at Secrets of a running pod once a minute or two; at a pod that changes it looks at once.
     controlplane.kubectl(layout, "-n", NAMESPACE, "annotate", "pod", "--all", "--overwrite", "look=now")

@@ -14,6 +14,12 @@ from .names import JOB_LABELS, PREFIX
 #: What one job is worth of a metric; None when it has no such figure now.
 Figure = Callable[[JobStatus, datetime], float | None]
 
+
+def _quota(status: JobStatus, *, admitted: bool) -> float | None:
+    requests = status.quota_requests
+    return sum(request.granted for request in requests if request.admitted is admitted) if requests else None
+
+
 _GAUGES: dict[str, tuple[str, Figure]] = {
     "gpus_held": (
         "Workers of the job whose pod is not gone; one accelerator each.",
@@ -54,6 +60,14 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
     "checkpoint_step": (
         "Step of the newest durable checkpoint.",
         lambda status, now: status.checkpoint.step if status.checkpoint else None,
+    ),
+    "quota_granted": (
+        "Workers that the job's queue granted, less those whose quota was returned; of jobs with a queue.",
+        lambda status, now: _quota(status, admitted=True),
+    ),
+    "quota_waiting": (
+        "Workers that the job's queue is asked for and has not granted; of jobs with a queue.",
+        lambda status, now: _quota(status, admitted=False),
     ),
     "resize_failures": (
         "Changes of layout that failed in a row; each doubles the wait for the next.",

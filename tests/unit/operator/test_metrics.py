@@ -8,7 +8,15 @@ from prometheus_client import generate_latest
 
 from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import Gpus, LayoutSize, PublishedPlan, Reason, Resize, ResizePhase
+from pipetransformer_operator.api.status import (
+    Gpus,
+    LayoutSize,
+    PublishedPlan,
+    QuotaRequest,
+    Reason,
+    Resize,
+    ResizePhase,
+)
 from pipetransformer_operator.controller.ports import TurnResult
 from pipetransformer_operator.kube.verbs import describe
 from pipetransformer_operator.metrics import Metrics
@@ -62,6 +70,17 @@ def test_series_of_a_job_vanish_with_it() -> None:
     assert figure(metrics, "job_frozen_layers", **JOB) is None  # nothing was reported yet
     jobs.clear()
     assert "digits" not in generate_latest(metrics.registry).decode()
+
+
+def test_a_job_in_a_queue_shows_the_quota_it_has_and_waits_for() -> None:
+    held = QuotaRequest(name="digits-q0", queue="team-a", workers=4, returned=1, admitted=True)
+    claim = QuotaRequest(name="digits-q1", queue="team-a", workers=2)
+    jobs = [job_with(published(1).model_copy(update={"quota_requests": [held, claim]}))]
+    metrics = Metrics(lambda: jobs)
+    assert figure(metrics, "job_quota_granted", **JOB) == 3
+    assert figure(metrics, "job_quota_waiting", **JOB) == 2
+    jobs[:] = [job_with(published(1))]
+    assert figure(metrics, "job_quota_waiting", **JOB) is None
 
 
 def test_workers_without_a_node_are_pending() -> None:
