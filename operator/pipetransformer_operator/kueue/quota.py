@@ -138,9 +138,9 @@ class KueueQuota:
                 made = await self._api.get(f"{folder}/{request.name}", timeout=TIMEOUT_SECONDS)
                 if controller_uid(made) != job.metadata.uid:
                     raise Refused(f"Workload {request.name} exists and belongs to someone else") from None
-        except Refused as error:
+        except (NotFound, Refused) as error:
             self._refusals[key] = str(error)
-            raise
+            raise Refused(str(error)) from error
         self._refusals.pop(key, None)
         self._seen.note(made)
 
@@ -173,7 +173,10 @@ class KueueQuota:
 
     async def _patch(self, seen: Object, body: Object, content_type: str) -> None:
         path = f"{_path(seen['metadata']['namespace'])}/{seen['metadata']['name']}/status"
-        patched = await self._api.request("PATCH", path, body, content_type=content_type, timeout=TIMEOUT_SECONDS)
+        try:
+            patched = await self._api.request("PATCH", path, body, content_type=content_type, timeout=TIMEOUT_SECONDS)
+        except NotFound as error:
+            raise Conflict(str(error)) from error
         self._seen.note(patched)
 
     async def _get(self, what: str) -> Object:
