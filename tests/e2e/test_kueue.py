@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster
 from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import EPOCHS, GPU, TRAIN_SAMPLES, digits_job
+from tests.e2e.manifests import GPU, TRAIN_SAMPLES, digits_job
 from tests.ledger_checker import check
 from tools.devcluster import kueue as devkueue
 from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
@@ -24,6 +24,8 @@ WORKLOAD = "workloads.kueue.x-k8s.io"
 QUEUE = "team"
 GPUS = 4
 JOB_SECONDS = 900
+EPOCHS = 8
+LONG = 40  #: epochs that last until another job has come, and Kueue is gone and back
 _running = has_condition("Running")
 _failed = has_condition("Failed")
 _complete = has_condition("Complete")
@@ -85,9 +87,11 @@ def _apply(kube: Kube, manifest: Object) -> None:
     wait_until(taken, f"{manifest['kind']} is taken", seconds=60, every=0.5)
 
 
-def _job(name: str, cluster: Cluster, shared: Path, workers: int, *, most: int, **changes: Any) -> Object:
+def _job(
+    name: str, cluster: Cluster, shared: Path, workers: int, *, most: int, epochs: int = EPOCHS, **changes: Any
+) -> Object:
     """One pipeline of so many workers, in the queue."""
-    job = digits_job(name, image=cluster.images["trainer"], shared=str(shared), on_pack="Release")
+    job = digits_job(name, image=cluster.images["trainer"], shared=str(shared), on_pack="Release", epochs=epochs)
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": QUEUE}
     job["spec"]["pipeline"]["stages"] = workers
     on_pack = "Release" if most == workers else "Widen"
@@ -111,15 +115,15 @@ def _workers(kube: Kube) -> set[str]:
     return {p["metadata"]["name"] for p in pods if p["status"]["phase"] not in ("Succeeded", "Failed")}
 
 
-def _assert_exactly_once(shared: Path, name: str) -> None:
-    findings = check(shared / "output" / name, TRAIN_SAMPLES, EPOCHS)
+def _assert_exactly_once(shared: Path, name: str, epochs: int = EPOCHS) -> None:
+    findings = check(shared / "output" / name, TRAIN_SAMPLES, epochs)
     assert findings.clean, findings
 
 
 def test_a_job_that_packs_hands_its_quota_to_one_that_waits_and_both_complete(
     kube: Kube, cluster: Cluster, shared: Path, queue: str
 ) -> None:
-    kube.apply(_job("first", cluster, shared, 4, most=4))
+    kube.apply(_job("first", cluster, shared, 4, most=4, epochs=LONG))
     _wait(kube, "first", _running, "Running")
     kube.apply(_job("second", cluster, shared, 2, most=2, freeze={"policy": "None"}))
     _wait(kube, "second", _waits_for_quota, "WaitingForQuota", seconds=30)
@@ -134,16 +138,16 @@ def test_a_job_that_packs_hands_its_quota_to_one_that_waits_and_both_complete(
     assert job["status"]["quotaRequests"][0]["workers"] == 2
     (workload,) = (w for w in kube.list(WORKLOAD) if w["metadata"]["name"].startswith("first-"))
     assert workload["status"]["reclaimablePods"][0]["count"] >= 2
-    for name in ("first", "second"):
+    for name, epochs in (("first", LONG), ("second", EPOCHS)):
         _wait(kube, name, _complete, "Complete")
-        _assert_exactly_once(shared, name)
+        _assert_exactly_once(shared, name, epochs)
     wait_until(lambda: not kube.list(WORKLOAD), "all quota is back", seconds=60)
 
 
 def test_a_claim_gives_way_to_another_job_and_nobody_stops_while_kueue_is_killed(
     kube: Kube, cluster: Cluster, shared: Path, queue: str, kueue: Kube
 ) -> None:
-    kube.apply(_job("first", cluster, shared, 2, most=4, freeze={"policy": "None"}))
+    kube.apply(_job("first", cluster, shared, 2, most=4, epochs=LONG, freeze={"policy": "None"}))
     _wait(kube, "first", _has_pipelines(2), "a second pipeline")
     assert {w["spec"]["podSets"][0]["count"] for w in kube.list(WORKLOAD)} == {2}
 
@@ -154,9 +158,9 @@ def test_a_claim_gives_way_to_another_job_and_nobody_stops_while_kueue_is_killed
 
     for pod in kueue.list("pods"):
         kueue.run("delete", "pod", pod["metadata"]["name"], "--grace-period=1", "--wait=false")
-    for name in ("first", "second"):
+    for name, epochs in (("first", LONG), ("second", EPOCHS)):
         _wait(kube, name, _complete, "Complete")
-        _assert_exactly_once(shared, name)
+        _assert_exactly_once(shared, name, epochs)
     wait_until(lambda: _no_workloads(kube), "all quota is back", seconds=180, every=1)
 
 
