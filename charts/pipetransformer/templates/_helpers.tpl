@@ -12,6 +12,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{- define "pipetransformer.testLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end -}}
+
 {{- define "pipetransformer.labels" -}}
 {{ include "pipetransformer.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -21,6 +27,22 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{- define "pipetransformer.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (include "pipetransformer.fullname" .) -}}
+{{- end -}}
+
+{{/* Both as the restricted Pod Security Standard wants it. */}}
+{{- define "pipetransformer.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "pipetransformer.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
 {{- end -}}
 
 {{- define "pipetransformer.image" -}}

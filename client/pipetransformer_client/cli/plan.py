@@ -1,0 +1,106 @@
+"""`plan`: what would happen to a job, without training it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich import box
+from rich.table import Table
+
+from pipetransformer_operator.api import PipeTrainingJob, trainer_spec
+from pipetransformer_operator.local.manifest import read_manifest
+
+from ..dry_run import Phase, Savings, phases, savings
+from . import app
+from .options import EXIT_REFUSED, Output, console, errors
+from .show import print_object
+
+
+@app.command()
+def plan(
+    file: Annotated[Path, typer.Argument(help="YAML of one PipeTrainingJob.")],
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Time the model's layers here first; else all blocks are alike."),
+    ] = False,
+    costs: Annotated[
+        Path | None, typer.Option(help="What `plan --measure -o json` printed where the job shall train.")
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Show which layouts a job would take and what that would save; nothing is trained."""
+    try:
+        from pipetransformer.errors import ModelError, SpecError
+        from pipetransformer.forecast import Forecast, measure_here
+        from pipetransformer.partition import ModelCosts
+    except ModuleNotFoundError as error:
+        errors().print(f"error: plan builds the job's model, which needs the trainer here: {error}")
+        raise typer.Exit(EXIT_REFUSED) from error
+    if measure and costs is not None:
+        raise typer.BadParameter("give --measure or --costs, not both")
+    try:
+        spec = PipeTrainingJob.from_manifest(read_manifest(file)).spec
+        given = None if costs is None else ModelCosts.model_validate(json.loads(costs.read_text())["costs"])
+        forecast = Forecast.of(trainer_spec(spec, spec.max_pipelines), given)
+        if measure:
+            forecast = Forecast(forecast.job, measure_here(forecast.job))
+    except (SpecError, ModelError, OSError) as error:
+        errors().print(f"error: {error}")
+        raise typer.Exit(EXIT_REFUSED) from error
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise typer.BadParameter(f"--costs: {costs} is not what plan --measure -o json prints: {error}") from error
+    found = phases(spec, forecast)
+    saved = savings(found, spec, forecast)
+    if output is not None:
+        print_object(_object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None), output)
+        return
+    _print(found, saved, measured=forecast.costs is not None)
+
+
+def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "phases": [
+            {
+                "firstStep": phase.first_step,
+                "frozenLayers": phase.boundary,
+                "stages": phase.layout.stages,
+                "pipelines": phase.layout.pipelines,
+                "gpus": phase.gpus,
+                "stageLayers": list(phase.stage_layers),
+                "stepSeconds" if costs else "relativeStepSeconds": phase.step_seconds
+                / (1 if costs else found[0].step_seconds),
+            }
+            for phase in found
+        ],
+        "saved": None if saved is None else {"time": saved.time, "gpuTime": saved.gpu_time},
+        "costs": costs,
+    }
+
+
+def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
+    out = console()
+    table = Table(box=box.SIMPLE)
+    for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "blocks by stage", "step"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for phase in found:
+        step = f"{phase.step_seconds:.3f} s" if measured else f"{phase.step_seconds / found[0].step_seconds:.0%}"
+        table.add_row(
+            "?" if phase.first_step is None else str(phase.first_step),
+            str(phase.boundary),
+            str(phase.layout.stages),
+            str(phase.layout.pipelines),
+            str(phase.gpus),
+            " ".join(map(str, phase.stage_layers)),
+            step,
+        )
+    out.print(table)
+    if saved is None:
+        out.print("When blocks freeze is decided by their gradients; these are the layouts that would follow.")
+        return
+    out.print(
+        f"Against the first layout with nothing frozen, pauses not counted: {saved.time:.0%} of the time and"
+        f" {saved.gpu_time:.0%} of the GPU time saved.",
+        highlight=False,
+    )

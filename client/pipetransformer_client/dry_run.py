@@ -1,0 +1,101 @@
+"""Which layouts a job would take and what it would save, by the choice that the operator makes; nothing is trained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
+from pipetransformer_operator.api import JobSpec
+
+if TYPE_CHECKING:
+    from pipetransformer.forecast import Forecast
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Training between two moves of the frozen boundary.
+
+    Attributes:
+        first_step: from which it lasts; None when only gradients tell when this boundary is reached.
+        boundary: frozen blocks.
+        layout: that the operator would choose.
+        stage_layers: blocks of each stage.
+        step_seconds: of a step in the layout; without measured costs it is only comparable with others.
+        gpus: held while it lasts.
+    """
+
+    first_step: int | None
+    boundary: int
+    layout: Layout
+    stage_layers: Sequence[int]
+    step_seconds: float
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Savings:
+    """Shares of what the job would take in its first layout with nothing frozen, pauses of regroups not counted."""
+
+    time: float
+    gpu_time: float
+
+
+def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
+    """The job's phases in order; when the policy asks for gradients, one for each boundary that there can be."""
+    moves = forecast.boundaries()
+    points: list[tuple[int | None, int]] = [(0, 0)]
+    if moves is None:
+        points = [(None, boundary) for boundary in range(forecast.job.num_layers + 1)]
+    else:
+        points = [*points, *moves] if not moves or moves[0][0] > 0 else list(moves)
+    found: list[Phase] = []
+    layout = spec.initial_layout
+    cut = forecast.cut(0, layout)
+    for step, boundary in points:
+        here = forecast.step_seconds(boundary, cut, layout.pipelines)
+        left = None if step is None else forecast.job.total_steps - step
+        chosen = _choose(spec, forecast, boundary, Present(layout, here, left)) or layout
+        if chosen != layout or spec.pipeline.packing is Packing.PAPER:
+            layout, cut = chosen, forecast.cut(boundary, chosen)
+        seconds = forecast.step_seconds(boundary, cut, layout.pipelines)
+        num_layers = forecast.job.num_layers
+        layers = [len(range(max(span.start, 1), min(span.stop, num_layers + 1))) for span in cut.spans]
+        holds = spec.elastic_policy.on_pack is OnPack.HOLD
+        gpus = spec.elastic_policy.workers if holds else layout.workers
+        found.append(Phase(step, boundary, layout, layers, seconds, gpus))
+    return found
+
+
+def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savings | None:
+    """What the phases save; None when nobody knows when they begin."""
+    starts = [phase.first_step for phase in found]
+    total = forecast.job.total_steps
+    time = gpu_time = 0.0
+    for phase, start, end in zip(found, starts, [*starts[1:], total], strict=True):
+        if start is None or end is None:
+            return None
+        time += (end - start) * phase.step_seconds
+        gpu_time += (end - start) * phase.step_seconds * phase.gpus
+    initial = spec.initial_layout
+    unfrozen = total * forecast.step_seconds(0, forecast.cut(0, initial), initial.pipelines)
+    return Savings(1 - time / unfrozen, 1 - gpu_time / (unfrozen * initial.workers))
+
+
+def _choose(spec: JobSpec, forecast: "Forecast", boundary: int, present: Present) -> Layout | None:
+    elastic = spec.elastic_policy
+    bounds = Bounds(
+        initial=spec.initial_layout,
+        min_workers=elastic.min_workers,
+        max_workers=elastic.max_workers,
+        min_pipelines=elastic.min_pipelines,
+        max_pipelines=spec.max_pipelines,
+        bytes_budget=forecast.job.bytes_budget,
+    )
+    return choose(
+        forecast.offers(boundary),
+        elastic.max_workers if elastic.on_pack.widens else elastic.workers,
+        bounds,
+        on_pack=elastic.on_pack,
+        packing=spec.pipeline.packing,
+        present=present,
+    )

@@ -1,0 +1,174 @@
+"""The chart in the hands of the real Helm: what it takes and refuses, and a release's life on a real API server."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipetransformer_operator.kube.api import Api, NotFound, Object
+from tests.builders import make_job
+from tools.devcluster import gobuild
+from tools.devcluster.layout import REPOSITORY
+
+from .conftest import Namespace
+
+pytestmark = pytest.mark.timeout(180)
+CHART = REPOSITORY / "charts" / "pipetransformer"
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pipetrainingjobs.training.pipetransformer.io"
+
+
+def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs Helm."""
+    done = subprocess.run([gobuild.helm(), *words], capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("replica=2", "additional properties 'replica' not allowed"),
+        ("image.repo=x", "additional properties 'repo' not allowed"),
+        ("monitoring.podMonitor.port=x", "additional properties 'port' not allowed"),
+        ("image.digest=latest", "at '/image/digest'"),
+        ("logLevel=verbose", "at '/logLevel'"),
+        ("replicas=two", "at '/replicas'"),
+        ("namespaces={Team_A}", "at '/namespaces/0'"),
+        ("imagePullSecrets={registry}", "at '/imagePullSecrets/0'"),
+        ("priorityClasses.base=2000000000", "at '/priorityClasses/base'"),
+    ],
+)
+def test_a_value_that_the_chart_does_not_know_is_refused_with_its_place(value: str, words: str) -> None:
+    done = helm("template", "x", CHART, "--set", value, check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_what_the_schema_takes_is_what_values_yaml_documents() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    optional = {"resources.claims"}  # of Kubernetes, empty by default
+    for key in values:
+        assert _leaves(values[key], key) == _properties(schema[key], key) - optional, key
+
+
+def _leaves(value: Any, path: str) -> set[str]:
+    """Paths of the fields of a value; free maps, such as labels, are fields."""
+    if path == "resources" or not isinstance(value, dict) or path.rpartition(".")[2] in _FREE:
+        return {f"{path}.{key}" for key in value} if path == "resources" else {path}
+    return set().union(*(_leaves(item, f"{path}.{key}") for key, item in value.items()))
+
+
+_FREE = {"annotations", "labels", "nodeSelector", "affinity", "podAnnotations", "podLabels"}
+
+
+def _properties(schema: Any, path: str) -> set[str]:
+    if "properties" not in schema:
+        return {path}
+    return set().union(*(_properties(item, f"{path}.{key}") for key, item in schema["properties"].items()))
+
+
+def template(*words: str) -> dict[str, Object]:
+    """What the chart renders, by kind and name."""
+    documents = yaml.safe_load_all(helm("template", "x", CHART, "--namespace", "system", *words).stdout)
+    return {f"{one['kind']}/{one['metadata']['name']}": one for one in documents if one}
+
+
+def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secret() -> None:
+    digest = "sha256:" + "a" * 64
+    found = template(
+        "--set", f"image.digest={digest}", "--set", "imagePullSecrets[0].name=registry",
+        "--set", "priorityClassName=system-cluster-critical",
+    )  # fmt: skip
+    operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
+    assert operator["priorityClassName"] == "system-cluster-critical"
+    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"]):
+        (container,) = pod["containers"]
+        assert container["image"] == f"pipetransformer-operator@{digest}"
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_only_workers_of_the_served_namespaces_and_helm_test_reach_the_channel() -> None:
+    found = template("--set", "namespaces={team-a}")
+    policy = found["NetworkPolicy/x-pipetransformer"]["spec"]
+    channel, other = policy["ingress"]
+    workers, test = channel["from"]
+    assert channel["ports"] == [{"port": "channel"}]
+    assert workers["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a"]
+    assert workers["podSelector"]["matchExpressions"][0]["key"] == "training.pipetransformer.io/job"
+    labels = found["Pod/x-pipetransformer-test"]["metadata"]["labels"]
+    assert test["podSelector"]["matchLabels"].items() <= labels.items()
+    assert "from" not in other and {"port": "metrics"} in other["ports"]
+    service = found["Service/x-pipetransformer"]["spec"]["selector"]
+    assert not service.items() <= labels.items(), "the Service would send workers to the test's pod"
+
+
+def older_chart(folder: Path) -> Path:
+    """The chart of a version before: its CRD does not know `status.drainDeadline` yet."""
+    chart = folder / "older"
+    shutil.copytree(CHART, chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text()) | {"version": "0.0.1", "appVersion": "0.0.1"}
+    (chart / "Chart.yaml").write_text(yaml.safe_dump(about))
+    (file,) = (chart / "files").glob("*.yaml")
+    definition = yaml.safe_load(file.read_text())
+    del _status_fields(definition)["drainDeadline"]
+    file.write_text(yaml.safe_dump(definition))
+    return chart
+
+
+def _status_fields(definition: Object) -> Object:
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    fields: Object = schema["properties"]["status"]["properties"]
+    return fields
+
+
+async def test_a_release_is_upgraded_rolled_back_and_removed_and_another_takes_over_its_definition_and_jobs(
+    api: Api, namespace: Namespace, kubeconfig: Path, tmp_path: Path
+) -> None:
+    where = ("--kubeconfig", kubeconfig, "--namespace", namespace.name)
+    first, second = (f"{letter}{namespace.name.removeprefix('test-')}" for letter in "ab")
+
+    async def is_new() -> bool:
+        return "drainDeadline" in _status_fields(await api.get(CRD))
+
+    async def image() -> str:
+        path = f"/apis/apps/v1/namespaces/{namespace.name}/deployments/{first}-pipetransformer"
+        pod = (await api.get(path))["spec"]["template"]["spec"]
+        return str(pod["containers"][0]["image"])
+
+    # The tests' definition is nobody's: the first release takes it over, as the second does from the first.
+    helm("install", first, older_chart(tmp_path), *where, "--take-ownership")
+    assert not await is_new()
+    assert await image() == "pipetransformer-operator:0.0.1"
+    await namespace.apply(make_job())
+
+    helm("upgrade", first, CHART, *where)
+    assert await is_new()
+    assert await image() == "pipetransformer-operator:0.1.0"
+
+    helm("rollback", first, "1", *where)
+    assert await image() == "pipetransformer-operator:0.0.1"
+    helm("upgrade", first, CHART, *where)
+
+    helm("uninstall", first, *where)
+    with pytest.raises(NotFound):
+        await image()
+    assert (await namespace.status()) == {}, "the job is as it was"
+
+    refused = helm("install", second, CHART, *where, check=False)
+    assert "invalid ownership metadata" in refused.stderr
+    helm("install", second, CHART, *where, "--take-ownership")
+    assert (await api.get(CRD))["metadata"]["annotations"]["meta.helm.sh/release-name"] == second
+
+    helm("uninstall", second, *where)
+    await api.request("DELETE", f"{namespace.jobs}/digits", {})
+    assert (await api.get(namespace.jobs))["items"] == [], "nothing holds the job back without an operator"

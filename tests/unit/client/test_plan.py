@@ -1,0 +1,102 @@
+"""`plan` says before the training which layouts the operator will choose."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.builders import JobBuilder, make_job
+from tests.unit.client.test_cli import command
+from tools.devcluster.layout import REPOSITORY
+
+DEMO = REPOSITORY / "examples" / "vit-digits.yaml"
+
+
+def packing_job() -> JobBuilder:
+    """Four stages of three blocks; 8 frozen blocks let two workers carry it, 11 one."""
+    points = [{"step": 100, "boundary": 8}, {"step": 200, "boundary": 11}]
+    return make_job().stages(4).workers(4).set("freeze", {"policy": "Explicit", "boundaries": points})
+
+
+def planned(
+    job: JobBuilder | Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *words: str,
+) -> dict[str, Any]:
+    """What `plan -o json` prints."""
+    file = job if isinstance(job, Path) else folder / "job.yaml"
+    if isinstance(job, JobBuilder):
+        file.write_text(yaml.safe_dump(job.manifest()))
+    code = command(monkeypatch, "plan", str(file), "-o", "json", *words)
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def layouts(plan: dict[str, Any]) -> list[tuple[int, int]]:
+    """(stages, pipelines) of each phase, repetitions left out."""
+    found = [(phase["stages"], phase["pipelines"]) for phase in plan["phases"]]
+    return [layout for number, layout in enumerate(found) if number == 0 or layout != found[number - 1]]
+
+
+def test_the_demos_plan_is_what_its_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(DEMO, tmp_path, monkeypatch, capsys)
+    assert layouts(plan) == [(4, 1), (2, 2), (1, 4)]
+    # 45 steps an epoch; the first of its decisions comes three epochs after the 20 without
+    assert [(phase["firstStep"], phase["frozenLayers"]) for phase in plan["phases"]] == [
+        (0, 0),
+        (23 * 45, 4),
+        (26 * 45, 7),
+        (29 * 45, 9),
+        (32 * 45, 10),
+        (35 * 45, 11),
+    ]
+    assert 0 < plan["saved"]["time"] < 1
+    assert plan["saved"]["time"] == pytest.approx(plan["saved"]["gpuTime"])
+
+
+def test_giving_workers_back_saves_gpu_time_and_keeping_them_idle_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    released = planned(packing_job().set("training.epochs", 20).release(), tmp_path, monkeypatch, capsys)
+    held = planned(packing_job().set("training.epochs", 20).on_pack("Hold"), tmp_path, monkeypatch, capsys)
+    assert layouts(released) == layouts(held) == [(4, 1), (2, 1), (1, 1)]
+    assert [phase["gpus"] for phase in released["phases"]] == [4, 2, 1]
+    assert {phase["gpus"] for phase in held["phases"]} == {4}
+    assert released["saved"]["gpuTime"] > released["saved"]["time"] == held["saved"]["gpuTime"]
+
+
+def test_a_policy_that_asks_for_gradients_gets_a_layout_for_each_boundary_and_no_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(packing_job().set("freeze", {"policy": "GradientNorm"}), tmp_path, monkeypatch, capsys)
+    assert [phase["frozenLayers"] for phase in plan["phases"]] == list(range(13))
+    assert layouts(plan) == [(4, 1), (2, 2), (1, 4)]
+    assert plan["saved"] is None
+
+
+def test_costs_that_were_measured_are_planned_with_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = packing_job().set("pipeline.packing", "Measured").set("training.epochs", 20)
+    measured = planned(job, tmp_path, monkeypatch, capsys, "--measure")
+    assert len(measured["costs"]["small"]) == 14
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps(measured))
+    assert planned(job, tmp_path, monkeypatch, capsys, "--costs", str(costs)) == measured
+
+
+def test_without_the_trainer_plan_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pipetransformer.forecast", None)
+    assert command(monkeypatch, "plan", str(DEMO)) == 2
+    assert "needs the trainer" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""What a job's layouts would be like, without training it: the ground of `pipetransformer plan`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pipetransformer_contract.choose import Layout, Packing
+from pipetransformer_contract.messages import Offer
+from pipetransformer_contract.spec import TrainerSpec
+
+from .data import Split, lengths_of, read_batch
+from .freeze import Explicit, FreezeObservation, NoFreeze, PaperSchedule
+from .job import Job
+from .models import MicroBatchContext
+from .partition import Cut, ModelCosts, Prediction, make_offers, paper_bytes
+from .schedules.probe import Probe
+from .worker import choose_device
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A job as its leader would see it, at any boundary.
+
+    Attributes:
+        job: loaded, its weights not built.
+        costs: of its units, as measured; None to assume that all blocks cost the same, so that times are only relative.
+    """
+
+    job: Job
+    costs: ModelCosts | None = None
+
+    @classmethod
+    def of(cls, spec: TrainerSpec, costs: ModelCosts | None = None) -> "Forecast":
+        """Loads the job.
+
+        Raises:
+            SpecError: what the user asked for cannot be trained.
+        """
+        return cls(Job.load(spec), costs)
+
+    def boundaries(self) -> list[tuple[int, int]] | None:
+        """(step, frozen blocks from there on) of each move of the boundary; None when gradients will decide."""
+        policy, total = self.job.policy, self.job.total_steps
+        if isinstance(policy, NoFreeze):
+            return []
+        if isinstance(policy, PaperSchedule):
+            instants: Sequence[int] = range(policy.instants.start, total, policy.instants.interval)
+        elif isinstance(policy, Explicit):
+            instants = [point.step for point in policy.points if point.step < total]
+        else:
+            return None
+        moves: list[tuple[int, int]] = []
+        boundary = 0
+        for step in instants:
+            observation = FreezeObservation(
+                step, self.job.order.epoch(step), boundary, self.job.num_layers, unit_gradient_norms=()
+            )
+            if (decided := policy.decide(observation)) != boundary:
+                boundary = decided
+                moves.append((step, boundary))
+        return moves
+
+    def cut(self, boundary: int, layout: Layout) -> Cut:
+        """How the trainer would cut a layout."""
+        costs = None if self._by_paper else self.costs
+        return self.job.cut(boundary, layout.stages, layout.pipelines, costs)
+
+    def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
+        """Of a step; without costs in forwards of one sample through one block."""
+        return self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
+
+    def offers(self, boundary: int) -> list[Offer]:
+        """What the leader would offer at this boundary; pauses are not known."""
+        spec, model = self.job.spec, self.job.step_model(None if self._by_paper else self.costs)
+
+        def predict(stages: int, pipelines: int) -> Prediction:
+            cut = model.cut(boundary, stages, pipelines)
+            if self._by_paper:
+                needed = paper_bytes(self.job.unit_bytes, boundary, stages)
+            else:
+                needed = model.bytes_per_worker(boundary, cut, pipelines)
+            return Prediction(needed, model.step_seconds(boundary, cut, pipelines))
+
+        return make_offers(
+            predict,
+            initial_stages=spec.pipeline.stages,
+            max_workers=max(spec.workers, spec.num_shards * spec.pipeline.stages),
+            max_pipelines=spec.num_shards,
+            pause_seconds=0.0,
+        )
+
+    @property
+    def _by_paper(self) -> bool:
+        return self.job.spec.pipeline.packing is Packing.PAPER
+
+
+def measure_here(job: Job) -> ModelCosts:
+    """What each unit costs on this machine's accelerator, else its CPU; what workers send each other costs nothing.
+
+    Raises:
+        ModelError: the model failed.
+    """
+    device = choose_device()
+    built = job.build_units(range(job.num_layers + 2))
+    units = [built[index].to(device) for index in sorted(built)]
+    small = max(2, job.micro_batch_size // 4)
+    sizes = (small, max(2 * small, job.micro_batch_size))
+    split: Split = job.dataset.train
+    recompute = job.spec.training.activation_checkpointing
+    costs = []
+    for size in sizes:
+        ids = [index % len(split) for index in range(size)]
+        samples, labels = read_batch(split, ids, 0)
+        labels, weights = labels.to(device), torch.ones(size, dtype=job.dtype, device=device)
+        context = MicroBatchContext(0, tuple(ids), lengths_of(split, ids, device), job.autocast, recompute)
+
+        def loss(output: torch.Tensor, labels: torch.Tensor = labels, weights: torch.Tensor = weights) -> torch.Tensor:
+            return job.model.loss(output, labels, weights)[0]
+
+        costs.append(Probe(units, 0, loss, context, device).measure(samples.to(device)))
+    return ModelCosts(micro_batch_sizes=sizes, small=costs[0], large=costs[1])
