@@ -4,7 +4,7 @@
 >>> job = client.submit("examples/vit-digits.yaml")
 >>> for job in client.stream(job.name):
 ...     print(job.status.state, job.status.frozen)
->>> client.fetch(job.name, "model", Path("vit"))
+>>> client.fetch_model(job.name, Path("vit"))
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from pipetransformer_operator.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.local.manifest import checked, read_manifest
 
-from .errors import ClientError, NotFound, Unavailable
+from .errors import NotFound, NothingToFetch, Unavailable
 from .fetch import fetch_from_pod, fetch_from_url
 from .job import Event, Job
 from .kube import Kube
@@ -25,6 +25,7 @@ from .logs import LogLine, WorkerLogs
 #: A watch is opened anew so often, and after so long a failure to open one.
 WATCH_SECONDS = 60
 RETRY_SECONDS = 1.0
+RECORD_FILES = ("events.jsonl", "steps.jsonl")
 
 
 class Client:
@@ -125,8 +126,8 @@ class Client:
         logs = WorkerLogs(self._kube, lambda: self.get(name), tail)
         return logs.follow() if follow else logs.read()
 
-    def fetch(self, name: str, part: str, folder: Path) -> Path:
-        """Copies a part of the job's results, such as `model`, and returns the folder that then holds it.
+    def fetch_model(self, name: str, folder: Path) -> Path:
+        """Copies the job's model into a folder, which it returns.
 
         From a URL it is read here; on a mounted path by a pod with the volumes of the workers.
 
@@ -135,9 +136,15 @@ class Client:
             ClientError: it is not there.
         """
         job = self.get(name)
-        if job.results and "://" in job.results:
-            return fetch_from_url(f"{job.results}/{part}", folder)
-        return fetch_from_pod(self._kube, job, part, folder)
+        if job.results is None:
+            raise NothingToFetch(f"{name} has no spec.output: its model went with its pods")
+        if not job.on_volume:
+            return fetch_from_url(f"{job.results}/model", folder)
+        return fetch_from_pod(self._kube, job, "model", ["."], folder)
+
+    def fetch_record(self, name: str, folder: Path) -> Path:
+        """Copies the record of the job's steps and regroups, which is there while it trains, too. As `fetch_model`."""
+        return fetch_from_pod(self._kube, self.get(name), "", RECORD_FILES, folder)
 
     def _changes(self, job: Job, seconds: int) -> Iterator[Job]:
         """What a watch of so many seconds shows after `job`."""
@@ -161,6 +168,3 @@ def _path(namespace: str | None, name: str = "") -> str:
     folder = f"/apis/{GROUP}/{VERSION}"
     folder += f"/namespaces/{namespace}/{PLURAL}" if namespace else f"/{PLURAL}"
     return f"{folder}/{name}" if name else folder
-
-
-__all__ = ["Client", "ClientError"]

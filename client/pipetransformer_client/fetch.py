@@ -9,7 +9,7 @@ import io
 import secrets
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,15 @@ START_SECONDS = 300.0
 POLL_SECONDS = 0.5
 LIFE_SECONDS = 24 * 3600
 _WAIT = ["python3", "-c", "import signal; signal.sigwait({signal.SIGTERM})"]
-#: Writes a folder to its output as an archive. The folder is the argument, an environment variable of its name first.
+#: Writes files and folders to its output as an archive: where they are, and their names. For `$RUN_DIR` a worker knows.
 _PACK = (
     "import os, sys, tarfile\n"
-    "folder = sys.argv[1].replace('$RUN_DIR', os.environ.get(sys.argv[2], ''))\n"
-    "os.path.isdir(folder) or sys.exit(f'there is no folder {folder}')\n"
-    "with tarfile.open(fileobj=sys.stdout.buffer, mode='w|') as archive: archive.add(folder, arcname='.')\n"
+    f"folder = os.environ.get({Env.RUN_DIR!r}, '') if sys.argv[1] == '$RUN_DIR' else sys.argv[1]\n"
+    "paths = {name: os.path.join(folder, name) for name in sys.argv[2:]}\n"
+    "missing = [path for path in paths.values() if not os.path.exists(path)]\n"
+    "if missing: sys.exit('there is no ' + ', '.join(missing))\n"
+    "with tarfile.open(fileobj=sys.stdout.buffer, mode='w|') as archive:\n"
+    "    for name, path in paths.items(): archive.add(path, arcname=name)\n"
 )
 
 
@@ -56,13 +59,18 @@ def fetch_from_url(url: str, folder: Path) -> Path:
     return folder
 
 
-def fetch_from_pod(kube: Kube, job: Job, part: str, folder: Path) -> Path:
-    """Copies `part` of the job's results, or of its record where it keeps none. Raises as `Client.fetch`."""
+def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder: Path) -> Path:
+    """Copies `names` of a part of the job's results, or of a worker's record where those lie behind a URL.
+
+    Raises:
+        NothingToFetch: no pod can read them any more.
+        ClientError: they are not there, or the pod does not run.
+    """
     with _pod_that_sees(kube, job) as (pod, container):
-        source = f"{job.results or '$RUN_DIR'}/{part}"
-        command = ["python3", "-c", _PACK, source, Env.RUN_DIR]
+        source = f"{job.results}/{part}".rstrip("/") if job.on_volume else "$RUN_DIR"
         folder.mkdir(parents=True, exist_ok=True)
-        archive = _Stream(kube.execute(job.namespace, pod, container, command))
+        output = kube.execute(job.namespace, pod, container, ["python3", "-c", _PACK, source, *names])
+        archive = _Stream(output)
         try:
             with tarfile.open(fileobj=archive, mode="r|") as files:
                 files.extractall(folder, filter="data")
@@ -81,8 +89,8 @@ def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
     if plan is not None and not job.finished and _phase(kube, f"{pods}/{plan.leader}") == "Running":
         yield plan.leader, job.trainer
         return
-    if job.results is None:
-        raise NothingToFetch(f"{job.name} has no spec.output: what it left went with its pods")
+    if not job.on_volume:
+        raise NothingToFetch(f"{job.name} has no spec.output on a volume: what it left there went with its pods")
     reader = reader_pod(job)
     path = f"{pods}/{reader['metadata']['name']}"
     kube.request("POST", pods, reader)

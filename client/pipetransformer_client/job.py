@@ -69,6 +69,11 @@ class Job:
         output = self.manifest["spec"].get("output")
         return None if output is None else f"{output['location'].rstrip('/')}/{self.name}"
 
+    @property
+    def on_volume(self) -> bool:
+        """Whether the results lie on a mounted path."""
+        return self.results is not None and "://" not in self.results
+
     def rank(self, worker: str) -> int | None:
         """Rank of a worker in the published generation; None of one that is not in it."""
         members = self.status.plan.members if self.status.plan else []

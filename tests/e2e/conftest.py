@@ -36,6 +36,8 @@ class Cluster:
     helm: tuple[str, ...]
     images: dict[str, str]
     shared: Path
+    kubeconfig: Path
+    chart: Path = REPOSITORY / "charts/pipetransformer"
 
     def kube(self, namespace: str) -> Kube:
         return Kube(self.kubectl, namespace)
@@ -51,6 +53,7 @@ def cluster() -> Iterator[Cluster]:
             helm=(str(gobuild.helm()), "--kube-context", context),
             images=json.loads(os.environ["PIPETRANSFORMER_TEST_IMAGES"]),
             shared=Path(os.environ["PIPETRANSFORMER_TEST_SHARED"]),
+            kubeconfig=Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube/config"),
         )
         return
     layout = Layout()
@@ -62,23 +65,29 @@ def cluster() -> Iterator[Cluster]:
             helm=(str(gobuild.helm()), "--kubeconfig", str(layout.kubeconfig), "--kube-context", CONTEXT),
             images=images.publish(layout),
             shared=layout.shared,
+            kubeconfig=layout.kubeconfig,
         )
     finally:
         if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":
             devcluster.down(layout)
 
 
-@pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> Iterator[Kube]:
-    """The operator, installed by Helm from the chart; yields its namespace."""
+def install(cluster: Cluster) -> subprocess.CompletedProcess[str]:
+    """Installs the operator by Helm from the chart, and returns once it is ready."""
     repository, _, tag = cluster.images["operator"].rpartition(":")
-    install = [
-        *cluster.helm, "upgrade", "--install", "pipetransformer", str(REPOSITORY / "charts/pipetransformer"),
+    command = [
+        *cluster.helm, "upgrade", "--install", "pipetransformer", str(cluster.chart),
         "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "90s",
         "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}",
     ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster) -> Iterator[Kube]:
+    """The operator; yields its namespace."""
     kube = cluster.kube(SYSTEM_NAMESPACE)
-    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    done = install(cluster)
     if done.returncode != 0:
         pytest.fail(f"helm: {done.stderr}\nsee {kube.dump(_dumps())}")
     yield kube

@@ -24,13 +24,16 @@ PACKAGE_OF = {
     "buildah": "buildah",
     "mmdebstrap": "mmdebstrap",
     "docker-registry": "docker-registry",
+    "chromium": "chromium",
     "bridge-cni": "containernetworking-plugins",
 }
 CONTROL_PLANE = ("etcd", "openssl")
 NODE = ("containerd", "runc", "nft", "conntrack", "ip", "bridge-cni")
 IMAGES = ("buildah", "mmdebstrap", "docker-registry")
+BROWSER = ("chromium",)
 
-_SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# An unpacked chromium is started without its script in /usr/bin, which knows only where it is installed.
+_SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/lib/chromium", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 def _unpacked() -> Path:
@@ -44,7 +47,14 @@ def environment() -> dict[str, str]:
     folders = [*env.get("PATH", "").split(":"), *_SYSTEM_PATH, *(f"{root}{p}" for p in _SYSTEM_PATH)]
     env["PATH"] = ":".join(dict.fromkeys(f for f in folders if f))
     if root.exists():
-        libraries = [str(p) for p in (*root.glob("usr/lib/*-linux-gnu"), *root.glob("lib/*-linux-gnu"))]
+        libraries = [
+            str(p)
+            for p in (
+                *root.glob("usr/lib/*-linux-gnu"),
+                *root.glob("lib/*-linux-gnu"),
+                *root.glob("usr/lib/*-linux-gnu/pulseaudio"),
+            )
+        ]
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, [env.get("LD_LIBRARY_PATH", ""), *libraries]))
     return env
 

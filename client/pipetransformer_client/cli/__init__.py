@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-from . import fetch, logs, plan, run, show, submit, watch  # noqa: E402, F401 - they add their commands to the app
+from . import fetch, logs, plan, run, show, submit, timeline, watch  # noqa: E402, F401 - they add their commands to the app
 
 
 def main() -> None:

@@ -18,5 +18,5 @@ def fetch(
     context: Context = None,
 ) -> None:
     """Copy a job's model to this machine."""
-    model = Client.connect(context=context, namespace=namespace).fetch(name, "model", folder)
+    model = Client.connect(context=context, namespace=namespace).fetch_model(name, folder)
     console().print(f"model: {model}", highlight=False, soft_wrap=True)

@@ -10,7 +10,6 @@ import typer
 
 from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.local.manifest import read_job
-from pipetransformer_operator.local.run import run_job
 from pipetransformer_operator.plan import EventType
 
 from . import app
@@ -26,6 +25,8 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines even on a terminal.")] = False,
 ) -> None:
     """Run a job on this machine, its workers as local processes."""
+    from pipetransformer_operator.local.run import run_job  # no other command needs a server
+
     run_dir = run_dir.absolute()
     try:
         job = read_job(file, run_dir)

@@ -118,7 +118,7 @@ def test_the_model_of_a_finished_job_comes_through_a_pod_that_is_deleted_again(
         return (packed[start : start + 999] for start in range(0, len(packed), 999))
 
     fake.containers = run
-    assert client.fetch("digits", "model", tmp_path / "model") == tmp_path / "model"
+    assert client.fetch_model("digits", tmp_path / "model") == tmp_path / "model"
     assert (tmp_path / "model" / "model").read_bytes() == weights
     assert "/storage/digits/model" in asked[0]
     (_, _, pod), (deleted, path, _) = fake.requests
@@ -132,18 +132,18 @@ def test_a_command_that_fails_in_the_pod_is_an_error_with_its_words(
 
     def run(pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
         yield b""
-        raise ClientError("there is no folder /storage/digits/model")
+        raise ClientError("there is no /storage/digits/model")
 
     fake.containers = run
-    with pytest.raises(ClientError, match="no folder /storage/digits/model"):
-        client.fetch("digits", "model", tmp_path / "model")
+    with pytest.raises(ClientError, match="no /storage/digits/model"):
+        client.fetch_model("digits", tmp_path / "model")
     assert fake.requests[-1][0] == "DELETE"
 
 
 def test_a_job_without_output_has_nothing_to_fetch(client: Client, fake: FakeKube, tmp_path: Path) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
     with pytest.raises(NothingToFetch, match=r"spec\.output"):
-        client.fetch("digits", "model", tmp_path)
+        client.fetch_model("digits", tmp_path)
 
 
 def test_a_model_behind_a_url_is_read_from_there(client: Client, fake: FakeKube, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_model_behind_a_url_is_read_from_there(client: Client, fake: FakeKube,
     (source / "model.safetensors").write_bytes(b"weights")
     job = make_job().set("output.location", f"file://{tmp_path}/there")
     fake.objects[f"{JOBS}/digits"] = stored(job, conditions=[finished()])
-    client.fetch("digits", "model", tmp_path / "here")
+    client.fetch_model("digits", tmp_path / "here")
     assert (tmp_path / "here" / "model.safetensors").read_bytes() == b"weights"
 
 
