@@ -90,13 +90,13 @@ def test_watching_a_job_that_fails_ends_with_exit_code_1_and_its_reason(
 def test_kubectl_is_answered_with_commands_options_and_jobs(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("_PIPETRANSFORMER_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
+        monkeypatch.setenv(name, "")  # so that what is asked for is forgotten after the test
     fake.objects[JOBS] = {"items": [stored(make_job("vit-digits")), stored(make_job("gpt2"))]}
     for words, expected in (("wat", "watch"), ("list --names", "--namespace"), ("describe v", "vit-digits")):
         monkeypatch.setattr(sys, "argv", ["kubectl_complete-pipetransformer", *words.split()])
         completion.main()
         assert capsys.readouterr().out.splitlines() == [expected, ":4"]
-    for name in ("_PIPETRANSFORMER_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
-        monkeypatch.delenv(name)
 
 
 def test_without_a_cluster_the_error_says_so(tmp_path: Path) -> None:
