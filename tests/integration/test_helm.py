@@ -60,7 +60,7 @@ def _leaves(value: Any, path: str) -> set[str]:
     """Paths of the fields of a value; free maps, such as labels, are fields."""
     if path == "resources" or not isinstance(value, dict) or path.rpartition(".")[2] in _FREE:
         return {f"{path}.{key}" for key in value} if path == "resources" else {path}
-    return set().union(*(_leaves(item, f"{path}.{key}") for key, item in value.items()))
+    return {leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}")}
 
 
 _FREE = {"annotations", "labels", "nodeSelector", "affinity", "podAnnotations", "podLabels"}
@@ -69,7 +69,7 @@ _FREE = {"annotations", "labels", "nodeSelector", "affinity", "podAnnotations", 
 def _properties(schema: Any, path: str) -> set[str]:
     if "properties" not in schema:
         return {path}
-    return set().union(*(_properties(item, f"{path}.{key}") for key, item in schema["properties"].items()))
+    return {leaf for key, item in schema["properties"].items() for leaf in _properties(item, f"{path}.{key}")}
 
 
 def template(*words: str) -> dict[str, Object]:

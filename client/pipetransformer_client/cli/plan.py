@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich import box
 from rich.table import Table
 
@@ -40,17 +39,20 @@ def plan(
         raise typer.Exit(EXIT_REFUSED) from error
     if measure and costs is not None:
         raise typer.BadParameter("give --measure or --costs, not both")
+    given = None
+    if costs is not None:
+        try:
+            given = ModelCosts.model_validate(json.loads(costs.read_text())["costs"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise typer.BadParameter(f"--costs: {costs} is not what plan --measure -o json prints: {error}") from error
     try:
         spec = PipeTrainingJob.from_manifest(read_manifest(file)).spec
-        given = None if costs is None else ModelCosts.model_validate(json.loads(costs.read_text())["costs"])
         forecast = Forecast.of(trainer_spec(spec, spec.max_pipelines), given)
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))
     except (SpecError, ModelError, OSError) as error:
         errors().print(f"error: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise typer.BadParameter(f"--costs: {costs} is not what plan --measure -o json prints: {error}") from error
     found = phases(spec, forecast)
     saved = savings(found, spec, forecast)
     if output is not None:

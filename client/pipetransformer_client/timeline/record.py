@@ -127,7 +127,8 @@ def read(folder: Path) -> Record:
 def _spans(events: list[dict[str, Any]], origin: float, end: float) -> Iterator[Span]:
     """Between one change and the next. A freeze that moved no layer brings no roles: those before it still hold."""
     changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen")]
-    layout = roles = None
+    layout: dict[str, Any] | None = None
+    roles: list[dict[str, Any]] | None = None
     for event, after in zip(changes, [*changes[1:], None], strict=True):
         layout = event if event["kind"] == "GenerationCommitted" else layout
         roles = event.get("roles", roles)
