@@ -14,6 +14,7 @@ import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, WSClient
+from websocket import WebSocketException
 
 from .errors import AlreadyExists, ClientError, NotFound, Refused, Unavailable
 
@@ -109,16 +110,21 @@ class Kube:
         url = self._configuration.host.replace("http", "ws", 1) + path
         try:
             stream = WSClient(self._configuration, url, self._headers(), capture_all=False, binary=True)
-        except Exception as error:
+        except (OSError, WebSocketException) as error:
             raise Unavailable(f"exec in {pod}: {error}") from error
         complaint = b""
-        while stream.is_open():
-            stream.update(timeout=READ_SECONDS)
-            if stream.peek_channel(STDOUT_CHANNEL):
-                yield stream.read_channel(STDOUT_CHANNEL)
-            if stream.peek_channel(STDERR_CHANNEL):
-                complaint += stream.read_channel(STDERR_CHANNEL)
-        yield stream.read_channel(STDOUT_CHANNEL)
+        try:
+            open_still = True
+            while open_still:
+                open_still = stream.is_open()
+                stream.update(timeout=READ_SECONDS)
+                if written := stream.read_channel(STDOUT_CHANNEL):
+                    yield written
+                complaint += stream.read_channel(STDERR_CHANNEL) or b""
+        except (OSError, WebSocketException) as error:
+            raise Unavailable(f"exec in {pod}: the connection was lost: {error}") from error
+        finally:
+            stream.close()
         result = yaml.safe_load(stream.read_channel(ERROR_CHANNEL) or b"{}") or {}
         if result.get("status") != "Success":
             said = complaint.decode(errors="replace").strip().rpartition("\n")[2]

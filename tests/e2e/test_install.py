@@ -32,6 +32,14 @@ class Terminal:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=self._environment, stdout=pipe, stderr=pipe, text=True)
 
+    def run_plugin(self, kubectl: str, *words: str) -> str:
+        """The same as kubectl's plugin."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        command = [kubectl, "pipetransformer", *words, "-n", self._namespace]
+        return subprocess.run(
+            command, env=self._environment | {"PATH": path}, capture_output=True, text=True, check=True
+        ).stdout
+
     def run(self, *words: str) -> str:
         process = self.start(*words)
         out, err = process.communicate(timeout=JOB_SECONDS)
@@ -75,6 +83,7 @@ def test_a_new_user_watches_a_job_through_an_upgrade_and_a_rollback_and_takes_it
     _helm(cluster, "upgrade", "pipetransformer", str(cluster.chart), "--reuse-values", "--set", "logLevel=debug",
           "--wait", "--timeout", "90s")  # fmt: skip
     _helm(cluster, "rollback", "pipetransformer", "--wait", "--timeout", "90s")
+    assert "digits" in terminal.run_plugin(cluster.kubectl[0], "list")
     lines = terminal.run("logs", "digits", "--tail", "20").splitlines()
     page = tmp_path / "live"
     terminal.run("timeline", "digits", str(page))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer_client import Client, ClientError, InvalidManifest, NotFound, NothingToFetch
+from pipetransformer_client import Client, ClientError, InvalidManifest, NotFound, NothingToFetch, logs
 from pipetransformer_client.fetch import reader_pod
 from pipetransformer_client.job import Job
 from pipetransformer_client.kube import Object
@@ -86,7 +86,10 @@ def test_logs_of_all_workers_are_merged_by_time_with_the_rank_of_each(client: Cl
     assert lines == [(1, "digits-w0", "one"), (0, "digits-w1", "two"), (1, "digits-w0", "three")]
 
 
-def test_followed_logs_end_when_the_job_has_and_all_was_said(client: Client, fake: FakeKube) -> None:
+def test_followed_logs_end_when_the_job_has_and_all_was_said(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"), conditions=[finished()])
     fake.objects[PODS] = {"items": [{"metadata": {"name": "digits-w0"}}]}
     fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Succeeded"}}
