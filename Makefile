@@ -50,6 +50,10 @@ test-integration: $(STAMP) ## The operator against a real API server with script
 e2e: $(STAMP) ## Real trainers in pods on real kubelets of the development cluster (root; obtains what it needs).
 	$(BIN)/pytest tests/e2e -m "not slow"
 
+.PHONY: e2e-install
+e2e-install: $(STAMP) ## A new user's path on real kubelets: Helm, the command line, an upgrade, the model, removal (root).
+	$(BIN)/pytest tests/e2e/test_install.py
+
 .PHONY: test-full
 test-full: $(STAMP) ## All tests, those that take long as well.
 	$(BIN)/pytest tests
