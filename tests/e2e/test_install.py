@@ -17,6 +17,7 @@ from tests.e2e.manifests import digits_job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 JOB_SECONDS = 480
+EPOCHS = 40  #: that last until the operator was upgraded, rolled back or removed
 WORKERS = "training.pipetransformer.io/job"
 
 
@@ -54,9 +55,9 @@ def terminal(cluster: Cluster, kube: Kube) -> Terminal:
 
 def _submit(terminal: Terminal, cluster: Cluster, shared: Path, folder: Path, *, on_pack: str) -> None:
     file = folder / "job.yaml"
-    file.write_text(
-        yaml.safe_dump(digits_job("digits", image=cluster.images["trainer"], shared=str(shared), on_pack=on_pack))
-    )
+    image = cluster.images["trainer"]
+    job = digits_job("digits", image=image, shared=str(shared), on_pack=on_pack, epochs=EPOCHS)
+    file.write_text(yaml.safe_dump(job))
     assert "digits created" in terminal.run("submit", str(file))
 
 

@@ -93,8 +93,8 @@ def test_a_browser_without_a_network_shows_the_page(
     page = tmp_path / "page" / "timeline.html"
     debian.obtain(debian.BROWSER)
     browser = [
-        debian.program("chromium"), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'd'}",
-        "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1200,1400", "--enable-logging=stderr",
+        str(debian.program("chromium")), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1400",
+        f"--user-data-dir={tmp_path / 'data'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
     ]  # fmt: skip
     ran = subprocess.run(
         [*browser, "--dump-dom", page.as_uri()], env=debian.environment(), capture_output=True, text=True, check=True
