@@ -1,9 +1,13 @@
-# Images of the operator and of the trainer. Layers go from what changes least to what changes most: a change of our
-# code rebuilds only the last one, so it reaches a running pod in seconds although torch weighs gigabytes.
+# Images of the operator and of the trainer. The trainer's layers go from what changes least to what changes
+# most: a change of our code rebuilds only the last one, so it reaches a running pod in seconds although torch weighs
+# gigabytes. /opt/venv/sbom.cdx.json says what is in an image (CycloneDX).
 #
-# BASE_IMAGE is any Debian with Python 3.11 and its venv module. `python -m tools.devcluster images` makes it from Debian
-# packages under the name below, so no outside container registry is needed.
+# BASE_IMAGE is any Debian with Python 3.11 and its venv module; RUNTIME_IMAGE has the same Python at the same place, and may
+# have nothing else. `python -m tools.devcluster images` makes both from Debian packages under the names below, so no
+# outside container registry is needed.
 ARG BASE_IMAGE=localhost/pipetransformer/python:3.11
+ARG RUNTIME_IMAGE=localhost/pipetransformer/python-runtime:3.11
+ARG VERSION=0.1.0
 # What our packages need of others, extras too, from their pyproject.toml, so that it is written once.
 ARG PRINT_DEPENDENCIES="import pathlib, tomllib; \
 [print(need) for file in pathlib.Path('/opt/src').glob('*/pyproject.toml') \
@@ -23,7 +27,9 @@ ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
 # Kept apart from the constraints: our own packages are built with these, without pip's build isolation.
 RUN pip install --no-cache-dir --disable-pip-version-check setuptools==80.9.0 wheel==0.45.1
 
-FROM base AS operator
+FROM ${RUNTIME_IMAGE} AS runtime
+
+FROM base AS operator-build
 ARG PIP_CERT
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -36,7 +42,25 @@ RUN python -c "${PRINT_DEPENDENCIES}" > /opt/requirements.txt && \
 COPY contract /opt/src/contract
 COPY operator /opt/src/operator
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \
-    /opt/src/contract /opt/src/operator && rm -r /opt/src && pip check
+    /opt/src/contract /opt/src/operator && rm -r /opt/src && pip check && pip uninstall --yes setuptools wheel pip
+COPY tools/sbom.py /opt/
+COPY --from=runtime /usr/share/doc /opt/runtime-doc
+RUN python /opt/sbom.py pipetransformer-operator /opt/runtime-doc > /opt/venv/sbom.cdx.json
+
+# Only Python, our packages and what they need: no shell, no package manager.
+FROM runtime AS operator
+COPY --from=operator-build /etc/passwd /etc/group /etc/
+COPY --from=operator-build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:/usr/bin \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp
+ARG VERSION
+ARG REVISION=""
+LABEL org.opencontainers.image.title="PipeTransformer operator" \
+      org.opencontainers.image.description="Kubernetes operator for elastic pipeline training" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["python", "-m", "pipetransformer_operator"]
@@ -57,6 +81,15 @@ COPY contract /opt/src/contract
 COPY trainer_image /opt/src/trainer_image
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \
     /opt/src/contract /opt/src/trainer_image && rm -r /opt/src && pip check
+COPY tools/sbom.py /opt/
+RUN python /opt/sbom.py pipetransformer > /opt/venv/sbom.cdx.json
+ARG VERSION
+ARG REVISION=""
+LABEL org.opencontainers.image.title="PipeTransformer trainer" \
+      org.opencontainers.image.description="Elastic pipeline training that shrinks as layers freeze" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["python", "-m", "pipetransformer"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 
 import pytest
 
 from tests.e2e.conftest import Cluster
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, Object
 from tests.e2e.manifests import pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -34,10 +35,22 @@ def test_the_trainers_image_runs_torch_without_root_and_finds_services_by_name(k
     assert torch.startswith("2.13")
 
 
-def test_the_operators_image_has_no_torch(kube: Kube, cluster: Cluster) -> None:
-    program = "import importlib.util; assert importlib.util.find_spec('torch') is None; import pipetransformer_operator"
-    kube.apply(pod("operator", image=cluster.images["operator"], command=["python", "-c", program]))
+_INVENTORY = """
+import json, os, shutil
+import pipetransformer_operator.__main__
+skipped = {"/proc", "/sys", "/dev", "/run", "/var/run"}
+size = 0
+for folder, folders, files in os.walk("/"):
+    folders[:] = [name for name in folders if os.path.join(folder, name) not in skipped]
+    size += sum(os.lstat(os.path.join(folder, name)).st_size for name in files)
+bill = json.load(open("/opt/venv/sbom.cdx.json"))
+names = [component["name"] for component in bill["components"]]
+print(json.dumps({"size": size, "names": names, "shell": shutil.which("sh"), "user": os.getuid()}))
+"""
 
+
+def test_the_operators_image_is_small_and_says_what_is_in_it(kube: Kube, cluster: Cluster) -> None:
+    kube.apply(pod("operator", image=cluster.images["operator"], command=["python", "-c", _INVENTORY]))
     kube.wait(
         "pod",
         "operator",
@@ -46,3 +59,30 @@ def test_the_operators_image_has_no_torch(kube: Kube, cluster: Cluster) -> None:
         seconds=60,
         never=lambda p: p["status"].get("phase") == "Failed",
     )
+
+    found = json.loads(kube.run("logs", "operator"))
+    assert found["size"] < 200e6
+    assert {"kopf", "pydantic", "libc6", "python3.11-minimal"} <= set(found["names"])
+    assert not {"torch", "pip"} & set(found["names"])
+    assert (found["shell"], found["user"]) == (None, 65532)
+
+
+@pytest.mark.parametrize("target", ["operator", "trainer"])
+def test_an_image_says_what_it_is(cluster: Cluster, target: str) -> None:
+    host, _, rest = cluster.images[target].partition("/")
+    if not host.startswith("127.0.0.1:"):
+        pytest.skip("needs the dev cluster's own registry")
+    name, _, tag = rest.rpartition(":")
+
+    def read(path: str) -> Object:
+        accepted = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+        request = urllib.request.Request(f"http://{host}/v2/{name}/{path}", headers=accepted)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            found: Object = json.load(answer)
+            return found
+
+    labels = read(f"blobs/{read(f'manifests/{tag}')['config']['digest']}")["config"]["Labels"]
+    assert labels["org.opencontainers.image.title"] == f"PipeTransformer {target}"
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.version"] == "0.1.0"
+    assert len(labels["org.opencontainers.image.revision"]) == 40

@@ -17,8 +17,17 @@ from tools.devcluster.process import run, say, succeeds
 
 TARGETS = ("operator", "trainer")
 _BASE = "localhost/pipetransformer/python:3.11"
+_RUNTIME = "localhost/pipetransformer/python-runtime:3.11"
 _DEBIAN_SUITE = "bookworm"  # its python3 is 3.11
 _BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+# What the runtime's Python never opens.
+_LEFT_OUT = (
+    "/usr/share/doc/*",
+    "/usr/share/locale/*",
+    "/usr/share/man/*",
+    "/usr/share/zoneinfo/*",
+    "/usr/share/perl/*",
+)
 _CERTIFICATES = "/etc/ssl/certs"
 _PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
@@ -86,17 +95,20 @@ def unmount() -> None:
         host.unmount_below(cache_dir() / "buildah")
 
 
-def make_base() -> None:
-    """Make the base image from Debian packages unless it is there."""
-    if _exists(_BASE):
+def make_bases() -> None:
+    """Make the base images from Debian packages unless they are there: a small Debian, and Python alone."""
+    _make(_BASE, "--variant=minbase", f"--include={_BASE_PACKAGES}")
+    left_out = [f"--dpkgopt=path-{rule}" for rule in _LEFT_OUT]
+    _make(_RUNTIME, "--variant=extract", "--include=python3,base-files,libstdc++6", *left_out)
+
+
+def _make(name: str, *options: str) -> None:
+    if _exists(name):
         return
-    say(f"making {_BASE} from Debian {_DEBIAN_SUITE}")
+    say(f"making {name} from Debian {_DEBIAN_SUITE}")
     archive = cache_dir() / "base.tar"
-    run(
-        [debian.program("mmdebstrap"), "--variant=minbase", f"--include={_BASE_PACKAGES}", _DEBIAN_SUITE, archive],
-        env=debian.environment(),
-    )
-    _from_scratch(_BASE, archive, "/")
+    run([debian.program("mmdebstrap"), *options, _DEBIAN_SUITE, archive], env=debian.environment())
+    _from_scratch(name, archive, "/")
     archive.unlink()
 
 
@@ -123,6 +135,7 @@ def build(target: str) -> str:
     name = f"localhost/pipetransformer/{target}:latest"
     settings = {"PIP_CERT": f"{_CERTIFICATES}/ca-certificates.crt"}
     settings |= {key: os.environ[key] for key in _PIP_SETTINGS if key in os.environ}
+    settings["REVISION"] = run(["git", "-C", REPOSITORY, "rev-parse", "HEAD"]).strip()
     arguments = [word for key, value in settings.items() for word in ("--build-arg", f"{key}={value}")]
     _buildah(
         "bud",
@@ -150,7 +163,7 @@ def build(target: str) -> str:
 def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str]:
     """Build and push `targets`; return target -> reference, also kept in the state folder as images.json."""
     debian.obtain(debian.IMAGES)
-    make_base()
+    make_bases()
     record = layout.state / "images.json"
     references: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
     for target in targets:
