@@ -96,7 +96,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-digits bench-equality bench-overhead bench-partition bench-regroup
+.PHONY: bench-cache bench-digits bench-equality bench-overhead bench-partition bench-regroup bench-release bench-scale
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -114,6 +114,12 @@ bench-overhead: $(STAMP) ## Our step while nothing changes, against plain PyTorc
 
 bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart and against bare P2P, by phase (30 min).
 	$(BIN)/python -m benchmarks.regroup
+
+bench-release: $(STAMP) ## Freeze to another owner's pod on the freed GPUs, by phase, on real kubelets (root, 15 min).
+	$(BIN)/python -m benchmarks.release
+
+bench-scale: $(STAMP) ## 100 and 1,000 jobs of 8 workers on fake nodes behind the real control plane (15 min).
+	$(BIN)/python -m benchmarks.scale
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and runs.

@@ -172,9 +172,13 @@ class Report(Wire):
 
 
 class ReportReply(Wire):
-    """Acknowledges a report. `layout_generation` is the newest published one."""
+    """Acknowledges a report. `layout_generation` is the newest published one.
+
+    `next_seconds` is how long mere progress may wait before the next; without it the worker uses its own pace.
+    """
 
     layout_generation: Count
+    next_seconds: Seconds | None = None
 
 
 class Heartbeat(Wire):
@@ -192,6 +196,10 @@ class Heartbeat(Wire):
 
 
 class HeartbeatReply(Wire):
-    """The newest published generation, so that a leader learns of it without a long-poll."""
+    """The newest published generation, so that a leader learns of it without a long-poll.
+
+    `next_seconds` is when the next is expected, unless something happens; without it the worker uses its own pace.
+    """
 
     layout_generation: Count
+    next_seconds: Seconds | None = None

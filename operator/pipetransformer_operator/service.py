@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from .api import PLURAL
+from .channel import tls_buffers
 from .channel.app import Channel
 from .channel.certificate import Certificate, MountedCertificate
 from .controller.manager import Controller
@@ -93,10 +94,10 @@ class Service:
             OSError: a port is taken.
             ValueError: the mounted certificate cannot be used.
         """
+        tls_buffers.shrink()
         metrics = Metrics(lambda: controller.jobs(), lambda: lease.held, lambda: health.opened_times)
-        own = await Api.connect(
-            count=metrics.asked
-        )  # a pool of its own, so that the lease never waits behind other requests
+        # A pool of its own, so that the lease never waits behind other requests.
+        own = await Api.connect(count=metrics.asked)
         lease = Lease(own, settings.namespace, settings.identity, seconds=settings.lease_seconds)
         health = Health([PLURAL, "pods"], lambda: lease.held, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)

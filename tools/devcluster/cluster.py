@@ -22,11 +22,11 @@ def is_up(layout: Layout) -> bool:
     return controlplane.alive(layout)["kube-apiserver"] is not None
 
 
-def up_control_plane(layout: Layout, *, controllers: bool = True) -> None:
-    """Start only the control plane; needs no root. Does nothing where it runs."""
+def up_control_plane(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:
+    """Start only the control plane; needs no root. Does nothing where it runs. See `controlplane.start`."""
     if not is_up(layout):
         preflight.check(ports=layout.control_plane_ports(), free_gib=_FREE_GIB_CONTROL_PLANE, root=False)
-    controlplane.start(layout, controllers=controllers)
+    controlplane.start(layout, controllers=controllers, fake_nodes=fake_nodes)
 
 
 def up(layout: Layout, *, nodes: int = 2, gpus: int = 8) -> None:

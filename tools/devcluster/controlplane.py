@@ -44,8 +44,11 @@ def _answers(layout: Layout, port: int, path: str, *, verify: bool = True) -> bo
         return False
 
 
-def start(layout: Layout, *, controllers: bool = True) -> None:
-    """Start it and return once it serves; with `controllers=False` only etcd and the API server."""
+def start(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:
+    """Start it and return once it serves; with `controllers=False` only etcd and the API server.
+
+    `fake_nodes`: nodes are objects without a kubelet, so nobody watches over their leases.
+    """
     debian.obtain(debian.CONTROL_PLANE if not os.environ.get("KUBEBUILDER_ASSETS") else ("openssl",))
     assets = os.environ.get("KUBEBUILDER_ASSETS") if not controllers else None
     binaries = Path(assets) if assets else gobuild.kubernetes(nodes=False)
@@ -99,10 +102,10 @@ def start(layout: Layout, *, controllers: bool = True) -> None:
     )
     apiserver.wait_ready(lambda: _answers(layout, layout.port, "/readyz"))
     if controllers:
-        _start_controllers(layout, binaries)
+        _start_controllers(layout, binaries, fake_nodes=fake_nodes)
 
 
-def _start_controllers(layout: Layout, binaries: Path) -> None:
+def _start_controllers(layout: Layout, binaries: Path, *, fake_nodes: bool) -> None:
     certificates = layout.pki
     manager = Daemon("kube-controller-manager", layout.run)
     manager.start(
@@ -121,6 +124,7 @@ def _start_controllers(layout: Layout, binaries: Path) -> None:
             f"--flex-volume-plugin-dir={layout.state}/volume-plugins",
             "--node-monitor-period=1s",
             "--node-monitor-grace-period=8s",
+            f"--controllers=*{',-node-lifecycle-controller' if fake_nodes else ''}",
             *_QPS,
         ]
     )

@@ -333,6 +333,14 @@ class JobStatus(Wire):
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
 
+    def says_the_same_as(self, other: "JobStatus") -> bool:
+        """Whether both differ in nothing but the messages of conditions."""
+        return self._without_messages() == other._without_messages()
+
+    def _without_messages(self) -> "JobStatus":
+        conditions = [condition.model_copy(update={"message": ""}) for condition in self.conditions]
+        return self.model_copy(update={"conditions": conditions})
+
     @property
     def finished(self) -> bool:
         """Whether the job has ended, one way or the other."""

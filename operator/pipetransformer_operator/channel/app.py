@@ -115,8 +115,9 @@ class Channel:
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         board, reporter = await self._identify(request)
-        board.put_heartbeat(reporter, await _body(request, Heartbeat))
-        return web.json_response(HeartbeatReply(layout_generation=board.layout_generation).to_wire())
+        pause = board.put_heartbeat(reporter, await _body(request, Heartbeat))
+        reply = HeartbeatReply(layout_generation=board.layout_generation, next_seconds=pause)
+        return web.json_response(reply.to_wire())
 
     async def _report(self, request: web.Request) -> web.Response:
         board, reporter = await self._identify(request)
@@ -134,7 +135,8 @@ class Channel:
             await board.put_report(reporter, report, timeout=DURABLE_SECONDS)
         except NotYetDurable as error:
             raise RefusedError(Refusal.NOT_DURABLE, str(error)) from error
-        return web.json_response(ReportReply(layout_generation=board.layout_generation).to_wire())
+        reply = ReportReply(layout_generation=board.layout_generation, next_seconds=board.pulse.report_seconds)
+        return web.json_response(reply.to_wire())
 
     async def _identify(self, request: web.Request) -> tuple[Board, Reporter]:
         identity = await self._authenticate(request)
@@ -201,6 +203,8 @@ async def _body(request: web.Request, kind: type[Message]) -> Message:
         text = await request.text()
     except web.HTTPRequestEntityTooLarge as error:
         raise RefusedError(Refusal.TOO_LONG, f"a body may have {MAX_BODY_BYTES} bytes") from error
+    except ConnectionError as error:
+        raise RefusedError(Refusal.NO_JSON, "the connection broke within the body") from error
     except (UnicodeDecodeError, LookupError) as error:
         raise RefusedError(Refusal.NO_JSON, f"the body is no text: {error}") from error
     try:

@@ -8,12 +8,13 @@ remembers nothing beyond that: workers say everything again.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
 
 from ..api.status import PublishedPlan
 from ..plan.types import Beat
+from .pulse import Pulse
 
 
 class Ended(Exception):
@@ -38,11 +39,14 @@ class Board:
     Args:
         wake: called when the job's loop has something new to look at.
         clock: the present time, aware of its zone.
+        pulse: of all boards together.
     """
 
-    def __init__(self, wake: Callable[[], None], clock: Callable[[], datetime]) -> None:
+    def __init__(self, wake: Callable[[], None], clock: Callable[[], datetime], pulse: Pulse) -> None:
         self._wake = wake
         self._clock = clock
+        self.pulse = pulse
+        self.pulse.add(workers=0, jobs=1)
         self._changed = asyncio.Condition()
         self._workers: dict[str, str] = {}
         self._ready: dict[str, Ready] = {}
@@ -106,7 +110,9 @@ class Board:
             workers: (name, uid) of the job's own workers.
             ended: whether the job has ended.
         """
+        known = len(self._workers)
         self._workers = {uid: name for name, uid in workers}
+        self.pulse.add(workers=len(self._workers) - known)
         for memory in (self._ready, self._heard, self._beats, self._lost_peers):
             for uid in memory.keys() - self._workers.keys():
                 del memory[uid]
@@ -122,6 +128,11 @@ class Board:
         async with self._changed:
             self._settled = max(self._settled, arrived)
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """The job is gone."""
+        self.pulse.add(workers=-len(self._workers), jobs=-1)
+        self._workers = {}
 
     # What workers ask and say.
 
@@ -150,8 +161,8 @@ class Board:
             self._ready[reporter.uid] = ready
             self._wake()
 
-    def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> None:
-        """Notes a sign of life."""
+    def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> float:
+        """Notes a sign of life; returns after how many seconds the next is expected."""
         now, uid = self._clock(), reporter.uid
         before, lost = self._beats.get(uid), self.lost_peers
         since = None
@@ -159,11 +170,17 @@ class Board:
             same = before is not None and before.waiting_after == heartbeat.waiting_after
             since = before.waiting_since if before is not None and same else now
         self._heard[uid] = now
-        self._beats[uid] = Beat(now, heartbeat.layout_generation, heartbeat.waiting_after, since)
-        self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
+        pause = self.pulse.beat_seconds
+        pace = timedelta(seconds=pause)
+        self._beats[uid] = Beat(now, heartbeat.layout_generation, heartbeat.waiting_after, since, pace)
+        if heartbeat.lost_peers:
+            self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
+        else:
+            self._lost_peers.pop(uid, None)
         waits_anew = since == now and self._generation is not None
         if waits_anew or self.lost_peers != lost:
             self._wake()
+        return pause
 
     async def put_report(self, reporter: Reporter, report: Report, *, timeout: float) -> None:
         """Takes a report and returns once the status holds what it says.

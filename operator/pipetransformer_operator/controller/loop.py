@@ -12,11 +12,12 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
+from ..channel.pulse import Pulse
 from ..plan import Observed, Plan, plan, worker_name
 from .ports import (
     Conflict,
@@ -42,8 +43,9 @@ class Pace:
     resync: float = 30.0  #: a turn without any event
     first_retry: float = 0.5  #: after a failed turn; doubles
     longest_retry: float = 30.0
-    parallel_writes: int = 16  #: creations or deletions in flight
+    parallel_writes: int = 32  #: creations or deletions in flight, of all jobs together
     sharing: float = 10.0  #: between two looks at all jobs together
+    words: float = 2.0  #: between two writes of a status of which only messages for people differ
 
 
 class JobLoop:
@@ -56,6 +58,9 @@ class JobLoop:
         clock: the present time, aware of its zone.
         pace: how quickly to turn.
         recorder: told what the loop does.
+        pulse: of all jobs' workers.
+        writes: taken for each creation or deletion, of all jobs: in turn, so that one job's workers exist before the
+            next job's, and few workers wait for others of theirs.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
     """
 
@@ -67,10 +72,12 @@ class JobLoop:
         clock: Callable[[], datetime],
         pace: Pace,
         recorder: Recorder,
+        pulse: Pulse,
+        writes: asyncio.Semaphore,
         quota: Quota | None = None,
     ) -> None:
         self.key = key
-        self.board = Board(self.wake, clock)
+        self.board = Board(self.wake, clock, pulse)
         self._store = store
         self._pool = pool
         self._clock = clock
@@ -83,7 +90,8 @@ class JobLoop:
         self._conflicts: set[str] = set()
         self._refusal = ""
         self._grant: tuple[Share | None] | None = None
-        self._writes = asyncio.Semaphore(pace.parallel_writes)
+        self._written = float("-inf")
+        self._writes = writes
 
     def wake(self) -> None:
         """Something may have changed: a turn follows soon."""
@@ -135,8 +143,10 @@ class JobLoop:
         started = time.perf_counter()
         decided = plan(job.spec, observed, self._clock())
         seconds = time.perf_counter() - started
-        if decided.status != job.status:
+        words_wait = self._words_wait(job, decided)
+        if decided.status != job.status and not words_wait:
             await self._store.write_status(job, decided.status)
+            self._written = asyncio.get_running_loop().time()
         self._recorder.decided(job, observed, decided, seconds)
         await self.board.show(
             decided.status.plan,
@@ -146,7 +156,14 @@ class JobLoop:
         )
         await self.board.settle(arrived)
         await self._apply(job, decided)
-        return decided.requeue_after
+        return min(filter(None, (words_wait, decided.requeue_after)), default=None)
+
+    def _words_wait(self, job: PipeTrainingJob, decided: Plan) -> float:
+        """Seconds for which the new status may wait: while a job starts, its messages change with every pod."""
+        waited = asyncio.get_running_loop().time() - self._written
+        if waited >= self._pace.words or decided.events or not decided.status.says_the_same_as(job.status):
+            return 0.0
+        return self._pace.words - waited
 
     def observe(self, job: PipeTrainingJob) -> Observed:
         """One look at the job as it was read."""
@@ -162,6 +179,7 @@ class JobLoop:
             report=self.board.report,
             heard=self.board.heard,
             beats=self.board.beats,
+            pace=timedelta(seconds=self.board.pulse.beat_seconds),
             lost_peers=self.board.lost_peers,
             conflicts=tuple(sorted(self._conflicts)),
             refusal=self._refusal,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
+from ..channel.pulse import Pulse
 from ..plan import allocate, demand_of
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
@@ -50,6 +51,8 @@ class Controller:
         self._quota = quota
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
+        self._pulse = Pulse()
+        self._writes = asyncio.Semaphore(self._pace.parallel_writes)
         self._stopping = False
         self._sharing: asyncio.Task[None] | None = None
 
@@ -65,7 +68,15 @@ class Controller:
             loop.wake()
         elif not self._stopping and self._store.read(key) is not None:
             loop = self._loops[key] = JobLoop(
-                key, self._store, self._pool, self._clock, self._pace, self._recorder, self._quota
+                key,
+                self._store,
+                self._pool,
+                self._clock,
+                self._pace,
+                self._recorder,
+                self._pulse,
+                self._writes,
+                self._quota,
             )
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
@@ -113,7 +124,8 @@ class Controller:
                 logger.exception("workers could not be shared out")
 
     def _forget(self, key: JobKey) -> None:
-        del self._loops[key], self._tasks[key]
+        self._loops.pop(key).board.close()
+        del self._tasks[key]
         self.wake(key)  # a job of the same name may have come meanwhile
 
 

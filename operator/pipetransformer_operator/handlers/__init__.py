@@ -15,6 +15,7 @@ import kopf
 from ..api import GROUP, PLURAL, VERSION
 from ..controller.ports import JobKey
 from ..kube.api import Object
+from ..kube.pods import observable
 from ..plan.accounting import JOB_LABEL
 from ..service import WATCH_SECONDS, Service
 from ..settings import Settings
@@ -77,7 +78,22 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.posting.level = logging.ERROR
+    settings.persistence.diffbase_storage = NothingToCompare()
     return settings
+
+
+class NothingToCompare(kopf.DiffBaseStorage):
+    """kopf copies each object at each event to find what changed since it was handled last; no handler here asks."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        """See `kopf.DiffBaseStorage`."""
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> None:
+        """See `kopf.DiffBaseStorage`."""
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """See `kopf.DiffBaseStorage`."""
 
 
 def _register(
@@ -87,13 +103,16 @@ def _register(
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
         return await log_in(service.health.opened, service.metrics.asked, **kwargs)
 
+    # All handlers are coroutines: kopf runs others in threads.
     @kopf.index(GROUP, VERSION, PLURAL, id=JOBS, registry=registry)
-    def index_jobs(*, namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:
-        return {JobKey(namespace or "", name): _slim(body)}
+    async def index_jobs(*, namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:
+        return {JobKey(namespace or "", name): _without_managed_fields(body)}
 
     @kopf.index("pods", id=PODS, labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
-    def index_pods(*, namespace: str | None, labels: kopf.Labels, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:
-        return {JobKey(namespace or "", labels[JOB_LABEL]): _slim(body)}
+    async def index_pods(
+        *, namespace: str | None, labels: kopf.Labels, body: kopf.Body, **_: Any
+    ) -> dict[JobKey, Object]:
+        return {JobKey(namespace or "", labels[JOB_LABEL]): observable(body)}
 
     @kopf.on.startup(registry=registry)
     async def start(**arguments: Any) -> None:
@@ -118,7 +137,7 @@ def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:
         service.node_changed(name, cordoned=type != "DELETED" and bool(spec.get("unschedulable")))
 
 
-def _slim(body: kopf.Body) -> Object:
+def _without_managed_fields(body: kopf.Body) -> Object:
     """The object without what nobody reads: managedFields are half of its size."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     return {**body, "metadata": metadata}

@@ -28,6 +28,7 @@ TOKEN_SECONDS = 3600
 TERMINATION_LOG = "/dev/termination-log"
 METRICS_PORT = 9464
 METRICS_PORT_NAME = "pt-metrics"
+_CONDITIONS = ("PodScheduled", "DisruptionTarget")
 
 
 class PriorityClasses(NamedTuple):
@@ -131,6 +132,32 @@ def worker_id(pod: Object) -> int | None:
     """The worker's id by the pod's label, or None when the label is missing or no number."""
     label = str(pod["metadata"].get("labels", {}).get(WORKER_LABEL, ""))
     return int(label) if label.isdecimal() else None
+
+
+def observable(pod: Mapping[str, Any]) -> Object:
+    """The part of a pod that is ever looked at: a twentieth of it, for all pods are kept in memory."""
+    metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
+    names = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+    return {
+        "metadata": {
+            **{key: metadata[key] for key in names if key in metadata},
+            "labels": {key: value for key, value in metadata.get("labels", {}).items() if key == WORKER_LABEL},
+            "ownerReferences": [
+                {"controller": owner.get("controller", False), "uid": owner["uid"]}
+                for owner in metadata.get("ownerReferences", [])
+            ],
+        },
+        "spec": {key: spec[key] for key in ("nodeName", "priority") if key in spec},
+        "status": {
+            **{key: status[key] for key in ("phase", "podIP", "reason", "message") if key in status},
+            "conditions": [one for one in status.get("conditions", []) if one["type"] in _CONDITIONS],
+            **{
+                key: [{"name": one["name"], "state": one.get("state", {})} for one in status[key]]
+                for key in ("initContainerStatuses", "containerStatuses")
+                if key in status
+            },
+        },
+    }
 
 
 def observe(pod: Object, trainer: str, cordoned: Container[str] = ()) -> Worker | None:

@@ -10,7 +10,17 @@ from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker
 from .api import Api, NotFound, Object
-from .pods import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, controller_uid, observe, render, worker_id
+from .pods import (
+    ANYWHERE,
+    NO_CLASSES,
+    Assignment,
+    PriorityClasses,
+    controller_uid,
+    observable,
+    observe,
+    render,
+    worker_id,
+)
 from .protection import Protection
 
 
@@ -124,7 +134,7 @@ class KubePool:
     def _note(self, job: PipeTrainingJob, pod: Object) -> None:
         key, uid = _key(job), pod["metadata"]["uid"]
         if uid not in self._gone.get(key, ()):  # the watch may be quicker than the answer
-            self._written.setdefault(key, {})[uid] = pod
+            self._written.setdefault(key, {})[uid] = observable(pod)
 
 
 def _key(job: PipeTrainingJob) -> JobKey:

@@ -1,8 +1,10 @@
 """Who holds a token? The API server knows (an `Authenticator` by TokenReview); its answers live as the token does."""
 
+import asyncio
 import base64
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from hashlib import sha256
 
@@ -15,6 +17,8 @@ from .api import Api, NotFound
 _PREFIX = "system:serviceaccount:"
 _EXTRA = "authentication.kubernetes.io/"
 MAX_CACHED = 32768
+#: Reviews in flight: after a start every worker's token is unknown.
+PARALLEL_REVIEWS = 32
 
 
 class TokenReviewer:
@@ -29,6 +33,9 @@ class TokenReviewer:
         self._api = api
         self._clock = clock
         self._known: dict[bytes, tuple[Identity, float]] = {}
+        self._of_pod: defaultdict[str, set[bytes]] = defaultdict(set)
+        self._asked: dict[bytes, asyncio.Task[Identity]] = {}
+        self._slots = asyncio.Semaphore(PARALLEL_REVIEWS)
 
     def known(self, token: str) -> Identity | None:
         """See `Authenticator`. A cached token is served even while the API server is away."""
@@ -39,15 +46,32 @@ class TokenReviewer:
         """See `Authenticator`."""
         if known := self.known(token):
             return known
-        identity = await self._review(token)
-        if len(self._known) >= MAX_CACHED:
-            self._known = {key: value for key, value in self._known.items() if self._clock() < value[1]}
-        self._known[_digest(token)] = (identity, _expiry(token))
-        return identity
+        digest = _digest(token)
+        asked = self._asked.get(digest)
+        if asked is None:  # a worker's first requests come together
+            asked = self._asked[digest] = asyncio.create_task(self._learn(token, digest))
+            asked.add_done_callback(lambda _: self._asked.pop(digest))
+        return await asyncio.shield(asked)
 
     def forget(self, uid: str) -> None:
         """The pod is gone: its tokens are no longer good."""
-        self._known = {key: value for key, value in self._known.items() if value[0].uid != uid}
+        for digest in self._of_pod.pop(uid, ()):
+            self._known.pop(digest, None)
+
+    async def _learn(self, token: str, digest: bytes) -> Identity:
+        async with self._slots:
+            identity = await self._review(token)
+        if len(self._known) >= MAX_CACHED:
+            self._drop_expired()
+        self._known[digest] = (identity, _expiry(token))
+        self._of_pod[identity.uid].add(digest)
+        return identity
+
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        for digest in [digest for digest, (_, expiry) in self._known.items() if now >= expiry]:
+            identity, _ = self._known.pop(digest)
+            self._of_pod[identity.uid].discard(digest)
 
     async def _review(self, token: str) -> Identity:
         review = {

@@ -48,10 +48,15 @@ class Draft:
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
         self._by_name = {worker.name: worker for worker in observed.workers}
+        # Of the present status, None until asked for: rules ask once for each member.
+        self._wanted_ids: frozenset[int] | None = None
+        self._holders: list[Member] | None = None
+        self._broken_since: tuple[datetime | None] | None = None
 
     def update(self, **fields: Any) -> None:
         """Replaces fields of the status."""
         self.status = self.status.model_copy(update=fields)
+        self._wanted_ids = self._holders = self._broken_since = None
 
     def tell(self, reason: Reason, message: str, kind: EventType = EventType.NORMAL) -> None:
         """Adds a Kubernetes event."""
@@ -99,8 +104,10 @@ class Draft:
 
     def alive(self, member: Member) -> bool:
         """Whether the member is still wanted and can train."""
+        if self._wanted_ids is None:
+            self._wanted_ids = frozenset(self.status.worker_ids)
         worker = self.worker(member)
-        return worker is not None and worker.alive and worker.id in self.status.worker_ids
+        return worker is not None and worker.alive and worker.id in self._wanted_ids
 
     @property
     def wanted(self) -> list[Worker]:
@@ -198,8 +205,11 @@ class Draft:
     @property
     def broken_since(self) -> datetime | None:
         """Since when some holder of state waits for a newer generation than the published one; None while none does."""
-        beats = (self.observed.beats[member.uid] for member in self.state_holders if self.waits(member))
-        return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
+        if self._broken_since is None:
+            beats = (self.observed.beats[member.uid] for member in self.state_holders if self.waits(member))
+            since = min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
+            self._broken_since = (since,)
+        return self._broken_since[0]
 
     # -- layouts
 
@@ -326,8 +336,10 @@ class Draft:
         plan = self.status.plan
         if plan is None:
             return []
-        holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
-        return [member for member in holders if self.alive(member)]
+        if self._holders is None:
+            holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
+            self._holders = [member for member in holders if self.alive(member)]
+        return self._holders
 
     @property
     def asleep(self) -> bool:

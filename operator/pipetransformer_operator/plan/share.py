@@ -4,6 +4,8 @@ A job above its share gives whole pipelines back and sleeps over its next claim.
 attempts failed before. Claims may go beyond it, at the pace of claims: that is how free workers are found.
 """
 
+from pipetransformer_contract.choose import OnPack
+
 from ..api.status import Reason
 from .draft import Draft
 
@@ -14,7 +16,7 @@ def take(draft: Draft) -> None:
     if share == before:
         return
     draft.update(share=share)
-    if (share.workers if share else None) == (before.workers if before else None):
+    if draft.on_pack is not OnPack.AUTO or (share.workers if share else None) == (before.workers if before else None):
         return
     words = f"may have {share.workers} workers" if share else "may have what it gets"
     draft.tell(Reason.SHARE_CHANGED, f"The job {words}: " + ("others want some" if share else "none waits for workers"))

@@ -9,10 +9,12 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.messages import Member
 
 from .draft import Draft
+from .types import SHORTEST_PACE
 
 #: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive.
 NAMED_SILENCE = timedelta(seconds=10)
-#: The same for a member that nobody names while its peers wait, or while no step is made. Workers beat every 2 seconds.
+#: The same for a member that nobody names while its peers wait, or while no step is made. Both hold for workers that
+#: beat at the shortest pace; the others have as much more time.
 SILENCE = timedelta(seconds=20)
 
 
@@ -31,6 +33,12 @@ def is_stalled(draft: Draft) -> bool:
     return stall is not None and draft.now >= stall
 
 
+def patience(draft: Draft, member: Member, silence: timedelta) -> timedelta:
+    """How long the member may be silent, where `silence` is too long for one that beats at the shortest pace."""
+    beat = draft.observed.beats.get(member.uid)
+    return silence + (beat.pace if beat else draft.observed.pace) - SHORTEST_PACE
+
+
 def suspicion(draft: Draft, member: Member) -> str:
     """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
     observed, broken = draft.observed, draft.broken_since
@@ -38,7 +46,7 @@ def suspicion(draft: Draft, member: Member) -> str:
     deserted = broken is not None and not draft.waits(member)
     if not (named or deserted or is_stalled(draft)):
         return ""
-    limit = NAMED_SILENCE if named else SILENCE
+    limit = patience(draft, member, NAMED_SILENCE if named else SILENCE)
     heard = max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
     if draft.now >= heard + limit:
         return f"not heard for {limit.total_seconds():.0f} s"

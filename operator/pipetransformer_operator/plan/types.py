@@ -5,13 +5,16 @@ Everything is frozen: a plan is made from one look at the world, and executed or
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
 from pipetransformer_contract.messages import Ready, Report
 
 from ..api.status import JobStatus, Reason, Share
+
+#: Between two heartbeats of a worker, unless the operator asks for fewer.
+SHORTEST_PACE = timedelta(seconds=2)
 
 
 class WorkerPhase(StrEnum):
@@ -65,12 +68,14 @@ class Beat:
         layout_generation: the newest generation that the worker has committed, 0 for none.
         waiting_after: the worker is in no group and waits for a generation above this one; None while it is in one.
         waiting_since: when it first said so.
+        pace: after how long the operator asked for the next.
     """
 
     time: datetime
     layout_generation: int
     waiting_after: int | None = None
     waiting_since: datetime | None = None
+    pace: timedelta = SHORTEST_PACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class Observed:
         report: newest report that the channel got; None until one came after the operator's start.
         heard: by worker uid, when the worker last said anything.
         beats: by worker uid, its newest heartbeat.
+        pace: between two heartbeats of a worker, as workers are asked for now.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
         conflicts: names of pods that should be workers of this job and belong to someone else.
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
@@ -134,6 +140,7 @@ class Observed:
     report: Report | None = None
     heard: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     beats: Mapping[str, Beat] = field(default_factory=lambda: MappingProxyType({}))
+    pace: timedelta = SHORTEST_PACE
     lost_peers: frozenset[str] = frozenset()
     conflicts: tuple[str, ...] = ()
     refusal: str = ""

@@ -14,6 +14,7 @@ from pipetransformer_operator.api.status import PublishedPlan
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
 from pipetransformer_operator.channel.board import Board, Reporter
+from pipetransformer_operator.channel.pulse import Pulse
 
 pytestmark = pytest.mark.timeout(20)
 WORKERS = [("digits-w0", "uid-0"), ("digits-w1", "uid-1")]
@@ -59,7 +60,7 @@ async def show(board: Board, published: PublishedPlan | None, *, ended: bool = F
 
 
 def new_board() -> Board:
-    return Board(lambda: None, lambda: datetime.now(UTC))
+    return Board(lambda: None, lambda: datetime.now(UTC), Pulse())
 
 
 @asynccontextmanager
@@ -85,7 +86,7 @@ async def test_a_long_poll_is_answered_when_a_generation_that_names_the_worker_i
 
 async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
     arrived = asyncio.Event()
-    board = Board(arrived.set, lambda: datetime.now(UTC))
+    board = Board(arrived.set, lambda: datetime.now(UTC), Pulse())
     await show(board, plan(1, "digits-w0"))
     async with client_of(board) as client:
         request = asyncio.create_task(client.post("/v1/report", json=report(), headers=headers()).__aenter__())
@@ -93,7 +94,7 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
         assert not request.done()
         await board.settle(board.arrived)
         response = await request
-        assert (response.status, await response.json()) == (200, {"layoutGeneration": 1})
+        assert (response.status, await response.json()) == (200, {"layoutGeneration": 1, "nextSeconds": 5.0})
 
 
 async def test_a_replayed_report_does_not_replace_a_newer_one() -> None:
@@ -112,7 +113,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
     async with client_of(board) as client:
         beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"]}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
-        assert await response.json() == {"layoutGeneration": 1}
+        assert await response.json() == {"layoutGeneration": 1, "nextSeconds": 2.0}
         assert board.lost_peers == {"digits-w1"}
         await show(board, plan(2, "digits-w0"))
         assert not board.lost_peers
@@ -122,7 +123,7 @@ async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -
     woken: list[int] = []
     start = datetime(2026, 1, 1, tzinfo=UTC)
     clock = iter(start + timedelta(seconds=second) for second in range(100))
-    board = Board(lambda: woken.append(1), lambda: next(clock))
+    board = Board(lambda: woken.append(1), lambda: next(clock), Pulse())
     await show(board, plan(1, "digits-w0", "digits-w1"))
     reporter = Reporter("digits-w0", "uid-0")
     said = []

@@ -9,7 +9,7 @@ from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.kube.placement import GROUP_LABEL
-from pipetransformer_operator.kube.pods import PriorityClasses, controller_uid, observe, render
+from pipetransformer_operator.kube.pods import PriorityClasses, controller_uid, observable, observe, render
 from pipetransformer_operator.kube.protection import network_policy
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
@@ -122,7 +122,7 @@ def test_claimed_workers_have_their_own_priority_class_and_others_that_of_the_te
 def seen(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     pod = pod_of(make_job())
     pod["metadata"] |= {"uid": "u", **metadata}
-    return {**pod, "status": status}
+    return observable({**pod, "status": status})
 
 
 def test_the_trainers_exit_decides_while_a_sidecar_still_runs() -> None:
@@ -195,6 +195,19 @@ def test_a_pod_on_a_cordoned_node_is_draining() -> None:
     drained, other = observe(pod, "trainer", {"node-1"}), observe(pod, "trainer", {"node-2"})
     assert drained is not None and drained.draining
     assert other is not None and not other.draining
+
+
+def test_what_is_kept_of_a_pod_says_the_same_and_is_small() -> None:
+    pod = pod_of(make_job())
+    pod["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    pod["spec"] |= {"nodeName": "node-1", "priority": 5}
+    running = {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+    pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [running]}
+    kept = observable(pod)
+    assert observe(kept, "trainer") == observe(pod, "trainer")
+    assert controller_uid(kept) == controller_uid(pod)
+    assert kept["metadata"]["resourceVersion"] == "7"
+    assert len(json.dumps(kept)) < len(json.dumps(pod)) / 5
 
 
 def test_the_job_controls_its_pods() -> None:

@@ -1,10 +1,13 @@
 """Who is lost and who is not, what counts against the budget, and what the user is told."""
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.api.status import ConditionType, State
-from pipetransformer_operator.plan import WorkerPhase
+from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -129,6 +132,20 @@ def test_a_member_that_peers_lost_and_that_still_beats_is_kept() -> None:
     world.wait(3600)
     world.settle()
     assert world.plan.layout_generation == 1
+
+
+def test_a_member_that_was_asked_to_beat_rarely_may_be_silent_for_longer() -> None:
+    world = training()
+    world.wait(100)
+    world.lost_peers = {"digits-w3"}
+    observed = world.observed()
+    uid = world.workers["digits-w3"].uid
+    for silence, lost in ((39, False), (40, True)):
+        time = world.now - timedelta(seconds=silence)
+        beat = replace(observed.beats[uid], time=time, pace=timedelta(seconds=32))
+        heard = {**observed.heard, uid: time}
+        decided = plan(world.spec, replace(observed, beats={**observed.beats, uid: beat}, heard=heard), world.now)
+        assert (decided.status.layout_generation > 1) == lost, silence
 
 
 def test_a_silent_member_is_left_alone_while_the_job_trains() -> None:

@@ -64,13 +64,13 @@ class Channel:
         )
         return Generation.model_validate_json(body) if body else None
 
-    def heartbeat(self, beat: Heartbeat) -> int:
-        """Give a sign of life; returns the newest published generation."""
-        return HeartbeatReply.model_validate_json(self._call("POST", Path.HEARTBEAT, beat, 10)).layout_generation
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Give a sign of life; returns the newest published generation, and the pace that the operator asks for."""
+        return HeartbeatReply.model_validate_json(self._call("POST", Path.HEARTBEAT, beat, 10))
 
-    def report(self, report: Report) -> int:
-        """Send the leader's report; returns the newest published generation once the report is durable."""
-        return ReportReply.model_validate_json(self._call("POST", Path.REPORT, report, 30)).layout_generation
+    def report(self, report: Report) -> ReportReply:
+        """Send the leader's report; returns as `heartbeat` does, once the report is durable."""
+        return ReportReply.model_validate_json(self._call("POST", Path.REPORT, report, 30))
 
     def _call(self, method: str, path: str, message: Wire | None, timeout: float) -> bytes:
         headers = {"X-Pipetransformer-Job": self.job, "X-Pipetransformer-Worker": self.worker}
@@ -156,7 +156,8 @@ class ChannelSource:
 
 
 class HeartbeatSender:
-    """A thread that beats as long as this worker lives. `state` says what the next heartbeat tells."""
+    """A thread that beats as long as this worker lives, at the pace that the operator asks for. `state` says what the
+    next heartbeat tells."""
 
     def __init__(self, channel: Channel, source: ChannelSource, state: Callable[[], Heartbeat]) -> None:
         self._channel = channel
@@ -178,17 +179,21 @@ class HeartbeatSender:
         self._wake.set()
 
     def _run(self) -> None:
+        pause = HEARTBEAT_SECONDS
         while not self._stop.is_set():
             try:
-                self._source.saw(self._channel.heartbeat(self._state()))
+                reply = self._channel.heartbeat(self._state())
+                self._source.saw(reply.layout_generation)
+                pause = reply.next_seconds or HEARTBEAT_SECONDS
             except (ChannelUnavailableError, JobEndedError) as error:
                 logger.info("heartbeat: %s", error)
-            self._wake.wait(HEARTBEAT_SECONDS)
+            self._wake.wait(pause)
             self._wake.clear()
 
 
 class ReportSender:
-    """A thread that sends the newest report: at once when urgent, else every few seconds, again until acknowledged."""
+    """A thread that sends the newest report: at once when urgent, else at the pace that the operator asks for, again
+    until acknowledged."""
 
     def __init__(self, channel: Channel, source: ChannelSource) -> None:
         self._channel = channel
@@ -222,10 +227,10 @@ class ReportSender:
 
     def _run(self) -> None:
         backoff = Backoff(self._stop)
-        last = 0.0
+        last, pause = 0.0, REPORT_SECONDS
         while not self._stop.is_set():
             with self._lock:
-                due = last + REPORT_SECONDS - time.monotonic()
+                due = last + pause - time.monotonic()
                 pending = self._latest is not None and self._acknowledged is not self._latest
                 if not pending or (not self._urgent and due > 0):
                     self._lock.wait(max(0.05, due) if pending else None)
@@ -233,7 +238,9 @@ class ReportSender:
                 report, self._urgent = self._latest, False
             assert report is not None
             try:
-                self._source.saw(self._channel.report(report))
+                reply = self._channel.report(report)
+                self._source.saw(reply.layout_generation)
+                pause = reply.next_seconds or REPORT_SECONDS
             except JobEndedError as error:
                 logger.info("report: %s", error)
             except ChannelUnavailableError as error:

@@ -1,0 +1,215 @@
+"""Workers that only speak: each beats, asks and reports as a trainer does, at the pace that the operator asks for.
+
+All live in one process. What trainers agree on among themselves is shared memory here: the leader hands the next
+generation to its peers (in reality by the vote), and a checkpoint is durable as soon as it is wanted.
+"""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipetransformer_contract.messages import DurableCheckpoint, Generation, Heartbeat, Offer, Ready, Report
+from pipetransformer_contract.wire import Path, Wire
+
+from .request import ChannelClient, Refused
+
+POLL_SECONDS = 20
+REPORT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 2.0
+RETRY_SECONDS = 1.0
+ENDED = 410
+BLOCKS = 16
+BYTES_PER_BLOCK = 100
+
+
+class JobEnded(Exception):
+    """The channel says so."""
+
+
+@dataclass
+class Counts:
+    """What all workers did and got.
+
+    Attributes:
+        beats: heartbeats that were answered.
+        refused: by status code or error, what was not served; such a request is sent again.
+        slow: seconds of the heartbeats.
+    """
+
+    beats: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    slow: list[float] = field(default_factory=list)
+
+
+class Job:
+    """What the workers of one job share.
+
+    Attributes:
+        boundary: frozen blocks.
+        confirmed: the newest generation that the leader reported, and that is durable.
+        learned: when the leader learned of the newest generation, by `time.monotonic`.
+    """
+
+    def __init__(self, namespace: str, name: str, uid: str, stages: int) -> None:
+        self.key = f"{namespace}/{name}"
+        self.uid = uid
+        self.stages = stages
+        self.boundary = 0
+        self.boundary_step = 0
+        self.step = 0
+        self.generation: Generation | None = None
+        self.confirmed = 0
+        self.learned = 0.0
+        self.frozen = asyncio.Event()
+        self.changed = asyncio.Condition()
+
+    async def meet(self, generation: Generation) -> None:
+        """The leader has learned of the generation: its peers do."""
+        async with self.changed:
+            if self.generation is None or generation.layout_generation > self.generation.layout_generation:
+                self.generation = generation
+            self.changed.notify_all()
+
+    def freeze(self, boundary: int) -> None:
+        """The next blocks are frozen; the leader reports it."""
+        self.boundary, self.boundary_step = boundary, self.step
+        self.frozen.set()
+
+    def report(self) -> Report:
+        """All that the leader knows."""
+        assert self.generation is not None
+        halvings = [self.stages >> shift for shift in range(self.stages.bit_length())]
+        active = BLOCKS - self.boundary
+        return Report(
+            job_uid=self.uid,
+            layout_generation=self.generation.layout_generation,
+            step=self.step,
+            boundary=self.boundary,
+            boundary_step=self.boundary_step,
+            num_layers=BLOCKS,
+            bytes_budget=-(-BLOCKS // self.stages) * BYTES_PER_BLOCK,
+            offers=[Offer(stages=k, bytes_per_worker=-(-active // k) * BYTES_PER_BLOCK) for k in halvings],
+            checkpoint=DurableCheckpoint(step=self.boundary_step, boundary=self.boundary, min_stages=1),
+        )
+
+
+class Worker:
+    """One worker of a job; `live` returns when it has left or the job has ended.
+
+    Args:
+        job: that it belongs to.
+        name: of its pod.
+        uid: of its pod.
+        address: of its pod.
+        token: of its pod.
+        channel: to the operator.
+        counts: of all workers.
+    """
+
+    def __init__(
+        self, job: Job, name: str, uid: str, address: str, token: str, channel: ChannelClient, counts: Counts
+    ) -> None:
+        self._job = job
+        self._name = name
+        self._uid = uid
+        self._address = address
+        self._channel = channel
+        self._counts = counts
+        self._committed = 0
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            "X-Pipetransformer-Job": job.key,
+            "X-Pipetransformer-Worker": name,
+        }
+
+    async def live(self) -> None:
+        """Beats from the start on, joins, trains and leaves."""
+        beating = asyncio.create_task(self._beat())
+        try:
+            generation = await self._next_generation(0)
+            while self._uid in {member.uid for member in generation.members}:
+                self._committed = generation.layout_generation
+                lead = generation.leader == self._name
+                generation = await (self._lead(generation) if lead else self._follow())
+        except JobEnded:
+            return
+        finally:
+            beating.cancel()
+
+    async def _next_generation(self, after: int) -> Generation:
+        while True:
+            await self._call("POST", Path.READY, Ready(address=f"{self._address}:29400"))
+            path = f"{Path.GENERATION}?after={after}&timeoutSeconds={POLL_SECONDS}"
+            answer = await self._call("GET", path, timeout=POLL_SECONDS + 10)
+            if answer:
+                return Generation.model_validate(answer)
+
+    async def _follow(self) -> Generation:
+        job = self._job
+        async with job.changed:
+            await job.changed.wait_for(
+                lambda: job.generation is not None and job.generation.layout_generation > self._committed
+            )
+            assert job.generation is not None
+            return job.generation
+
+    async def _lead(self, generation: Generation) -> Generation:
+        job = self._job
+        await job.meet(generation)
+        reporting = asyncio.create_task(self._report())
+        try:
+            newer = await self._next_generation(generation.layout_generation)
+            job.learned = time.monotonic()
+            return newer
+        finally:
+            reporting.cancel()
+
+    async def _report(self) -> None:
+        job = self._job
+        while True:
+            job.frozen.clear()
+            job.step += 1
+            report = job.report()
+            answer = await self._call("POST", Path.REPORT, report, timeout=30)
+            job.confirmed = max(job.confirmed, report.layout_generation)
+            pause = answer.get("nextSeconds", REPORT_SECONDS)
+            try:
+                async with asyncio.timeout(pause):
+                    await job.frozen.wait()
+            except TimeoutError:
+                continue
+
+    async def _beat(self) -> None:
+        pause = HEARTBEAT_SECONDS
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.9, 1.0))
+            started = time.monotonic()
+            beat = Heartbeat(layout_generation=self._committed, step=self._job.step)
+            try:
+                answer = await self._call("POST", Path.HEARTBEAT, beat)
+            except JobEnded:
+                return
+            self._counts.beats += 1
+            self._counts.slow.append(time.monotonic() - started)
+            pause = answer.get("nextSeconds", HEARTBEAT_SECONDS)
+
+    async def _call(self, method: str, path: str, message: Wire | None = None, timeout: float = 10) -> Any:
+        wait = RETRY_SECONDS
+        while True:
+            try:
+                body = message.to_wire() if message else None
+                return await self._channel.send(method, path, self._headers, body, timeout)
+            except Refused as error:
+                if error.code == ENDED:
+                    raise JobEnded from error
+                self._count(str(error.code))
+                await asyncio.sleep(max(wait, error.retry_after))
+            except OSError as error:
+                self._count(type(error).__name__)
+                await asyncio.sleep(wait)
+            wait = min(2 * wait, 10.0)
+
+    def _count(self, why: str) -> None:
+        self._counts.refused[why] = self._counts.refused.get(why, 0) + 1

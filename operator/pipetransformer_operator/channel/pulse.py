@@ -1,0 +1,36 @@
+"""How often workers are to speak: the more there are, the more rarely, so that one operator hears them all.
+
+A worker opens a connection for each heartbeat, which costs the operator almost two milliseconds; one that stayed open
+would cost it memory instead. What decides something is said at once, whatever the pace.
+"""
+
+from ..plan.types import SHORTEST_PACE
+
+#: Of all workers together.
+BEATS_PER_SECOND = 100
+#: Mere progress, of all leaders together.
+REPORTS_PER_SECOND = 50
+SHORTEST_REPORT_SECONDS = 5.0
+
+
+class Pulse:
+    """The pace of all workers of one operator. Boards say how many there are."""
+
+    def __init__(self) -> None:
+        self._workers = 0
+        self._jobs = 0
+
+    def add(self, *, workers: int, jobs: int = 0) -> None:
+        """There are so many more, or fewer."""
+        self._workers += workers
+        self._jobs += jobs
+
+    @property
+    def beat_seconds(self) -> float:
+        """Between two heartbeats of one worker."""
+        return max(SHORTEST_PACE.total_seconds(), self._workers / BEATS_PER_SECOND)
+
+    @property
+    def report_seconds(self) -> float:
+        """Between two reports of mere progress of one leader."""
+        return max(SHORTEST_REPORT_SECONDS, self._jobs / REPORTS_PER_SECOND)

@@ -1,0 +1,143 @@
+"""How many requests each change of layout costs the API server: bounded by the pods that it creates or deletes.
+
+The bounds are those of docs/decisions/0018. Counted at the seam that all requests go through; watches, and the lists
+that they begin with, are kopf's and happen once.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from .conftest import FakeKubelet, Namespace, Operator, until
+from .test_operator import packing_job
+
+pytestmark = pytest.mark.timeout(90)
+_LINE = re.compile(r'^pipetransformer_api_requests_total\{code="(.*)",resource="(.*)",verb="(.*)"\} (.*)$', re.M)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Requests of one change; `created` and `deleted` pods."""
+
+    statuses: int
+    events: int
+    protections: int
+    created: int = 0
+    deleted: int = 0
+
+    def allows(self, calls: dict[str, int]) -> bool:
+        """Whether so many requests are within it."""
+        limits = {
+            "update pipetrainingjobs/status": self.statuses,
+            "create events": self.events,
+            "patch poddisruptionbudgets": self.protections,
+            "patch networkpolicies": int(self.created > 0),
+            "create configmaps": int(self.created > 0),
+            "create pods": self.created,
+            "delete pods": self.deleted,
+            "create tokenreviews": self.created,
+        }
+        return all(count <= limits.get(call, 0) for call, count in calls.items())
+
+
+def start(workers: int) -> Budget:
+    return Budget(statuses=6, events=3, protections=2, created=workers)
+
+
+def widen() -> Budget:
+    return Budget(statuses=3, events=3, protections=2)
+
+
+def release(workers: int) -> Budget:
+    return Budget(statuses=4 + workers, events=4 + workers, protections=3, deleted=workers)
+
+
+def claim(workers: int) -> Budget:
+    return Budget(statuses=6, events=4, protections=4, created=workers)
+
+
+class Meter:
+    """Counts what the operator asked since the last look."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._before: Counter[str] = Counter()
+
+    async def read(self) -> dict[str, int]:
+        """Requests since the last look, by verb and resource."""
+        async with aiohttp.ClientSession() as session, session.get(self._operator.metrics) as response:
+            lines = _LINE.findall(await response.text())
+        now: Counter[str] = Counter()
+        for _, resource, verb, count in lines:
+            if verb != "watch" and resource != "leases":  # by the clock, whatever jobs do
+                now[f"{verb} {resource}"] += int(float(count))
+        spent = {call: count - self._before[call] for call, count in now.items()}
+        self._before = now
+        return {call: count for call, count in spent.items() if count}
+
+
+async def test_requests_of_a_start_and_of_a_widening_are_within_their_budgets(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    meter = Meter(operator)
+    await meter.read()
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    await namespace.told("GenerationConfirmed")
+    spent = await meter.read()
+    assert spent["create pods"] == spent["create tokenreviews"] == 4
+    assert start(4).allows(spent), spent
+    namespace.advance(15)
+    assert await namespace.layout(2) == (2, 2)
+    await _settled(namespace)
+    spent = await meter.read()
+    assert spent["update pipetrainingjobs/status"] >= 2
+    assert widen().allows(spent), spent
+
+
+async def test_requests_of_a_release_are_within_its_budget(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    meter = Meter(operator)
+    await namespace.apply(packing_job().release())
+    assert await namespace.layout(1) == (4, 1)
+    await namespace.told("GenerationConfirmed")
+    await meter.read()
+    namespace.advance(15)
+
+    async def released() -> bool:
+        return bool((await namespace.status())["gpus"]["released"] == 2)
+
+    await until("two workers are gone", released)
+    await namespace.told("GPUsReleased")
+    spent = await meter.read()
+    assert spent["delete pods"] == 2
+    assert release(2).allows(spent), spent
+
+
+async def test_requests_of_a_claim_are_within_its_budget(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    meter = Meter(operator)
+    await namespace.apply(packing_job().stages(1).workers(1, most=1).set("elasticPolicy.maxPipelines", 2))
+    assert await namespace.layout(1) == (1, 1)
+    await namespace.told("GenerationConfirmed")
+    await meter.read()
+    await namespace.patch("digits", {"elasticPolicy": {"maxWorkers": 2}})
+    assert await namespace.layout(2) == (1, 2)
+    await _settled(namespace)
+    spent = await meter.read()
+    assert spent["create pods"] == 1
+    assert claim(1).allows(spent), spent
+
+
+async def _settled(namespace: Namespace) -> None:
+    """Waits until the resize is over: nothing is left to write."""
+
+    async def over() -> bool:
+        return "resize" not in await namespace.status()
+
+    await until("the resize is over", over)

@@ -1,0 +1,52 @@
+"""How often workers are asked to speak, and what a connection of theirs costs."""
+
+import asyncio
+from asyncio.sslproto import SSLProtocol
+from datetime import UTC, datetime
+
+import pytest
+
+from pipetransformer_operator.channel import tls_buffers
+from pipetransformer_operator.channel.board import Board
+from pipetransformer_operator.channel.certificate import server_context
+from pipetransformer_operator.channel.pulse import BEATS_PER_SECOND, Pulse
+
+
+def board_of(pulse: Pulse) -> Board:
+    return Board(lambda: None, lambda: datetime.now(UTC), pulse)
+
+
+async def show(board: Board, workers: int) -> None:
+    names = [(f"digits-w{number}", f"uid-{number}") for number in range(workers)]
+    await board.show(None, job_uid="job", workers=names, ended=False)
+
+
+async def test_workers_beat_the_more_rarely_the_more_there_are() -> None:
+    pulse = Pulse()
+    first, second = board_of(pulse), board_of(pulse)
+    await show(first, 8)
+    assert pulse.beat_seconds == 2.0
+    await show(second, 50 * BEATS_PER_SECOND - 8)
+    assert pulse.beat_seconds == 50.0
+    await show(second, 8)
+    assert pulse.beat_seconds == 2.0
+    await show(first, 10 * BEATS_PER_SECOND)
+    first.close()
+    assert pulse.beat_seconds == 2.0
+
+
+def test_leaders_report_progress_the_more_rarely_the_more_jobs_there_are() -> None:
+    pulse = Pulse()
+    boards = [board_of(pulse) for _ in range(1000)]
+    assert pulse.report_seconds == 20.0
+    for board in boards[10:]:
+        board.close()
+    assert pulse.report_seconds == 5.0
+
+
+async def test_a_tls_connection_has_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SSLProtocol, "max_size", SSLProtocol.max_size)
+    tls_buffers.shrink()
+    loop = asyncio.get_running_loop()
+    protocol = SSLProtocol(loop, asyncio.Protocol(), server_context(), loop.create_future(), server_side=True)
+    assert len(protocol.get_buffer(-1)) == tls_buffers.READ_BYTES

@@ -1,0 +1,58 @@
+"""What a turn of a job's loop writes, and what may wait."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from pipetransformer_operator.api import JobStatus, PipeTrainingJob
+from pipetransformer_operator.channel.pulse import Pulse
+from pipetransformer_operator.controller.loop import JobLoop, Pace
+from pipetransformer_operator.controller.ports import JobKey, Recorder
+from tests.builders import make_job
+from tests.unit.operator.test_controller_sharing import Cluster
+
+KEY = JobKey("default", "digits")
+
+
+class Written(Cluster):
+    """Counts writes."""
+
+    statuses = 0
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        self.statuses += 1
+        await super().write_status(job, status)
+
+
+@pytest.mark.parametrize(("words", "written"), [(60.0, False), (0.0, True)])
+async def test_a_message_that_changes_with_every_pod_is_written_now_and_then(words: float, written: bool) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    cluster = Written(0, make_job().workers(4).job())
+    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(words=words), Recorder(), Pulse(), asyncio.Semaphore())
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    settled = cluster.statuses
+    pods = cluster.workers["digits"]
+    pods[0] = replace(pods[0], waiting="Unschedulable: no node is left")
+
+    again = await loop.turn(cluster.jobs[KEY])
+
+    assert cluster.statuses == settled + written
+    assert again is not None and (written or 0 < again <= words), "it is written once the time is over"
+
+
+async def test_what_is_more_than_words_is_written_at_once() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    cluster = Written(0, make_job().workers(4).job())
+    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(words=60.0), Recorder(), Pulse(), asyncio.Semaphore())
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    settled = cluster.statuses
+    cluster.workers["digits"].pop()
+
+    await loop.turn(cluster.jobs[KEY])
+
+    assert cluster.statuses == settled + 1
+    assert cluster.status("digits").workers == 3
