@@ -83,6 +83,11 @@ async def test_requests_of_a_start_and_of_a_widening_are_within_their_budgets(
     namespace: Namespace, operator: Operator, kubelet: FakeKubelet
 ) -> None:
     meter = Meter(operator)
+
+    async def ready() -> bool:
+        return await operator.asked("/readyz") == 200
+
+    await until("what there was before is listed", ready)
     await meter.read()
     await namespace.apply(packing_job())
     assert await namespace.layout(1) == (4, 1)
