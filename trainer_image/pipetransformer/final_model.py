@@ -1,5 +1,6 @@
 """The model at a job's end: gathered on the leader from those that hold its units, and written where the job asks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,13 +23,13 @@ def gather_model(
     world: dist.ProcessGroup,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of the whole model by name on the leader, whose `state` holds all units from then on;
-    nothing on the others. All members call this.
+    """Parameters and buffers of the whole model by name on the leader; nothing on the others. All members call this.
 
     Raises:
         RuntimeError: a connection broke.
     """
     boundary, leader = state.control.boundary, layout.leader_rank
+    codec = replace(codec, optimizer=None)
     held = set(layout.spans[layout.roles[leader][1]])
     moves = [
         Move(unit=unit, source=layout.holder(0, stage), target=leader)
@@ -46,12 +47,13 @@ def gather_model(
     received = move_units(moves, layout.rank, world, give, blank)
     if not layout.is_leader:
         return {}
+    whole = WorkerState(state.num_layers, state.ties, state.control, dict(state.units))
     for index, parts in received.items():
         unit = job.blank_unit(index)
-        state.put_unit(index, unit, codec.take(parts, index, unit, boundary))
+        whole.put_unit(index, unit, codec.take(parts, index, unit, boundary))
     gathered = {}
     for index in range(job.num_layers + 2):
-        gathered.update(state.unit_tensors(index, with_moments=False))
+        gathered.update(whole.unit_tensors(index, with_moments=False))
     return gathered
 
 

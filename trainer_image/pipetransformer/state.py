@@ -41,6 +41,8 @@ class Control:
         costs: what the units cost, `ModelCosts` by field name; None before it was measured.
         skipped_steps: steps in a row, up to now, that were not finite.
         last_vote: the vote that committed the last step; lets a worker that missed it commit the same.
+        last_similarities: those that came with that vote.
+        decided_step: steps that were committed when the freeze policy was last asked.
         last_step: the last step's line in the run's record, in case that the leader died before it was written.
         evaluated_step: steps that were committed at the newest evaluation.
     """
@@ -57,20 +59,22 @@ class Control:
     costs: dict[str, Any] | None = None
     skipped_steps: int = 0
     last_vote: list[float] = field(default_factory=list)
+    last_similarities: list[float] = field(default_factory=list)
+    decided_step: int = -1
     last_step: dict[str, Any] = field(default_factory=dict)
     evaluated_step: int = 0
 
-    def note_evaluation(self, values: dict[str, float], spec: Evaluation) -> bool:
-        """Keep what an evaluation after `step` steps gave; whether it is the best so far."""
-        self.metrics, self.evaluated_step = values, self.step
+    def is_better(self, values: dict[str, float], spec: Evaluation) -> bool:
+        """Whether what an evaluation gave is the best so far."""
         value, best = values[spec.best_metric], self.best.get(spec.best_metric)
-        better = math.isfinite(value) and (
-            best is None or (value > best if spec.goal is Goal.HIGHEST else value < best)
-        )
+        return math.isfinite(value) and (best is None or (value > best if spec.goal is Goal.HIGHEST else value < best))
+
+    def note_evaluation(self, values: dict[str, float], *, better: bool) -> None:
+        """Keep what an evaluation after `step` steps gave."""
+        self.metrics, self.evaluated_step = values, self.step
         self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
         if better:
             self.best, self.best_step = values, self.step
-        return better
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -194,7 +198,7 @@ class UnitCodec:
     every optimizer here.
     """
 
-    optimizer: Optimizer
+    optimizer: Optimizer | None  #: whose moments travel; None for none
     num_layers: int
     ties: Ties = field(default_factory=Ties)
 
@@ -239,7 +243,7 @@ class UnitCodec:
         for name, tensor in unit.state_dict().items():
             yield _Slot(f"{prefix}.{name}", tensor.shape, tensor.dtype)
         for name, parameter in unit.named_parameters():
-            if not trains(index, name, boundary, self.ties):
+            if self.optimizer is None or not trains(index, name, boundary, self.ties):
                 continue
             for key, (shape, dtype) in moment_shapes(self.optimizer, parameter).items():
                 yield _Slot(f"{prefix}.{name}@{key}", shape, dtype)

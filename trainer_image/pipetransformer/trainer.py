@@ -9,6 +9,7 @@ import datetime
 import gc
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,14 +27,14 @@ from .best import load_best, save_best
 from .cache.make import make_cache
 from .data import digest
 from .durable import Checkpointer
-from .elastic.groups import GenerationGroups, Store, Transport
+from .elastic.groups import GenerationGroups, Store, Transport, drop_group
 from .elastic.mirror import Mirrors
 from .elastic.phases import Phases
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
-from .elastic.watchdog import Watchdog
+from .elastic.watchdog import ROUND, Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, SpecError
+from .errors import CallbackError, SpecError, StorageError
 from .final_model import gather_model, write_final_model
 from .freeze import FreezeObservation, PolicyCopy
 from .gradients import GradientReducer
@@ -94,6 +95,7 @@ class _Membership:
     phases: Phases
     paused_at: float
     first_step: int
+    outgrown: list[dist.ProcessGroup]
     stepped: bool = field(default=False)
     runner: StageRunner = field(init=False)
     reducer: GradientReducer | None = None
@@ -103,11 +105,17 @@ class _Membership:
         assert self.groups.world is not None
         return self.groups.world
 
-    def drop(self) -> None:
-        """Let go of the groups."""
+    def release(self) -> list[dist.ProcessGroup]:
+        """Let go of all groups; the caller drops them."""
         if self.reducer is not None:
             self.reducer.close()
-        self.groups.drop()
+        return [*self.groups.release(), *self.outgrown]
+
+    def drop_outgrown(self) -> None:
+        """Drop the groups that the generation came from. Each takes up to 20 ms to close, so a thread does it, and not
+        in the pause."""
+        outgrown, self.outgrown = self.outgrown, []
+        threading.Thread(target=_drop_groups, args=(outgrown,), name="drop-groups").start()
 
 
 class Trainer:
@@ -206,7 +214,8 @@ class Trainer:
             SpecError: the training diverged, or the freeze policy failed.
             StorageError: a checkpoint or the model cannot be written.
         """
-        warm_up(self._job.spec.training.optimizer, self._transport.device, self._job.dtype)
+        gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
+        warm_up(self._job, self._transport.device)
         self._watchdog.start()
         try:
             ending = self._regroup()
@@ -218,14 +227,16 @@ class Trainer:
             self._watchdog.stop()
             if self._cache is not None:
                 self._cache.close()
+            gc.unfreeze()
         return ending
 
     def close(self) -> None:
         """Let go of the groups, so that peers that wait in them fail at once, too."""
-        if self._member is not None:
-            self._member.drop()
-        self._member = None
-        gc.collect()
+        member, self._member = self._member, None
+        if member is not None:
+            groups = member.release()
+            del member
+            _drop_groups(groups)
 
     def fail(self, reason: str, message: str) -> None:
         """Tell the operator, when this worker leads, that the job cannot go on."""
@@ -248,34 +259,46 @@ class Trainer:
 
     def _train(self, member: _Membership) -> Ending | None:
         # First what a broken group may have kept from being done after the last step.
-        if self._evaluation_due():
-            self._evaluate(member)
+        self._settle_step(member)
         if self._done:
             self._finish(member)
             return Ending.FINISHED
         started = time.perf_counter()
-        with self._watchdog.timing("round", member.groups.connections):
+        with self._watchdog.timing(ROUND, member.groups.connections):
             vote = self._round(member)
         round_seconds = time.perf_counter() - started
         self.meter.stepped(round_seconds)
         self._check_progress(vote)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
-        moved = self._move_boundary(member, vote)
-        if self._evaluation_due():
-            self._evaluate(member)
+        moved = self._settle_step(member)
         self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
         if not vote.leaving and not vote.saw_next:
             self._measure(member, round_seconds)
         if self._mirrors.due(self.step, member.layout, member.first_step):
-            self._mirrors.take(self._state, member.layout, member.world)
+            with self._watchdog.timing("mirror", member.groups.connections):
+                self._mirrors.take(self._state, member.layout, member.world)
         self._state.control.round_ended_at = wall_clock()
         self._hooks.reached(Moment.ENDED, self.step - 1)
         if vote.leaving and self._hooks.stop_requested():
             return Ending.STOPPED
         if vote.saw_next and not self._done:
-            self._handler.announce(Generation.model_validate_json(member.store.get("next")))
             return self._regroup()
         return None
+
+    def _settle_step(self, member: _Membership) -> bool:
+        """Do what belongs to the last step and is not done: ask the freeze policy, evaluate. Whether the boundary
+        moved."""
+        control = self._state.control
+        moved = False
+        if control.decided_step != control.step:
+            moved = self._decide(Vote.from_list(control.last_vote) if control.last_vote else None)
+        if moved:
+            self._equip(member)
+            if member.leader is not None:
+                member.leader.frozen(control)
+        if self._evaluation_due():
+            self._evaluate(member)
+        return moved
 
     def _round(self, member: _Membership) -> Vote:
         """Train one global batch and commit it."""
@@ -315,10 +338,12 @@ class Trainer:
             member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
         if not member.stepped:
             self._note_first_step(member)
-            gc.collect()  # the old generation's groups hang in cycles; not in the pause, but before there are many
+            member.drop_outgrown()
             # The vote has shown that all have joined, so the first workers' addresses are in the store.
             self._hand_over_cache(member.store, layout.pipelines, layout.pipeline if layout.is_first else None)
         member.stepped = True
+        if vote.saw_next:
+            self._handler.announce(Generation.model_validate_json(member.store.get("next")))
         return vote
 
     def _note_first_step(self, member: _Membership) -> None:
@@ -398,8 +423,8 @@ class Trainer:
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
         self._hooks.reached(Moment.STEPPED, control.step)
-        self._note(control.step, layout, [layout.pipeline])
         control.last_vote = vote.to_list() if vote.finite else []
+        control.last_similarities = vote.similarities
         control.last_step = {
             "step": control.step,
             "epoch": self._job.order.epoch(control.step),
@@ -414,18 +439,26 @@ class Trainer:
         control.skipped_steps = 0 if vote.finite else control.skipped_steps + 1
         self._committed_in = layout
         self._pending = False
+        self._note(control.step - 1, layout, [layout.pipeline])
 
     def _note(self, step: int, layout: StageLayout, pipelines: Iterable[int]) -> None:
-        """Write what these pipelines trained in a committed step into the ledger."""
+        """Write what these pipelines trained in a committed step into the ledger.
+
+        Raises:
+            StorageError: it cannot be written; the step is committed all the same.
+        """
         dealt = self._job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
-        for pipeline in pipelines:
-            self._ledger.append(
-                step=step,
-                epoch=self._job.order.epoch(step),
-                layout_generation=layout.number,
-                pipeline=pipeline,
-                sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
-            )
+        try:
+            for pipeline in pipelines:
+                self._ledger.append(
+                    step=step,
+                    epoch=self._job.order.epoch(step),
+                    layout_generation=layout.number,
+                    pipeline=pipeline,
+                    sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
+                )
+        except OSError as error:
+            raise StorageError(f"the run's ledger in {self._run_dir}: {error}") from error
 
     def _commit_late(self, control: Control) -> None:
         """Commit the pending step as others have, and take over what they decided after it. Part of a regroup, so the
@@ -440,7 +473,8 @@ class Trainer:
         control = self._state.control
         if self._job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
             split = self._job.dataset.train
-            costs = measure_costs(member.runner, member.layout, member.groups, split, control, round_seconds)
+            with self._watchdog.timing("measurement", member.groups.connections):
+                costs = measure_costs(member.runner, member.layout, member.groups, split, control, round_seconds)
             control.costs = costs.model_dump()
 
     def _check_progress(self, vote: Vote) -> None:
@@ -457,30 +491,21 @@ class Trainer:
             reason="NonFinite",
         )
 
-    def _move_boundary(self, member: _Membership, vote: Vote) -> bool:
-        """Ask the policy; whether blocks froze or train again."""
-        control = self._state.control
-        if not self._decide(vote):
-            return False
-        self._equip(member)
-        if member.leader is not None:
-            member.leader.frozen(control)
-        return True
-
     def _decide(self, vote: Vote | None) -> bool:
-        """Ask the policy, before the first step or after a vote; whether the boundary moved."""
+        """Ask the policy, before the first step or after a vote that was finite; whether the boundary moved."""
         control = self._state.control
         observation = FreezeObservation(
             step=control.step,
             epoch=self._job.order.epoch(control.step),
             boundary=control.boundary,
             num_layers=self._job.num_layers,
-            unit_gradient_norms=vote.unit_norms if vote is not None and vote.finite else (),
+            unit_gradient_norms=vote.unit_norms if vote is not None else (),
             learning_rate=control.last_step.get("learning_rate", 0.0),
-            similarities=vote.similarities if vote is not None else (),
+            similarities=control.last_similarities,
         )
         boundary = self._policy.decide(observation)
         control.policy = self._policy.state_dict()
+        control.decided_step = control.step
         if boundary == control.boundary:
             return False
         control.boundary = boundary
@@ -503,15 +528,18 @@ class Trainer:
         layout, control = member.layout, self._state.control
         micro_batches = self._job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline]
         metrics = list(self._job.metrics.values())
-        scores = member.runner.evaluate(micro_batches, self._job.dataset.test, metrics, name="test")
-        dist.all_reduce(scores, group=member.world)
+        rounds = math.ceil(len(self._job.dataset.test) / self._job.order.global_batch)
+        with self._watchdog.timing("evaluation", member.groups.connections, rounds):
+            scores = member.runner.evaluate(micro_batches, self._job.dataset.test, metrics, name="test")
+            dist.all_reduce(scores, group=member.world)
         values = {
             name: numerator / denominator if denominator else math.nan
             for name, (numerator, denominator) in zip(self._job.metrics, scores.tolist(), strict=True)
         }
-        better = control.note_evaluation(values, self._job.spec.evaluation)
+        better = control.is_better(values, self._job.spec.evaluation)
         if better and self._job.spec.evaluation.keep_best:
             save_best(self._job, self._state, layout, member.world)
+        control.note_evaluation(values, better=better)  # last: what breaks before it is done again
         if member.leader is not None:
             member.leader.evaluated(control, better=better)
 
@@ -546,18 +574,16 @@ class Trainer:
         self._state = result.state
         self._mirrors.forget_after(self.step)
         self._member = None
-        if old is not None:
-            old.drop()
-            del old
+        outgrown = [] if old is None else old.release()
         if result.layout is None:
-            result.groups.drop()
+            _drop_groups([*outgrown, *result.groups.release()])
             self._leave_cache(result)
             return Ending.LEFT
-        self._join(result, result.layout)
+        self._join(result, result.layout, [*outgrown, *result.groups.release_transfer()])
         return None
 
-    def _join(self, result: Regrouped, layout: StageLayout) -> None:
-        """Become a member of the committed generation."""
+    def _join(self, result: Regrouped, layout: StageLayout, outgrown: list[dist.ProcessGroup]) -> None:
+        """Become a member of the committed generation. `outgrown` are the groups that it came from."""
         control = self._state.control
         self._policy = PolicyCopy(self._job.policy, control.policy)
         if control.step == 0:
@@ -572,6 +598,7 @@ class Trainer:
             phases=result.phases,
             paused_at=control.round_ended_at or wall_clock() - result.phases.total,
             first_step=control.step,
+            outgrown=outgrown,
         )
         self._equip(member)
         member.phases.lap("equip")
@@ -688,6 +715,13 @@ class Trainer:
         dist.all_reduce(torch.ones(1), group=member.world)
         if member.leader is not None:
             member.leader.finished(self._state.control)
+
+
+def _drop_groups(groups: list[dist.ProcessGroup]) -> None:
+    """Drop groups, of which the caller keeps no other reference: their sockets close with the last one."""
+    while groups:
+        drop_group(groups.pop())
+    gc.collect()  # a stage of torch's pipeline, which refers to its group, hangs in a cycle
 
 
 def _is_own_fault(error: BaseException) -> bool:

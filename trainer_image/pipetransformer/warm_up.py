@@ -1,20 +1,56 @@
-"""Does once, before a worker says that it is ready, what torch does at the first step of a process: start the threads
-of autograd, load kernels, import the optimizers. A joiner's first step is in everybody's pause."""
+"""Does once, before a worker says that it is ready, what a process does at its first step only: start the threads of
+autograd, load and compile kernels for the job's shapes, import the optimizers. A joiner's first step is in everybody's
+pause."""
+
+import logging
 
 import torch
-from torch import nn
+import torch.distributed as dist
 
-from pipetransformer_contract.spec import Optimizer
-
+from .elastic.groups import ensure_default_group
+from .job import Job
 from .optimizer import make_optimizer
+from .schedules import StageRunner, StageSpec
+from .state import WorkerState
 
-_WIDTH = 64
+logger = logging.getLogger(__name__)
 
 
-def warm_up(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> None:
-    """Train a small layer for one step."""
-    layer = nn.Sequential(nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH), nn.GELU()).to(device, dtype)
-    made = make_optimizer(optimizer, layer.named_parameters(), {})
-    assert made is not None
-    layer(torch.ones(_WIDTH, _WIDTH, device=device, dtype=dtype)).sum().backward()
-    made.step()
+def warm_up(job: Job, device: torch.device) -> None:
+    """Train a model of one block, all of it zeros, for one micro-batch."""
+    try:
+        _train(job, device)
+    except Exception:  # whatever it is, only the first step can tell whether it is more than the zeros
+        logger.warning("this worker is not warm", exc_info=True)
+
+
+def _train(job: Job, device: torch.device) -> None:
+    state = WorkerState(job.num_layers, job.model.ties)
+    for index in (0, 1, job.num_layers + 1):
+        state.units[index] = unit = job.blank_unit(index)
+        zeros = {
+            name: torch.zeros_like(old, device=device)
+            for name, old in state.unit_tensors(index, with_moments=False).items()
+        }
+        state.put_unit(index, unit, zeros)
+        unit.to(device)  # what is not part of the state
+    ensure_default_group()
+    assert dist.group.WORLD is not None
+    spec = StageSpec(
+        stage=0,
+        stages=1,
+        span=range(len(state.units)),
+        boundary=0,
+        schedule=job.schedule,
+        group=dist.group.WORLD,
+        device=device,
+        dtype=job.dtype,
+        autocast=job.autocast,
+        recompute=job.spec.training.activation_checkpointing,
+    )
+    runner = StageRunner(spec, job.model, list(state.units.values()))
+    micro_batch = job.training_micro_batches(0, 1, job.micro_batch_size)[0][0]
+    runner.train(0, [micro_batch], job.dataset.train)
+    optimizer = make_optimizer(job.spec.training.optimizer, state.trained_parameters(), state.moments, job.no_decay)
+    assert optimizer is not None
+    optimizer.step()

@@ -41,7 +41,7 @@ def plan_for(
         lambda boundary, costs: Cut(cut(stages), micro_batch_size=1),
         pipelines,
         UNIT_BYTES,
-        durable=durable,
+        durable=lambda: durable,
     )
 
 

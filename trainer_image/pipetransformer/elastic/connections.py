@@ -4,15 +4,23 @@ A blocked call of gloo or of a TCPStore notices a closed connection at once, and
 unblocks nobody while anyone refers to it. So whoever must end such a wait shuts the sockets down, and every blocked
 call fails as if a peer had died. torch hands out no file descriptors, so they are found by what was opened meanwhile.
 Linux only.
+
+One wait has no socket that could be shut: a group that is being made waits for its peers to connect, five times as long
+as its timeout says. It waits in a thread, which is left behind.
 """
 
 import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _DESCRIPTORS = "/proc/self/fd"
+_LOOK_SECONDS = 0.05
 
 
 class Connections:
@@ -27,6 +35,7 @@ class Connections:
         self._lock = threading.Lock()
         self._before: set[tuple[int, str]] | None = None
         self._opened: set[tuple[int, str]] = set()
+        self._is_shut = threading.Event()
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
@@ -40,8 +49,28 @@ class Connections:
                 self._opened |= _sockets() - self._before
                 self._before = None
 
+    def connect(self, make: Callable[[], T], drop: Callable[[T], None]) -> T:
+        """What `make` makes, with every connection that it opens.
+
+        Args:
+            make: waits for peers to connect.
+            drop: takes what `make` made after nobody wanted it any more.
+
+        Raises:
+            ConnectionAbortedError: `shut` was called meanwhile.
+        """
+        made: Future[T] = Future()
+        with self.opening():
+            threading.Thread(target=_fulfil, args=(made, make), name="connect", daemon=True).start()
+            while not wait([made], _LOOK_SECONDS).done:
+                if self._is_shut.is_set():
+                    made.add_done_callback(lambda late: late.exception() or drop(late.result()))
+                    raise ConnectionAbortedError("given up before all peers had connected")
+        return made.result()
+
     def shut(self) -> None:
         """Break what is open, and what is being opened just now."""
+        self._is_shut.set()
         with self._lock:
             present = _sockets()
             opened = self._opened if self._before is None else self._opened | (present - self._before)
@@ -55,6 +84,13 @@ class Connections:
                 listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if not listens and connection.getsockname()[1] != self._own_port:
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
+    try:
+        made.set_result(make())
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is wanted
+        made.set_exception(error)
 
 
 def _sockets() -> set[tuple[int, str]]:

@@ -129,12 +129,11 @@ class GenerationGroups:
     def meet(self, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport) -> None:
         """Make the groups that do not depend on roles. Called by all members and leavers; a leaver's rank is not below
         `num_members`."""
-        with self.connections.opening():
-            self.transfer = make_group(store, "transfer", rank, num_members + num_leavers, transport)
-            if num_leavers == 0:
-                self.world = self.transfer
-            elif rank < num_members:
-                self.world = make_group(store, "world", rank, num_members, transport)
+        self.transfer = self._make(store, "transfer", rank, num_members + num_leavers, transport)
+        if num_leavers == 0:
+            self.world = self.transfer
+        elif rank < num_members:
+            self.world = self._make(store, "world", rank, num_members, transport)
 
     def assign(
         self,
@@ -153,30 +152,33 @@ class GenerationGroups:
         pipeline, stage = roles[rank]
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]
         replicas = [r for _, r in sorted((p, r) for r, (p, s) in enumerate(roles) if s == stage)]
-        with self.connections.opening():
-            self.pipeline = make_group(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport)
-            self.data_parallel = make_group(
-                store, f"data-parallel/{stage}", replicas.index(rank), len(replicas), transport
+        self.pipeline = self._make(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport)
+        self.data_parallel = self._make(store, f"data-parallel/{stage}", replicas.index(rank), len(replicas), transport)
+        for shared in sorted({shared for shared in tied_stages if stage in shared}):
+            holders = [r for r, (_, s) in enumerate(roles) if s in shared]
+            tag = "tied/" + "-".join(map(str, shared))
+            self.tied[shared] = (
+                self.data_parallel
+                if shared == (stage,)
+                else self._make(store, tag, holders.index(rank), len(holders), transport)
             )
-            for shared in sorted({shared for shared in tied_stages if stage in shared}):
-                holders = [r for r, (_, s) in enumerate(roles) if s in shared]
-                tag = "tied/" + "-".join(map(str, shared))
-                self.tied[shared] = (
-                    self.data_parallel
-                    if shared == (stage,)
-                    else make_group(store, tag, holders.index(rank), len(holders), transport)
-                )
 
-    def drop_transfer(self) -> None:
-        """Let go of the leavers once the generation is committed."""
-        if self.transfer is not None and self.transfer is not self.world:
-            drop_group(self.transfer)
-        self.transfer = self.world
+    def _make(self, store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
+        return self.connections.connect(lambda: make_group(store, tag, rank, size, transport), drop_group)
 
-    def drop(self) -> None:
-        """Forget all groups."""
+    def release_transfer(self) -> list[dist.ProcessGroup]:
+        """Let go of the leavers once the generation is committed; the caller drops what this returns."""
+        transfer, self.transfer = self.transfer, self.world
+        return [transfer] if transfer is not None and transfer is not self.world else []
+
+    def release(self) -> list[dist.ProcessGroup]:
+        """Forget all groups; the caller drops them."""
         groups = (self.transfer, self.world, self.pipeline, self.data_parallel, *self.tied.values())
-        for group in {id(g): g for g in groups if g}.values():
-            drop_group(group)
         self.transfer = self.world = self.pipeline = self.data_parallel = None
         self.tied = {}
+        return list({id(group): group for group in groups if group is not None}.values())
+
+    def drop(self) -> None:
+        """Forget all groups and abort what waits in them."""
+        for group in self.release():
+            drop_group(group)

@@ -150,7 +150,7 @@ def make_plan(
     pipelines: int,
     unit_bytes: Sequence[int],
     *,
-    durable: DurablePoint | None,
+    durable: Callable[[], DurablePoint | None],
 ) -> RegroupPlan:
     """The plan for participants that bring `inventories`, in the transfer group's order.
 
@@ -165,7 +165,7 @@ def make_plan(
         cut_at: cuts the units into stages for a boundary, by measured costs if there are any.
         pipelines: data-parallel width.
         unit_bytes: weight of each unit on the wire.
-        durable: the newest checkpoint, None for none.
+        durable: looks the newest checkpoint up, None for none; only asked when a unit is lost.
     """
     step = max(inventory.step for inventory in inventories)
     usable = [
@@ -174,20 +174,25 @@ def make_plan(
     ]
     recut = partial(_from_memory, num_members=num_members, cut_at=cut_at, pipelines=pipelines, unit_bytes=unit_bytes)
     if step >= 0 and _whole(usable, unit_bytes):
-        control = next(inventory.control for inventory in inventories if inventory.step == step)
+        # One may have broken before it did what follows the step, and another not.
+        control = max(
+            (inventory.control for inventory in inventories if inventory.step == step),
+            key=lambda found: (found.get("decided_step", -1), found.get("evaluated_step", 0)),
+        )
         return recut(Origin.PEERS, step, control, usable)
+    checkpoint = durable()
     mirrored = {mirror.step: mirror.control for inventory in inventories for mirror in inventory.mirrors}
     for earlier in sorted(mirrored, reverse=True):
         held = [
             {unit for mirror in inventory.mirrors if mirror.step == earlier for unit in mirror.units}
             for inventory in inventories
         ]
-        if _whole(held, unit_bytes) and (durable is None or durable.step <= earlier):
+        if _whole(held, unit_bytes) and (checkpoint is None or checkpoint.step <= earlier):
             return recut(Origin.MIRROR, earlier, mirrored[earlier], held)
-    cut = cut_at(0 if durable is None else durable.boundary, None)
+    cut = cut_at(0 if checkpoint is None else checkpoint.boundary, None)
     return RegroupPlan(
-        origin=Origin.FRESH if durable is None else Origin.CHECKPOINT,
-        step=0 if durable is None else durable.step,
+        origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
+        step=0 if checkpoint is None else checkpoint.step,
         control={},
         roles=assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes),
         spans=[(span.start, span.stop) for span in cut.spans],

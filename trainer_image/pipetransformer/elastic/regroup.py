@@ -9,7 +9,7 @@ path with nothing in the inventory.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ from .phases import Phases
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
 from .rendezvous import GenerationRendezvousHandler, LeaverError
 from .transfer import Parts, move_units
-from .watchdog import Watchdog
+from .watchdog import ROUND, Deadline, Watchdog
 
 
 class RegroupError(RuntimeError):
@@ -62,7 +62,7 @@ class RegroupTools:
         commit_late: commits the pending step as those did who have this control state.
         shells: every unit, for shapes only.
         mirrors: what this worker mirrored.
-        watchdog: ends an attempt that a newer generation has made void.
+        watchdog: ends an attempt that a newer generation has made void, or that takes too long.
         reached: told of moments.
         data: digest of the data, the same on all workers.
     """
@@ -120,11 +120,13 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
     generation = handler.find_next()
     phases = Phases()
     tools.reached(Moment.FOUND, generation.layout_generation)
-    with tools.watchdog.watching(handler.connections, handler.given_up):
+    # All come within a round; how long the rest may take, the plan tells.
+    deadline = Deadline(tools.watchdog.limit(ROUND))
+    with tools.watchdog.watching(handler.connections, lambda: handler.given_up() or deadline.is_past()):
         rank, store = _meet(handler)
         phases.lap("rendezvous")
         groups = GenerationGroups(connections=handler.connections)
-        attempt = _Attempt(tools, state, generation, rank, store, groups, phases)
+        attempt = _Attempt(tools, state, generation, rank, store, groups, phases, deadline)
         try:
             plan, new_state = attempt.run(pending=pending)
         except (RuntimeError, OSError, LookupError, ValueError) as error:
@@ -132,7 +134,6 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
             message = f"generation {generation.layout_generation} was not committed: {error}"
             raise RegroupError(message, attempt.assembled) from error
     tools.reached(Moment.AGREED, generation.layout_generation)
-    attempt.groups.drop_transfer()
     layout = None
     if attempt.is_member:
         spans = [range(start, stop) for start, stop in plan.spans]
@@ -143,7 +144,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
         new_state,
         attempt.groups,
         store,
-        attempt.transfers(plan, new_state.control.boundary),
+        attempt.transfers,
         phases,
     )
 
@@ -165,6 +166,8 @@ class _Attempt:
 
     Attributes:
         rank: in the transfer group: members, then leavers.
+        deadline: past it the watchdog ends the attempt.
+        transfers: (source, target, bytes) of all moves, once they are planned.
         assembled: the state of the new role, from when all of it is there until everybody has voted.
     """
 
@@ -175,6 +178,8 @@ class _Attempt:
     store: Store
     groups: GenerationGroups
     phases: Phases
+    deadline: Deadline
+    transfers: list[tuple[int, int, int]] = field(default_factory=list)
     assembled: WorkerState | None = None
 
     @property
@@ -190,6 +195,7 @@ class _Attempt:
         self.phases.lap("groups")
         plan = self._agree(pending)
         self.phases.lap("plan")
+        self._expect(plan)
         if plan.origin is Origin.PEERS and self.state.units and self.state.control.step == plan.step - 1:
             tools.commit_late(Control.from_dict(plan.control))
         if self.is_member:
@@ -205,12 +211,18 @@ class _Attempt:
         self.phases.lap("vote")
         return plan, new_state
 
-    def transfers(self, plan: RegroupPlan, boundary: int) -> list[tuple[int, int, int]]:
-        """(source, target, bytes) of all moves."""
+    def _expect(self, plan: RegroupPlan) -> None:
+        """Note what will move, and so how long the vote may be away: alike on all, since they wait for each other."""
+        if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
+            self.deadline.put_off(self.tools.watchdog.first_seconds)
+            return
+        codec, shells, boundary = self.tools.codec, self.tools.shells, int(plan.control["boundary"])
+        sizes = {unit: codec.size(unit, shells[unit], boundary) for unit in {move.unit for move in plan.moves}}
         totals: dict[tuple[int, int], int] = defaultdict(int)
         for move in plan.moves:
-            totals[move.source, move.target] += self.tools.codec.size(move.unit, self.tools.shells[move.unit], boundary)
-        return [(*pair, size) for pair, size in totals.items()]
+            totals[move.source, move.target] += sizes[move.unit]
+        self.transfers = [(*pair, size) for pair, size in totals.items()]
+        self.deadline.put_off(self.tools.watchdog.limit_to_move(sum(totals.values())))
 
     def _agree(self, pending: bool) -> RegroupPlan:
         """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
@@ -239,7 +251,7 @@ class _Attempt:
                 lambda boundary, costs: tools.cut_at(boundary, generation.stages, generation.pipelines, costs),
                 generation.pipelines,
                 [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
-                durable=tools.durable(),
+                durable=tools.durable,
             )
             store.set("plan", plan.model_dump_json())
             return plan

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from .connections import Connections
 
@@ -22,6 +21,10 @@ MULTIPLE = 10.0
 FLOOR_SECONDS = 30.0
 #: What an activity may take that was never done before: kernels compile, files are read.
 FIRST_SECONDS = 300.0
+#: No network that one would train over is slower.
+SLOWEST_BYTES_PER_SECOND = 50e6
+#: The activity by which the others are judged before they were done once.
+ROUND = "round"
 _LOOK_SECONDS = 0.05
 _RUNS = 16
 
@@ -47,16 +50,32 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def limit(self, activity: str) -> float:
-        """Seconds that an activity may take, by the last runs of the same name that ended well."""
-        seconds = self._seconds[activity]
-        return max(self._floor_seconds, MULTIPLE * max(seconds)) if seconds else self._first_seconds
+    @property
+    def first_seconds(self) -> float:
+        """What may be taken by that of which nothing is known."""
+        return self._first_seconds
+
+    def limit(self, activity: str, rounds: float | None = None) -> float:
+        """Seconds that an activity may take, by the last runs of the same name that ended well.
+
+        Args:
+            activity: its name.
+            rounds: how many rounds one that was never done before is like; None for not comparable.
+        """
+        seconds, factor = self._seconds[activity], 1.0
+        if not seconds and rounds is not None:
+            seconds, factor = self._seconds[ROUND], rounds
+        return max(self._floor_seconds, MULTIPLE * factor * max(seconds)) if seconds else self._first_seconds
+
+    def limit_to_move(self, num_bytes: int) -> float:
+        """Seconds that moving state between workers may take."""
+        return self._floor_seconds + num_bytes / SLOWEST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
-    def timing(self, activity: str, connections: Connections) -> Iterator[None]:
-        """Shut `connections` if the block takes longer than its activity may."""
+    def timing(self, activity: str, connections: Connections, rounds: float | None = None) -> Iterator[None]:
+        """Shut `connections` if the block takes longer than its activity may; see `limit`."""
         begun = time.monotonic()
-        with self.watching(connections, partial(_is_past, begun + self.limit(activity))):
+        with self.watching(connections, Deadline(self.limit(activity, rounds)).is_past):
             yield
         self._seconds[activity].append(time.monotonic() - begun)
 
@@ -83,5 +102,15 @@ class Watchdog:
                 self._watched[0].shut()
 
 
-def _is_past(deadline: float) -> bool:
-    return time.monotonic() > deadline
+class Deadline:
+    """A moment some seconds from now, that may be put off."""
+
+    def __init__(self, seconds: float) -> None:
+        self.put_off(seconds)
+
+    def put_off(self, seconds: float) -> None:
+        """Begin again, with so many seconds."""
+        self._at = time.monotonic() + seconds
+
+    def is_past(self) -> bool:
+        return time.monotonic() > self._at
