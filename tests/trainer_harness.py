@@ -26,6 +26,7 @@ from pipetransformer_contract.messages import Generation, Member, Report, Resize
 from pipetransformer_contract.spec import TrainerSpec
 
 _TIMEOUT = datetime.timedelta(seconds=60)
+_BROKE = "broke"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Faults:
 
     Attributes:
         killed_at: the process dies at that moment of that step (from 0) or generation.
-        stopped_at: it hangs there for ever.
+        stopped_at: it hangs there for ever. Nobody is told before another worker has lost its group: the operator
+            drops nobody for silence alone.
         loses_vote_of: its connection seems to break after the vote of that step (from 0), before its commit.
     """
 
@@ -231,7 +233,7 @@ def _worker(
         watchdog = None if watchdog_seconds is None else Watchdog(floor_seconds=watchdog_seconds)
         trainer = Trainer(
             job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", _TIMEOUT), reports, Path(run_dir),
-            Hooks(reached=reached), watchdog,
+            Hooks(reached=reached, broke=lambda: pipe.send(_BROKE)), watchdog,
         )  # fmt: skip
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
@@ -319,25 +321,37 @@ def _follow(
 ) -> Ran:
     """Collect how the workers end, and tell the others of each that is lost."""
     running = dict(pipes)
+    silent: list[int] = []
+    broke = False
+
+    def tell(lost: int) -> None:
+        for pipe in pipes.values():
+            with contextlib.suppress(OSError):
+                pipe.send(lost)
+
     while running:
         heard = wait(list(running.values()), timeout=120)
         if not heard:
             raise TimeoutError(f"workers {sorted(running)} said nothing for 120 s")
         for number in [number for number, pipe in running.items() if pipe in heard]:
             said = running[number].recv()
-            if isinstance(said, tuple):
+            if said == _BROKE:
+                broke = True
+            elif isinstance(said, tuple):
                 ran.endings[number] = said[0]
                 ran.reports += [Report.model_validate_json(content) for content in said[1]]
                 ran.usage[number] = said[2]
                 del running[number]
-                continue
-            ran.lost_at[number] = said
-            del running[number]
-            if faults[number].killed_at:
-                processes[number].join(60)
-            for pipe in pipes.values():
-                with contextlib.suppress(OSError):
-                    pipe.send(number)
+            else:
+                ran.lost_at[number] = said
+                del running[number]
+                if faults[number].killed_at:
+                    processes[number].join(60)
+                    tell(number)
+                else:
+                    silent.append(number)
+        while broke and silent:
+            tell(silent.pop())
     for pipe in pipes.values():
         with contextlib.suppress(OSError):
             pipe.send(None)

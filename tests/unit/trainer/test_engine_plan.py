@@ -67,6 +67,26 @@ def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
     assert (plan.origin, plan.step, plan.control["step"]) == (Origin.PEERS, 8, 8)
 
 
+def test_what_was_decided_after_a_step_is_not_lost_with_one_that_broke_before_it() -> None:
+    broken, decided = bring(range(4), 8), bring(range(4, 8), 8)
+    decided.control |= {"decided_step": 8, "boundary": 2}
+
+    plan = plan_for([broken, decided], 2, 1)
+
+    assert plan.control["boundary"] == 2
+
+
+def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> None:
+    def ask() -> DurablePoint:
+        raise AssertionError
+
+    whole = [bring(range(4), 8), bring(range(4, 8), 8)]
+    make_plan(whole, 2, lambda boundary, costs: Cut(cut(2), 1), 1, UNIT_BYTES, durable=ask)
+
+    with pytest.raises(AssertionError):
+        make_plan(whole[:1], 1, lambda boundary, costs: Cut(cut(1), 1), 1, UNIT_BYTES, durable=ask)
+
+
 def test_a_step_that_nobody_has_committed_is_redone() -> None:
     plan = plan_for([bring(range(4), 7, pending=True), bring(range(4, 8), 7)], 2, 1)
 

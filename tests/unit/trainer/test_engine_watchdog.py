@@ -75,6 +75,22 @@ def test_a_wait_for_a_key_that_never_comes_ends_when_it_is_given_up(store: TCPSt
     assert store.get("alive") == b"1", "the store that this process hosts is not touched"
 
 
+def test_a_wait_for_peers_to_connect_is_left_behind_and_what_it_makes_late_is_dropped(watchdog: Watchdog) -> None:
+    connections = Connections()
+    come, dropped = threading.Event(), threading.Event()
+
+    def make() -> str:
+        come.wait()
+        return "group"
+
+    with pytest.raises(ConnectionAbortedError), watchdog.timing("regroup", connections):
+        connections.connect(make, lambda group: dropped.set())
+
+    assert not dropped.is_set()
+    come.set()
+    assert dropped.wait(30)
+
+
 def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
     watchdog = Watchdog(floor_seconds=5, first_seconds=60)
     assert watchdog.limit("round") == 60
@@ -86,6 +102,18 @@ def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
     assert watchdog.limit("evaluation") == 60
 
 
+def test_what_was_never_done_is_judged_by_rounds() -> None:
+    watchdog = Watchdog(floor_seconds=0, first_seconds=60)
+    assert watchdog.limit("evaluation", rounds=3) == 60
+
+    with watchdog.timing("round", Connections()):
+        pass
+
+    assert watchdog.limit("evaluation", rounds=3) == pytest.approx(3 * watchdog.limit("round"))
+    assert watchdog.limit("mirror") == 60
+    assert watchdog.limit_to_move(100_000_000) == 2
+
+
 def test_what_failed_does_not_count_as_how_long_it_takes() -> None:
     watchdog = Watchdog(floor_seconds=5, first_seconds=60)
 
@@ -95,17 +123,28 @@ def test_what_failed_does_not_count_as_how_long_it_takes() -> None:
     assert watchdog.limit("round") == 60
 
 
-def test_survivors_of_a_worker_that_hangs_go_on_without_it(tmp_path: Path) -> None:
-    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(3, 1, [0, 1, 3], after_loss=2)]
+@pytest.mark.parametrize(
+    ("hung", "moment", "at"),
+    [
+        pytest.param(2, Moment.COMPUTED, 8, id="round"),
+        pytest.param(0, Moment.MOVING, 2, id="transfer-of-the-leader"),
+        pytest.param(2, Moment.FOUND, 2, id="before-the-rendezvous", marks=pytest.mark.slow),
+        pytest.param(3, Moment.MET, 2, id="while-groups-are-made", marks=pytest.mark.slow),
+        pytest.param(1, Moment.COMMITTED, 14, id="evaluation", marks=pytest.mark.slow),
+    ],
+)
+def test_survivors_of_a_worker_that_hangs_go_on_without_it(hung: int, moment: Moment, at: int, tmp_path: Path) -> None:
+    survivors = [worker for worker in range(4) if worker != hung]
+    script = [
+        Scripted(2, 2, [0, 1, 2, 3]),
+        Scripted(2, 2, [0, 2, 1, 3], at_step=9),
+        Scripted(3, 1, survivors, after_loss=hung),
+    ]
 
     run = run_job(
-        make_spec(ADAMW),
-        script,
-        tmp_path,
-        faults={2: Faults(stopped_at=(Moment.COMPUTED, 8))},
-        watchdog_seconds=0.5,
+        make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(moment, at))}, watchdog_seconds=0.5
     )
 
-    assert run.endings == dict.fromkeys([0, 1, 3], "Finished")
+    assert run.endings == dict.fromkeys(survivors, "Finished")
     findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
     assert findings.clean and findings.redone == 0
