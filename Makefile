@@ -112,7 +112,7 @@ bench-equality: $(STAMP) ## Losses of runs that regroup, freeze and lose workers
 bench-overhead: $(STAMP) ## Our step while nothing changes, against plain PyTorch, DDP and torch.distributed.pipelining.
 	$(BIN)/python -m benchmarks.overhead
 
-bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart and against bare P2P, by phase (30 min).
+bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart and against bare P2P, by phase (12 min).
 	$(BIN)/python -m benchmarks.regroup
 
 bench-release: $(STAMP) ## Freeze to another owner's pod on the freed GPUs, by phase, on real kubelets (root, 15 min).

@@ -19,7 +19,6 @@ from pathlib import Path
 #: torch 2.13 caches the store of the previous attempt; without this a scale-down can hang (docs/decisions/0002).
 _WORKAROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
-DEFAULT: Mapping[str, str] = {}
 #: As quick as it goes without a heartbeat lost on a busy machine (two seconds and less split the world in two).
 BEST: Mapping[str, str] = {"last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
 
