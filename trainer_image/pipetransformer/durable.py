@@ -23,6 +23,7 @@ from .errors import StorageError
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
+from .prefetch import Prefetcher
 from .state import Control, WorkerState
 
 Result = TypeVar("Result")
@@ -193,6 +194,17 @@ class Checkpointer:
         """
         assert self._spec is not None
         return load_unit(self._spec.location, self._checkpoint(), unit_name(index, self._job.num_layers))
+
+    def prefetcher(self) -> Prefetcher:
+        """What reads frozen units ahead."""
+        spec, num_layers = self._spec, self._job.num_layers
+
+        def load(info: CheckpointInfo, index: int) -> dict[str, Tensor]:
+            assert spec is not None
+            return load_unit(spec.location, info, unit_name(index, num_layers))
+
+        tied = {unit for tie in self._job.model.ties.all for unit, _ in tie.places}
+        return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
 
     def _newest(self) -> CheckpointInfo | None:
         if self._spec is None:

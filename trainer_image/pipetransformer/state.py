@@ -32,6 +32,7 @@ class Control:
         step: global steps committed so far.
         boundary: frozen blocks.
         boundary_step: step before which the boundary was last changed.
+        fell_step: step before which it last fell, 0 for never: what was frozen then and is now has not changed since.
         policy: state of the freeze policy.
         metrics: values of the newest evaluation, by name.
         best: those of the best one, empty before the first.
@@ -50,6 +51,7 @@ class Control:
     step: int = 0
     boundary: int = 0
     boundary_step: int = 0
+    fell_step: int = 0
     policy: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)

@@ -151,6 +151,7 @@ class Trainer:
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._mirrors = self._make_mirrors()
+        self._prefetcher = self._checkpointer.prefetcher()
         self._cache = make_cache(job, worker)
         self._member: _Membership | None = None
         self._pending = False
@@ -217,6 +218,7 @@ class Trainer:
         gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
         warm_up(self._job, self._transport.device)
         self._watchdog.start()
+        self._prefetcher.start()
         try:
             ending = self._regroup()
             while ending is None:
@@ -225,6 +227,7 @@ class Trainer:
             return Ending.CLOSED
         finally:
             self._watchdog.stop()
+            self._prefetcher.stop()
             if self._cache is not None:
                 self._cache.close()
             gc.unfreeze()
@@ -508,6 +511,8 @@ class Trainer:
         control.decided_step = control.step
         if boundary == control.boundary:
             return False
+        if boundary < control.boundary:
+            control.fell_step = control.step
         control.boundary = boundary
         control.boundary_step = control.step
         self._state.apply_boundary()
@@ -584,6 +589,7 @@ class Trainer:
 
     def _join(self, result: Regrouped, layout: StageLayout, outgrown: list[dist.ProcessGroup]) -> None:
         """Become a member of the committed generation. `outgrown` are the groups that it came from."""
+        self._prefetcher.stop()
         control = self._state.control
         self._policy = PolicyCopy(self._job.policy, control.policy)
         if control.step == 0:
@@ -677,6 +683,7 @@ class Trainer:
             cut_at=self._job.cut,
             commit_late=self._commit_late,
             mirrors=self._mirrors,
+            read_ahead=self._prefetcher.units,
             watchdog=self._watchdog,
             reached=self._hooks.reached,
         )

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel
 from scipy.optimize import linear_sum_assignment
 
+from ..freezing import first_trainable
 from ..partition import Cut, ModelCosts
 
 
@@ -45,6 +46,7 @@ class Inventory(BaseModel):
         control: its `Control`, by field name.
         data: digest of the data that it sees.
         mirrors: what it has mirrored.
+        frozen: units that it has read from a checkpoint of which they were a frozen part, and that checkpoint's step.
     """
 
     units: list[int]
@@ -53,6 +55,7 @@ class Inventory(BaseModel):
     control: dict[str, Any] = {}
     data: str = ""
     mirrors: list[Mirrored] = []
+    frozen: dict[int, int] = {}
 
 
 class Move(BaseModel):
@@ -179,7 +182,7 @@ def make_plan(
             (inventory.control for inventory in inventories if inventory.step == step),
             key=lambda found: (found.get("decided_step", -1), found.get("evaluated_step", 0)),
         )
-        return recut(Origin.PEERS, step, control, usable)
+        return recut(Origin.PEERS, step, control, usable, [_still_frozen(bring, control) for bring in inventories])
     checkpoint = durable()
     mirrored = {mirror.step: mirror.control for inventory in inventories for mirror in inventory.mirrors}
     for earlier in sorted(mirrored, reverse=True):
@@ -188,7 +191,7 @@ def make_plan(
             for inventory in inventories
         ]
         if _whole(held, unit_bytes) and (checkpoint is None or checkpoint.step <= earlier):
-            return recut(Origin.MIRROR, earlier, mirrored[earlier], held)
+            return recut(Origin.MIRROR, earlier, mirrored[earlier], held, [set()] * len(inventories))
     cut = cut_at(0 if checkpoint is None else checkpoint.boundary, None)
     return RegroupPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
@@ -201,6 +204,12 @@ def make_plan(
     )
 
 
+def _still_frozen(inventory: Inventory, control: dict[str, Any]) -> set[int]:
+    """Units that a participant has read and that nobody has trained since."""
+    frozen = range(first_trainable(int(control["boundary"])))
+    return {unit for unit, step in inventory.frozen.items() if unit in frozen and step >= control.get("fell_step", 0)}
+
+
 def _whole(held: Sequence[set[int]], unit_bytes: Sequence[int]) -> bool:
     return set().union(*held) >= set(range(len(unit_bytes)))
 
@@ -210,6 +219,7 @@ def _from_memory(
     step: int,
     control: dict[str, Any],
     held: Sequence[set[int]],
+    read: Sequence[set[int]],
     *,
     num_members: int,
     cut_at: Callable[[int, ModelCosts | None], Cut],
@@ -218,8 +228,9 @@ def _from_memory(
 ) -> RegroupPlan:
     costs = ModelCosts.model_validate(control["costs"]) if control.get("costs") else None
     cut = cut_at(int(control["boundary"]), costs)
-    roles = assign_roles(held[:num_members], cut.spans, pipelines, unit_bytes)
-    wanted = [set(cut.spans[stage]) for _, stage in roles]
+    there = [units | more for units, more in zip(held, read, strict=True)]
+    roles = assign_roles(there[:num_members], cut.spans, pipelines, unit_bytes)
+    wanted = [set(cut.spans[stage]) - read[rank] for rank, (_, stage) in enumerate(roles)]
     return RegroupPlan(
         origin=origin,
         step=step,

@@ -8,7 +8,7 @@ path with nothing in the inventory.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,7 @@ from ..errors import WorkersDifferError
 from ..layout import StageLayout
 from ..moments import Moment, Reached
 from ..partition import Cut, ModelCosts
+from ..prefetch import ReadUnit
 from ..state import Control, UnitCodec, WorkerState
 from .groups import GenerationGroups, Store, Transport
 from .mirror import Mirrors
@@ -62,6 +63,7 @@ class RegroupTools:
         commit_late: commits the pending step as those did who have this control state.
         shells: every unit, for shapes only.
         mirrors: what this worker mirrored.
+        read_ahead: frozen units that it has read from storage.
         watchdog: ends an attempt that a newer generation has made void, or that takes too long.
         reached: told of moments.
         data: digest of the data, the same on all workers.
@@ -80,6 +82,7 @@ class RegroupTools:
     cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
     commit_late: Callable[[Control], None]
     mirrors: Mirrors
+    read_ahead: Mapping[int, ReadUnit]
     watchdog: Watchdog
     reached: Reached
 
@@ -235,6 +238,7 @@ class _Attempt:
             control=control.to_dict(),
             data=tools.data,
             mirrors=tools.mirrors.describe(),
+            frozen={index: read.step for index, read in dict(tools.read_ahead).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         if self.rank == [member.name for member in generation.members].index(generation.leader):
@@ -286,6 +290,10 @@ class _Attempt:
                 for index in wanted:
                     if index in received:
                         self._take(new, index, received[index])
+                        continue
+                    if index not in self.state.units:
+                        read = tools.read_ahead[index].tensors
+                        self._put(new, index, {name: tensor.to(device) for name, tensor in read.items()})
                         continue
                     new.units[index] = self.state.units[index]
                     for name, _ in new.named_parameters(index):
