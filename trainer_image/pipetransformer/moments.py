@@ -15,7 +15,7 @@ class Moment(StrEnum):
     ENDED = "Ended"  #: the round and all that follows it is done
     FOUND = "Found"  #: this worker knows the next generation; it has not come to its rendezvous
     MET = "Met"  #: everybody of the generation has come; its groups are not made
-    MOVING = "Moving"  #: sends and receives of state are under way
+    MOVING = "Moving"  #: sends and receives of state are under way, or it is about to be built or read
     ASSEMBLED = "Assembled"  #: this worker has all that it needs; it has not voted for the generation
     AGREED = "Agreed"  #: all have voted for the generation; nothing old is dropped
 

@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class Connections:
         self._lock = threading.Lock()
         self._before: set[tuple[int, str]] | None = None
         self._opened: set[tuple[int, str]] = set()
-        self._is_shut = threading.Event()
+        self._shut_once = threading.Event()
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
@@ -63,14 +64,19 @@ class Connections:
         with self.opening():
             threading.Thread(target=_fulfil, args=(made, make), name="connect", daemon=True).start()
             while not wait([made], _LOOK_SECONDS).done:
-                if self._is_shut.is_set():
-                    made.add_done_callback(lambda late: late.exception() or drop(late.result()))
+                if self.is_shut:
+                    made.add_done_callback(partial(_drop_late, drop))
                     raise ConnectionAbortedError("given up before all peers had connected")
         return made.result()
 
+    @property
+    def is_shut(self) -> bool:
+        """Whether `shut` was called: nothing new shall be opened."""
+        return self._shut_once.is_set()
+
     def shut(self) -> None:
         """Break what is open, and what is being opened just now."""
-        self._is_shut.set()
+        self._shut_once.set()
         with self._lock:
             present = _sockets()
             opened = self._opened if self._before is None else self._opened | (present - self._before)
@@ -91,6 +97,11 @@ def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
         made.set_result(make())
     except BaseException as error:  # noqa: BLE001 - it is raised where the result is wanted
         made.set_exception(error)
+
+
+def _drop_late(drop: Callable[[T], None], made: Future[T]) -> None:
+    if made.exception() is None:
+        drop(made.result())
 
 
 def _sockets() -> set[tuple[int, str]]:

@@ -191,7 +191,7 @@ def make_plan(
             for inventory in inventories
         ]
         if _whole(held, unit_bytes) and (checkpoint is None or checkpoint.step <= earlier):
-            return recut(Origin.MIRROR, earlier, mirrored[earlier], held, [set()] * len(inventories))
+            return recut(Origin.MIRROR, earlier, mirrored[earlier], held, [set[int]() for _ in inventories])
     cut = cut_at(0 if checkpoint is None else checkpoint.boundary, None)
     return RegroupPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,

@@ -266,6 +266,8 @@ class _Attempt:
         tools, device = self.tools, self.tools.transport.device
         wanted = range(*plan.spans[plan.roles[self.rank][1]]) if self.is_member else range(0)
         new = WorkerState(self.state.num_layers, self.state.ties)
+        if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
+            tools.reached(Moment.MOVING, self.generation.layout_generation)
         match plan.origin:
             case Origin.FRESH:
                 new.units = {index: unit.to(device) for index, unit in tools.build_units(wanted).items()}

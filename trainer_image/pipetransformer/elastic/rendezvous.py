@@ -7,6 +7,7 @@ leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer
 """
 
 import datetime
+import socket
 import threading
 import time
 from typing import Protocol
@@ -29,7 +30,8 @@ from .connections import Connections
 from .groups import PrefixStore, Store, TCPStore
 
 BACKEND = "pipetransformer"
-_CONNECT_TIMEOUT = datetime.timedelta(seconds=1)
+_CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
+_RETRY_SECONDS = 0.02
 
 
 class GenerationSource(Protocol):
@@ -175,15 +177,18 @@ class GenerationRendezvousHandler(RendezvousHandler):
         host, port = split_address(leader.address)
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            # A client that cannot connect tries on by itself and cannot be told to stop, so it gets little time.
+            # A client that cannot connect tries on by itself, for seconds, and cannot be told to stop. It gets little
+            # time, and is only made once somebody listens.
             limit = min(_CONNECT_TIMEOUT, self._timeout)
             try:
+                socket.create_connection((host, port), limit.total_seconds()).close()
                 client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
                 break
-            except dist.DistNetworkError as error:
-                if self.given_up() or time.monotonic() > deadline:
+            except (dist.DistNetworkError, OSError) as error:
+                if self.given_up() or self.connections.is_shut or time.monotonic() > deadline:
                     message = f"store of leader {leader.name} at {leader.address}: {error}"
                     raise RendezvousConnectionError(message) from error
+                time.sleep(_RETRY_SECONDS)
         client.set_timeout(self._timeout)
         return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", client)
 
