@@ -142,7 +142,7 @@ def test_survivors_of_a_worker_that_hangs_go_on_without_it(hung: int, moment: Mo
     ]
 
     run = run_job(
-        make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(moment, at))}, watchdog_seconds=0.5
+        make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(moment, at))}, watchdog_seconds=1
     )
 
     assert run.endings == dict.fromkeys(survivors, "Finished")
