@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 15  # one epoch
 SHORT_SEEDS = [random.SystemRandom().randrange(1000, 1_000_000) for _ in range(2)]
 #: Under 2 s on an idle machine; the bound is for a busy one.
-SECONDS_TO_THE_NEXT_STEP = 20.0
+SECONDS_TO_THE_NEXT_STEP = 10.0
 
 
 def spec(checkpoint: Path | None = None) -> TrainerSpec:
