@@ -27,6 +27,7 @@ class StubChannel:
     ) -> None:
         self.reports: list[Report] = []
         self.beats: list[Heartbeat] = []
+        self.waiting: set[str] = set()
         self.generations: list[Generation] = []
         self.down = threading.Event()
         self._num_workers = num_workers
@@ -71,6 +72,8 @@ class StubChannel:
             return named[-1] if named and named[-1].layout_generation > after else None
 
         with self._condition:
+            self.waiting.add(worker)
+            self._condition.notify_all()
             self._condition.wait_for(lambda: newest() is not None or self.outcome is not None, timeout)
             return newest()
 

@@ -118,18 +118,22 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     agent = OneGeneration.from_environment()
     stop = threading.Event()
 
-    def stop_soon(*_: object) -> None:
-        stop.set()
-        if agent is not None:
-            agent.close()
-
-    signal.signal(signal.SIGTERM, stop_soon)
     transport = Transport(identity.address, TIMEOUT, choose_device())
     channel = identity.channel()
     store, address = host_store(identity.address, TIMEOUT)
     asked = ChannelSource(channel, address)
     source: GenerationSource = asked if agent is None else agent
     handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
+
+    def stop_soon(*_: object) -> None:
+        stop.set()
+        if agent is not None:
+            agent.close()
+        elif handler.generation is None:  # it waits for its first generation, and holds nothing
+            _terminate(identity, "Failed", "Stopped", "told to stop")
+            raise SystemExit(EXIT_STOPPED)
+
+    signal.signal(signal.SIGTERM, stop_soon)
     reports = ReportSender(channel, asked)
     trainer = Trainer(
         job,

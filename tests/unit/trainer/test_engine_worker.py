@@ -34,16 +34,16 @@ SPEC: dict[str, Any] = {
 
 
 class Workers:
-    """Two processes `python -m pipetransformer` and the channel they talk to."""
+    """Processes `python -m pipetransformer` and the channel they talk to, which begins with two of them."""
 
     def __init__(self, tmp_path: Path, on_pack: OnPack, packing: Packing) -> None:
         self.folder = tmp_path
         self.channel = StubChannel(2, Layout(2, 1), on_pack, packing)
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, spec: dict[str, Any]) -> None:
-        job = TrainerSpec.model_validate(spec).model_dump_json(by_alias=True)
-        for number in range(2):
+    def start(self, spec: dict[str, Any], count: int = 2) -> None:
+        job = TrainerSpec.model_validate(spec).to_environment()
+        for number in range(count):
             environment = {
                 Env.JOB_NAMESPACE: "ns",
                 Env.JOB_NAME: "job",
@@ -63,7 +63,7 @@ class Workers:
         return [process.wait(200) for process in self._processes]
 
     def wait_for(self, number: int) -> int:
-        return self._processes[number].wait(60)
+        return self._processes[number].wait(15)
 
     def signal(self, number: int, what: signal.Signals = signal.SIGTERM) -> None:
         self._processes[number].send_signal(what)
@@ -173,6 +173,17 @@ def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_rou
 
     assert workers.wait_for(1) == 143
     assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
+
+
+def test_a_worker_that_waits_for_its_first_generation_goes_as_soon_as_it_is_told(workers: Workers) -> None:
+    workers.start(SPEC, count=1)
+    channel = workers.channel
+    assert channel.wait_for(lambda: bool(channel.waiting), 120)
+
+    workers.signal(0)
+
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"
 
 
 def test_a_worker_whose_peer_died_says_so_and_holds_its_state(workers: Workers) -> None:
