@@ -58,6 +58,11 @@ e2e-install: $(STAMP) ## A new user's path on real kubelets: Helm, the command l
 test-full: $(STAMP) ## All tests, those that take long as well.
 	$(BIN)/pytest tests
 
+FAULTS ?= 200
+.PHONY: soak
+soak: $(STAMP) ## Random faults over several jobs of real trainers: make soak FAULTS=200 SEED=1 (20 min; SEED repeats a run).
+	$(BIN)/python -m tests.soak --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+
 .PHONY: fmt lint types imports
 fmt: $(STAMP) ## Format the code.
 	$(BIN)/ruff format $(SOURCES)

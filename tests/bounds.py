@@ -1,13 +1,17 @@
-"""Every bound of every field of the spec, each with a manifest that breaks it: made from the CRD's own schema.
+"""Every bound of every field of the spec, and of the channel's messages, each with an object that breaks it: made from
+the schema itself.
 
 A field that gets a bound gets its row here without anybody's doing.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipetransformer_operator.api.schema import root_schema
+from pydantic import BaseModel
+
+from pipetransformer_operator.api.schema import root_schema, structural
 from tests.builders import make_job
 
 Schema = dict[str, Any]
@@ -19,7 +23,7 @@ _WRONG_TYPE = {"string": 1, "integer": "x", "number": "x", "boolean": "x", "arra
 
 @dataclass(frozen=True)
 class Violation:
-    """A manifest that breaks the bound `keyword` of the field `path`, such as `spec.training.epochs`."""
+    """A manifest, or a message, that breaks the bound `keyword` of the field `path`, such as `spec.training.epochs`."""
 
     path: str
     keyword: str
@@ -31,12 +35,22 @@ class Violation:
 
 def violations() -> Iterator[Violation]:
     """One for each bound below spec."""
-    spec: Schema = root_schema()["properties"]["spec"]
-    for path, keyword, value in _broken(spec, ()):
-        manifest = make_job().manifest()
-        _put(manifest["spec"], spec, path, value)
-        missing = () if keyword.count(" ") == 0 else (keyword.split()[1],)
-        yield Violation(_dotted(("spec", *path, *missing)), keyword, manifest)
+    for path, keyword, spec in _broken_bodies(root_schema()["properties"]["spec"], make_job().manifest()["spec"]):
+        yield Violation(_dotted(("spec", *path)), keyword, make_job().manifest() | {"spec": spec})
+
+
+def message_violations(kind: type[BaseModel], message: dict[str, Any]) -> Iterator[Violation]:
+    """One for each bound of a message of the channel; `message` keeps them all."""
+    for path, keyword, body in _broken_bodies(structural(kind, defaults=False), message):
+        yield Violation(".".join(map(str, path)), keyword, body)
+
+
+def _broken_bodies(schema: Schema, body: dict[str, Any]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """(path of the field, keyword, a body that breaks that bound alone)."""
+    for path, keyword, value in _broken(schema, ()):
+        broken = copy.deepcopy(body)
+        _put(broken, schema, path, value)
+        yield (path if " " not in keyword else (*path, keyword.split()[1])), keyword, broken
 
 
 def _broken(schema: Schema, path: Path) -> Iterator[tuple[Path, str, Any]]:

@@ -75,6 +75,13 @@ class Kube:
             assert time.monotonic() < deadline, f"{kind} {name}, after {seconds:g} s, not: {what}\n{status}"
             time.sleep(0.3)
 
+    def wait_gone(self, kind: str, selector: str, *, seconds: float) -> None:
+        """Return once there is no such object; `AssertionError` names those that are left after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while left := [found["metadata"]["name"] for found in self.list(kind, selector)]:
+            assert time.monotonic() < deadline, f"{kind} {', '.join(left)}: not gone after {seconds:g} s"
+            time.sleep(0.3)
+
     def dump(self, folder: Path) -> Path:
         """Write objects, events and logs of the namespace below `folder`; return where."""
         target = folder / self.namespace

@@ -51,6 +51,26 @@ def digits_job(name: str, *, image: str, shared: str, on_pack: str, epochs: int)
     }
 
 
+def small_job(name: str, *, image: str, shared: str, stages: int = 1, workers: int = 2, epochs: int = 60) -> Object:
+    """A job of two blocks whose steps take milliseconds and whose layers never freeze, on workers that are spread over
+    the nodes."""
+    job = digits_job(name, image=image, shared=shared, on_pack="Widen")
+    spec: Object = job["spec"]
+    spec["model"] |= {"numLayers": 2, "hiddenSize": 16, "mlpSize": 32, "patchSize": 4}
+    spec["training"]["epochs"] = epochs
+    spec["freeze"] = {"policy": "None"}
+    spec["evaluation"] = {"everyEpochs": epochs}
+    spec["pipeline"]["stages"] = stages
+    spec["elasticPolicy"] |= {"workers": workers, "maxWorkers": workers, "maxPipelines": 4}
+    spec["checkpoint"]["everySteps"] = 50
+    template = spec["podTemplate"]["spec"]
+    template["shareProcessNamespace"] = True  # the trainer can be killed: it is not the first process
+    spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    labels = {"matchLabels": {"training.pipetransformer.io/job": name}}
+    template["topologySpreadConstraints"] = [spread | {"labelSelector": labels}]
+    return job
+
+
 def pod(name: str, *, image: str, command: list[str], gpus: int = 0, shared: str | None = None) -> Object:
     """A pod that runs `command` once."""
     container: Object = {"name": "main", "image": image, "command": command, "securityContext": _CONTAINER_SECURITY}

@@ -279,12 +279,13 @@ class Wire:
         """Lets requests through."""
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)
 
-    async def cut(self) -> None:
-        """Breaks what is open, and refuses what comes."""
+    async def cut(self) -> int:
+        """Breaks what is open, and refuses what comes; returns how many connections broke."""
         if self._server is not None:
             self._server.close()
         for writer in self._open:
             writer.transport.abort()
+        return len(self._open) // 2
 
     def stall(self) -> None:
         """Nothing passes any more on what is open, and nobody is told; new connections are as they were."""

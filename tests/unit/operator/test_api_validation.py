@@ -134,6 +134,9 @@ def rules(schema: Schema, path: str = "") -> Iterator[FieldError]:
         yield FieldError((path + validation.get("fieldPath", "")).removeprefix("."), validation["message"])
     for name, field in schema.get("properties", {}).items():
         yield from rules(field, f"{path}.{name}")
+    for part in ("items", "additionalProperties"):
+        if isinstance(schema.get(part), dict):
+            yield from rules(schema[part], f"{path}[0]")
 
 
 def test_each_rule_has_a_row() -> None:

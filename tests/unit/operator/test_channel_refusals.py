@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from pipetransformer_contract.messages import Heartbeat, Ready, Report
+from pipetransformer_contract.wire import Wire
 from pipetransformer_operator.channel import app as channel_app
 from pipetransformer_operator.channel.app import MAX_BODY_BYTES, Channel
 from pipetransformer_operator.channel.authenticator import CannotTell, Identity, TokenTable
 from pipetransformer_operator.channel.rate import Rate
 from pipetransformer_operator.channel.refusal import Refusal
+from tests.bounds import message_violations
 from tests.unit.operator.test_channel import TOKENS, headers, new_board, plan, report, show
 
 pytestmark = pytest.mark.timeout(20)
@@ -154,3 +157,27 @@ async def test_a_request_is_refused_with_its_code_counted_and_logged_without_the
         assert row.text in logged
     assert "nonsense" not in logged and "token-0" not in logged
     assert not board.ready or row.kind is Refusal.TOO_MANY
+
+
+MESSAGES: list[tuple[str, type[Wire], dict[str, Any]]] = [
+    ("/v1/ready", Ready, READY),
+    ("/v1/heartbeat", Heartbeat, {"layoutGeneration": 1, "step": 1}),
+    ("/v1/report", Report, report()),
+]
+
+
+@pytest.mark.parametrize(("path", "kind", "message"), MESSAGES, ids=[path for path, _, _ in MESSAGES])
+async def test_each_bound_of_each_message_is_kept(
+    path: str, kind: type[Wire], message: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_app, "WORKER_RATE", (1e6, 10**6))
+    board = new_board()
+    await show(board, plan(1, "digits-w0"))
+    rows = list(message_violations(kind, message))
+    channel = Channel({("default", "digits"): board}, TokenTable(TOKENS))
+    async with TestClient(TestServer(channel.application())) as client:
+        for row in rows:
+            response = await client.post(path, headers=headers(), json=row.manifest)
+            assert response.status == Refusal.DOES_NOT_FIT.code, row
+            assert (await response.text()).startswith(row.path), row
+    assert len(rows) > len(kind.model_fields)

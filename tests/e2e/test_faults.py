@@ -1,0 +1,300 @@
+"""What goes wrong with workers, nodes, the operator and the API server, on real kubelets: each job completes all the
+same, with each sample exactly once, or fails with the words that its user needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster
+from tests.e2e.kube import Kube, Object, has_condition
+from tests.e2e.manifests import TRAIN_SAMPLES, small_job
+from tests.ledger_checker import check
+from tools.devcluster import cluster as devcluster
+from tools.devcluster import controlplane, node
+from tools.devcluster.layout import CONTEXT, Layout
+from tools.devcluster.process import Daemon
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("operator"),
+]
+
+JOB = "digits"
+JOB_LABEL = f"training.pipetransformer.io/job={JOB}"
+OPERATOR_LABELS = "app.kubernetes.io/component=operator"
+SECONDS = 240
+EPOCHS = 60
+#: Steps before something goes wrong.
+WARM = 5
+OUTAGE_SECONDS = 60
+_failed = has_condition("Failed")
+_KILL = """
+import os, pathlib, signal
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    if int(process.name) != os.getpid() and b"pipetransformer" in (process / "cmdline").read_bytes():
+        os.kill(int(process.name), signal.SIGKILL)
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fault strikes: a job that trains."""
+
+    kube: Kube
+    cluster: Cluster
+    shared: Path
+
+    @property
+    def status(self) -> Object:
+        status: Object = self.kube.get("pipetrainingjob", JOB)["status"]
+        return status
+
+    @property
+    def steps(self) -> int:
+        """Steps in the run's record."""
+        file = self.shared / "output" / JOB / "steps.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    def wait(self, what: str, condition: Callable[[Object], bool], *, seconds: float = SECONDS) -> Object:
+        return self.kube.wait("pipetrainingjob", JOB, condition, what, seconds=seconds, never=_failed)
+
+    def member(self) -> Object:
+        """The pod of a member that does not lead, if there is one."""
+        plan = self.status["plan"]
+        names = sorted((m["name"] for m in plan["members"]), key=lambda name: name == plan["leader"])
+        return self.kube.get("pod", names[0])
+
+    def patch(self, spec: Object) -> None:
+        self.kube.run("patch", "pipetrainingjob", JOB, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def lose_operator(self) -> None:
+        """Its pod goes without notice; another follows."""
+        system = self.cluster.kube(SYSTEM_NAMESPACE)
+        system.run("delete", "pod", "--selector", OPERATOR_LABELS, "--grace-period=0", "--force", "--wait=false")
+
+    def lose_operator_when(self, phase: str) -> None:
+        """Follows the job's status and takes the operator away right after it wrote that it resizes."""
+        path = "jsonpath={.status.resize.phase}{'\\n'}"
+        command = ["get", "pipetrainingjob", JOB, "--watch", "-o", path]
+        watch = subprocess.Popen(
+            [*self.kube.command, "--namespace", self.kube.namespace, *command], stdout=subprocess.PIPE, text=True
+        )
+        assert watch.stdout is not None
+        try:
+            self.patch({"elasticPolicy": {"maxWorkers": 3}})
+            assert any(line.strip() == phase for line in watch.stdout)
+            self.lose_operator()
+        finally:
+            watch.kill()
+            watch.wait()
+
+
+def kill(place: Place) -> None:
+    place.kube.run("exec", place.member()["metadata"]["name"], "--", "python", "-c", _KILL)
+    place.wait("the loss is counted", lambda job: job["status"].get("failures", 0) == 1)
+
+
+def delete(place: Place) -> None:
+    place.kube.delete("pod", place.member()["metadata"]["name"])
+
+
+def evict(place: Place) -> None:
+    pod = place.member()["metadata"]
+    metadata = {"name": pod["name"], "namespace": pod["namespace"]}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    path = f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/eviction"
+    place.kube.run("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def drain(place: Place) -> None:
+    """The only copy of a stage: the eviction is refused until another worker has it."""
+    pod = place.member()
+    try:
+        said = place.kube.run(
+            "drain", pod["spec"]["nodeName"], f"--pod-selector={JOB_LABEL}", "--delete-emptydir-data", "--timeout=120s"
+        )
+    finally:
+        place.kube.run("uncordon", pod["spec"]["nodeName"])
+    assert pod["metadata"]["name"] in said
+    assert place.status["plan"]["reason"] == "Drain"
+
+
+def lose_node(place: Place) -> None:
+    """A whole node falls silent, with all that ran on it; it comes back when the job is well without it."""
+    if CONTEXT not in place.cluster.kubectl:
+        pytest.skip("only nodes of the dev cluster can be stopped")
+    layout = Layout()
+    name = place.member()["spec"]["nodeName"]
+    index = int(name.removeprefix("node"))
+    node.stop(layout, index)
+    try:
+        place.wait("the loss is counted", lambda job: job["status"].get("failures", 0) >= 1)
+        lost = {p["metadata"]["uid"] for p in place.kube.list("pods", JOB_LABEL) if p["spec"].get("nodeName") == name}
+
+        def goes_on(job: Object) -> bool:
+            plan = job["status"].get("plan")
+            return bool(plan) and _confirmed(plan) and not lost & {member["uid"] for member in plan["members"]}
+
+        place.wait("it goes on without the node", lambda job: _complete(job) or goes_on(job))
+    finally:
+        devcluster.up(layout)
+
+
+def suspend(place: Place) -> None:
+    place.patch({"suspend": True})
+    place.wait("Suspended", has_condition("Suspended"))
+    place.kube.wait_gone("pods", JOB_LABEL, seconds=90)
+    step = place.status["checkpoint"]["step"]
+    assert step > 0
+    place.patch({"suspend": False})
+    job = place.wait("it trains again", lambda job: _complete(job) or bool(job["status"].get("plan")))
+    assert job["status"]["checkpoint"]["step"] >= step
+
+
+def lose_operator_preparing(place: Place) -> None:
+    place.lose_operator_when("Prepare")
+
+
+def lose_operator_committing(place: Place) -> None:
+    place.lose_operator_when("Commit")
+
+
+def stop_api(place: Place) -> None:
+    """Nobody can read or write for a minute; the job makes its steps meanwhile."""
+    if CONTEXT not in place.cluster.kubectl:
+        pytest.skip("only the API server of the dev cluster can be stopped")
+    layout = Layout()
+    Daemon("kube-apiserver", layout.run).stop()
+    try:
+        before = place.steps
+        time.sleep(OUTAGE_SECONDS)
+        after = place.steps
+    finally:
+        controlplane.start(layout)
+    assert after > before, "the job stood still"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault and what becomes of its job.
+
+    Attributes:
+        strike: does it, to a job that trains.
+        failures: counted against the job's budget.
+        stages: of the job's pipelines on two workers.
+        epochs: so many that it still trains then.
+    """
+
+    strike: Callable[[Place], None]
+    failures: int = 0
+    stages: int = 1
+    epochs: int = EPOCHS
+
+
+ROWS = [
+    Row(kill, failures=1),
+    Row(delete),
+    Row(evict),
+    Row(drain, stages=2),
+    Row(lose_node, failures=1, epochs=200),
+    Row(suspend),
+    Row(lose_operator_preparing, epochs=200),
+    Row(lose_operator_committing, epochs=200),
+    Row(stop_api, epochs=400),
+]
+
+
+def _complete(job: Object) -> bool:
+    return has_condition("Complete")(job)
+
+
+def _confirmed(plan: Object) -> bool:
+    return bool(plan.get("confirmedGeneration", 0) >= plan["layoutGeneration"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.strike.__name__)
+def test_a_job_completes_with_each_sample_exactly_once_whatever_happens_to(
+    row: Row, kube: Kube, cluster: Cluster, shared: Path
+) -> None:
+    image = cluster.images["trainer"]
+    kube.apply(small_job(JOB, image=image, shared=str(shared), stages=row.stages, epochs=row.epochs))
+    place = Place(kube, cluster, shared)
+    place.wait("it trains", lambda job: place.steps >= WARM)
+
+    row.strike(place)
+
+    job = place.wait("Complete", has_condition("Complete"))
+    assert job["status"].get("failures", 0) == row.failures
+    findings = check(shared / "output" / JOB, TRAIN_SAMPLES, row.epochs)
+    assert findings.clean, findings
+
+
+def crash(job: Object) -> None:
+    job["spec"]["podTemplate"]["spec"]["containers"][0]["command"] = ["python", "-c", "raise SystemExit('no disk')"]
+
+
+def refuse(job: Object) -> None:
+    job["spec"]["data"]["name"] = "no.such.module:data"
+
+
+def starve(job: Object) -> None:
+    job["spec"]["podTemplate"]["spec"]["containers"][0]["resources"]["limits"]["memory"] = "96Mi"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "failures", "reason", "words"),
+    [
+        (crash, 2, "BackoffLimitExceeded", "exit code 1"),
+        (starve, 2, "BackoffLimitExceeded", "OOMKilled: the worker needed more memory than its limit"),
+        (refuse, 0, "InvalidSpec", "spec.data.name"),
+    ],
+    ids=["crash loop", "out of memory", "user error"],
+)
+def test_a_job_that_cannot_train_fails_in_the_words_of_its_worker(
+    spoil: Callable[[Object], None], failures: int, reason: str, words: str, kube: Kube, cluster: Cluster, shared: Path
+) -> None:
+    job = small_job(JOB, image=cluster.images["trainer"], shared=str(shared))
+    job["spec"]["runPolicy"] = {"backoffLimit": 1}
+    spoil(job)
+    kube.apply(job)
+
+    status = kube.wait("pipetrainingjob", JOB, _failed, "Failed", seconds=SECONDS)["status"]
+
+    condition = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
+    assert (status.get("failures", 0), condition["reason"]) == (failures, reason)
+    assert words in condition["message"]
+
+
+def test_an_image_that_cannot_be_pulled_is_said_and_holds_no_gpu_for_long(
+    kube: Kube, cluster: Cluster, shared: Path
+) -> None:
+    job = small_job(JOB, image=cluster.images["trainer"] + "-missing", shared=str(shared))
+    job["spec"]["runPolicy"] = {"resizeTimeoutSeconds": 15}
+    kube.apply(job)
+
+    def put_off(job: Object) -> bool:
+        conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
+        running = conditions.get("Running", {})
+        return running.get("reason") == "ImagePull" and "given back" in running["message"]
+
+    kube.wait("pipetrainingjob", JOB, put_off, "the start is put off", seconds=90, never=_failed)
+    kube.wait_gone("pods", JOB_LABEL, seconds=45)
+
+
+def test_a_deleted_job_leaves_nothing_behind(kube: Kube, cluster: Cluster, shared: Path) -> None:
+    kube.apply(small_job(JOB, image=cluster.images["trainer"], shared=str(shared), epochs=1000))
+    kube.wait("pipetrainingjob", JOB, has_condition("Running"), "Running", seconds=SECONDS, never=_failed)
+
+    kube.delete("pipetrainingjob", JOB)
+
+    for kind in ("pods", "poddisruptionbudgets", "networkpolicies"):
+        kube.wait_gone(kind, JOB_LABEL, seconds=90)

@@ -1,0 +1,1 @@
+"""Random faults over several jobs of real trainers, behind a real control plane and the real operator."""

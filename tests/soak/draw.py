@@ -1,0 +1,108 @@
+"""All choices of a soak, made before it begins: a seed repeats them, whatever the machine's pace."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tests.builders import JobBuilder, make_job
+
+ACCELERATOR = "nvidia.com/gpu"
+SAMPLES = 1433
+EPOCHS = 10
+GLOBAL_BATCH = 64
+BLOCKS = 4
+_STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
+#: Of so many faults one is of a given kind at least.
+SHARE = 13
+#: (stages, workers)
+_SHAPES = ((2, 4), (2, 2), (4, 4), (1, 3))
+_MAX_PIPELINES = 8
+
+
+class Kind(StrEnum):
+    """What goes wrong."""
+
+    KILL_WORKER = "kill worker"
+    KILL_LEADER = "kill leader"
+    KILL_OPERATOR = "kill operator"
+    CUT_API = "cut the API"
+    EVICT = "evict"
+    DELETE = "delete a pod"
+    STOP = "stop a process"
+    LOSE_NODE = "lose a node"
+
+
+#: Kinds that the job may count against its `backoffLimit`.
+FAILURES = (Kind.KILL_WORKER, Kind.KILL_LEADER, Kind.STOP, Kind.LOSE_NODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: what goes wrong.
+        resizing: whether to make the job change its size, and to strike in the middle of it.
+        delay: seconds to wait first, once the job trains, or once it changes its size.
+        victim: chooses among the workers that may be hit.
+        seconds: how long it lasts, where something comes back.
+    """
+
+    kind: Kind
+    resizing: bool
+    delay: float
+    victim: int
+    seconds: float
+
+
+def draw_faults(seed: int, count: int) -> list[Fault]:
+    """So many faults, at least one in `SHARE` of each kind, nearly half of them in the middle of a resize."""
+    choose = random.Random(f"{seed}/faults")
+    kinds = list(Kind) * (count // SHARE)
+    kinds += [choose.choice(list(Kind)) for _ in range(count - len(kinds))]
+    choose.shuffle(kinds)
+    return [_draw_fault(choose, kind) for kind in kinds]
+
+
+def _draw_fault(choose: random.Random, kind: Kind) -> Fault:
+    resizing = choose.random() < 0.5
+    delay = choose.choice([0.0, 0.05, 0.2, 0.5]) if resizing else choose.uniform(0, 3)
+    seconds = choose.choice([4.0, 90.0]) if kind is Kind.STOP else choose.uniform(0.5, 10)
+    return Fault(kind, resizing, delay, choose.randrange(2**16), seconds)
+
+
+def draw_job(seed: int, slot: int, number: int, folder: str) -> JobBuilder:
+    """The `number`-th job of a slot: its shape, when it freezes, and how its state is kept."""
+    choose = random.Random(f"{seed}/{slot}/{number}")
+    stages, workers = choose.choice(_SHAPES)
+    name = f"soak-{slot}-{number}"
+    steps = sorted(choose.sample(range(10, _STEPS - 10), 3))
+    job = (
+        make_job(name)
+        .stages(stages)
+        .workers(workers, least=2)
+        .set("elasticPolicy.maxPipelines", _MAX_PIPELINES)
+        .on_pack(choose.choice(["Widen", "Release", "Hold", "Auto"]))
+        .checkpoint(f"{folder}/checkpoints/{name}")
+        .set("checkpoint.everySteps", choose.choice([10, 40]))
+        .set("model", {"name": "vit", "numLayers": BLOCKS, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32})
+        .set("model.patchSize", 4)
+        .set("data", {"name": "tests.soak.data:slow_digits"})
+        .set("training", {"epochs": EPOCHS, "globalBatchSize": GLOBAL_BATCH, "seed": choose.randrange(2**16)})
+        .set("pipeline.microBatchSize", 8)
+        .set("evaluation", {"everyEpochs": EPOCHS})
+        .set("freeze", {"policy": "Explicit", "boundaries": [_point(choose, step) for step in steps]})
+        .set("runPolicy", {"backoffLimit": 10000, "resizeTimeoutSeconds": 40, "claimTimeoutSeconds": 20})
+        .set("runPolicy.stallTimeoutSeconds", 60)
+        .set("acceleratorResource", ACCELERATOR)
+        .set("output", {"location": f"{folder}/output"})
+    )
+    if choose.random() < 0.5:
+        job.set("mirror", {"everySteps": choose.choice([1, 5])})
+    trainer = {"name": "trainer", "image": "trainer", "resources": {"limits": {ACCELERATOR: 1}}}
+    return job.set("podTemplate", {"spec": {"containers": [trainer], "terminationGracePeriodSeconds": 8}})
+
+
+def _point(choose: random.Random, step: int) -> dict[str, Any]:
+    return {"step": step, "boundary": choose.randrange(BLOCKS)}

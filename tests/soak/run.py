@@ -1,0 +1,218 @@
+"""`python -m tests.soak --faults N [--seed S]`: random faults over several jobs; see `draw` for the kinds.
+
+A control plane of its own (API server, controllers, scheduler), the operator as a process, and real trainers as
+processes on nodes that this program plays. In the end every job has to be complete, every ledger exact, every
+accelerator accounted for, and nothing left behind. Prints the seed, every fault with what proves that it struck, and a
+table; exits 1 if anything is wrong.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_operator.controller.ports import Conflict
+from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound
+from tests.integration.conftest import CRD, SYSTEM, Operator, Wire
+from tools.devcluster import cluster
+from tools.devcluster.layout import Layout
+
+from .draw import SHARE, Kind, draw_faults
+from .nodes import Nodes
+from .slot import Hit, Slot, World
+from .watch import Watch
+
+PORT = 17463
+NAMESPACE = "soak"
+SLOTS = 4
+NODES = 8
+ACCELERATORS = 4
+READY_SECONDS = 60
+LEFT_SECONDS = 180
+
+
+class Breaker:
+    """Breaks the operator, or its way to the API server, one at a time; remembers when it was blind."""
+
+    def __init__(self, operator: Operator, wire: Wire) -> None:
+        self._operator = operator
+        self._wire = wire
+        self._lock = asyncio.Lock()
+        self._blind: list[tuple[float, float]] = []
+        self.problems: list[str] = []
+
+    async def kill(self, seconds: float) -> str:
+        """Kills the operator and starts it again after so long."""
+        async with self._lock:
+            began = time.monotonic()
+            assert self._operator.running, f"the operator ended by itself, see {self._operator.log}"
+            await self._operator.kill()
+            code = await self._operator.exit_code()
+            await asyncio.sleep(seconds)
+            await self._operator.start()
+            await self._ready()
+            self._blind.append((began, time.monotonic()))
+        return f"the operator ended with {code} and was away for {self._blind[-1][1] - began:.1f} s"
+
+    async def cut(self, seconds: float) -> str:
+        """Cuts the operator off the API server for so long."""
+        async with self._lock:
+            began = time.monotonic()
+            broken = await self._wire.cut()
+            await asyncio.sleep(seconds)
+            await self._wire.mend()
+            await self._ready()
+            self._blind.append((began, time.monotonic()))
+        assert broken, "nothing was connected"
+        return f"{broken} connections broke, none was possible for {seconds:.1f} s"
+
+    def blind_since(self, since: float) -> float:
+        """Seconds without the operator's eyes after `since`."""
+        return sum(end - max(begin, since) for begin, end in self._blind if end > since)
+
+    async def _ready(self) -> None:
+        """Until it leads and can write."""
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                with contextlib.suppress(OSError, StopIteration):
+                    if (
+                        await self._operator.figure("pipetransformer_leader")
+                        and await self._operator.asked("/readyz") == 200
+                    ):
+                        return
+                await asyncio.sleep(0.1)
+
+
+async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> list[str]:
+    """Runs it; returns what was wrong."""
+    os.environ["KUBECONFIG"] = str(kubeconfig)
+    api = await Api.connect()
+    await _prepare(api)
+    path = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
+    jobs, pods = Watch(kubeconfig, path), Watch(kubeconfig, f"/api/v1/namespaces/{NAMESPACE}/pods")
+    nodes = Nodes(api, pods, NAMESPACE, folder / "pods", ACCELERATORS)
+    wire = Wire(kubeconfig, folder)
+    await wire.mend()
+    operator = Operator(wire.kubeconfig, folder / "operator.log", namespace="")
+    await operator.start()
+    breaker = Breaker(operator, wire)
+    for _ in range(NODES):
+        await nodes.add()
+    world = World(
+        api,
+        jobs,
+        pods,
+        nodes,
+        NAMESPACE,
+        folder,
+        breaker.kill,
+        breaker.cut,
+        breaker.blind_since,
+        path,
+        breaker.problems,
+    )
+    faults = draw_faults(seed, count)
+    slots = [Slot(world, seed, number, faults[number::SLOTS]) for number in range(min(SLOTS, count))]
+    began = time.monotonic()
+    try:
+        async with asyncio.TaskGroup() as world_goes_on:
+            lives = [world_goes_on.create_task(life) for life in (jobs.run(), pods.run(), nodes.run())]
+            async with asyncio.TaskGroup() as group:
+                for slot in slots:
+                    group.create_task(slot.run())
+            await pods.until("the control plane has cleared all pods away", lambda: not pods.objects, LEFT_SECONDS)
+            for life in lives:
+                life.cancel()
+    finally:
+        await nodes.stop()
+        await operator.kill()
+        await wire.cut()
+        await _clear(api, path)
+        await api.close()
+    hits = [hit for slot in slots for hit in slot.hits]
+    _report(hits, sum(len(slot.jobs) for slot in slots), time.monotonic() - began)
+    return [*breaker.problems, *nodes.errors, *_too_few(hits, count)]
+
+
+async def _prepare(api: Api) -> None:
+    definition = yaml.safe_load(CRD.read_text())
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
+    await api.request("PATCH", path, definition, content_type=APPLY_PATCH)
+    for name in (SYSTEM, NAMESPACE):
+        with contextlib.suppress(Conflict):
+            await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    async with asyncio.timeout(READY_SECONDS):
+        for needed in (
+            f"/apis/{GROUP}/{VERSION}/{PLURAL}",
+            f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default",
+        ):
+            while True:
+                with contextlib.suppress(NotFound):
+                    await api.get(needed)
+                    break
+                await asyncio.sleep(0.1)
+
+
+async def _clear(api: Api, path: str) -> None:
+    with contextlib.suppress(NotFound):
+        await api.request("DELETE", path, {})
+        await api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods", {"gracePeriodSeconds": 0})
+
+
+def _too_few(hits: Iterable[Hit], count: int) -> list[str]:
+    """Where what struck is less than what was to strike."""
+    hits = list(hits)
+    problems = [
+        f"{kind.value}: struck {struck} times, {count // SHARE} were wanted"
+        for kind in Kind
+        if (struck := sum(hit.fault.kind is kind for hit in hits)) < count // SHARE
+    ]
+    resizing = sum(bool(hit.resizing) for hit in hits)
+    if 3 * resizing < count:
+        problems.append(f"{resizing} of {len(hits)} faults struck during a resize, a third was wanted")
+    return problems
+
+
+def _report(hits: list[Hit], jobs: int, seconds: float) -> None:
+    print(f"\n{'fault':16}{'struck':>8}{'in a resize':>14}{'median s':>10}{'longest s':>11}")
+    for kind in Kind:
+        mine = [hit for hit in hits if hit.fault.kind is kind]
+        times = sorted(hit.seconds for hit in mine)
+        median, longest = (times[len(times) // 2], times[-1]) if times else (0.0, 0.0)
+        print(f"{kind.value:16}{len(mine):8}{sum(bool(h.resizing) for h in mine):14}{median:10.1f}{longest:11.1f}")
+    print(f"{len(hits)} faults over {jobs} jobs in {seconds:.0f} s")
+
+
+def main() -> int:
+    """Runs a soak on a control plane of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    options = parser.parse_args()
+    print(f"SEED={options.seed}", flush=True)
+    logging.basicConfig(level=logging.WARNING)
+    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", str(PORT - 10))) + 10
+    layout = Layout(name=f"soak-{port}", port=port)
+    folder = Path(tempfile.mkdtemp(prefix="pipetransformer-soak-"))
+    cluster.up_control_plane(layout)
+    try:
+        problems = asyncio.run(soak(layout.kubeconfig, folder, options.seed, options.faults))
+    finally:
+        cluster.down(layout)
+        print(f"SEED={options.seed}")
+    for problem in problems:
+        print(problem)
+    print(f"{len(problems)} problems" + (f", see {folder}" if problems else ""))
+    if not problems:
+        shutil.rmtree(folder)
+    return 1 if problems else 0
