@@ -10,7 +10,7 @@ from torch import Tensor
 from pipetransformer.data.dataset import Dataset, Split
 from pipetransformer.data.digits import load_digits
 
-_SECONDS = 0.01
+_SECONDS = 0.03
 
 
 class _Slow:

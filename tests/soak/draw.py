@@ -9,7 +9,7 @@ from tests.builders import JobBuilder, make_job
 
 ACCELERATOR = "nvidia.com/gpu"
 SAMPLES = 1433
-EPOCHS = 10
+EPOCHS = 5
 GLOBAL_BATCH = 64
 BLOCKS = 4
 _STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)

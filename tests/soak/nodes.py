@@ -120,11 +120,7 @@ class Nodes:
     async def run(self) -> None:
         """Keeps the nodes' leases fresh until cancelled."""
         while True:
-            for name in list(self.living):
-                body = {"spec": {"renewTime": _now()}}
-                with contextlib.suppress(Unavailable):  # the next one is not far
-                    await self._api.request("PATCH", f"{_LEASES}/{name}", body, content_type=MERGE_PATCH)
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.gather(*(self._beat(name) for name in self.living), asyncio.sleep(BEAT_SECONDS))
 
     def lose(self, name: str) -> list[Worker]:
         """The node falls silent with all that ran on it; returns that."""
@@ -153,6 +149,11 @@ class Nodes:
             for path in (f"/api/v1/nodes/soak-node-{number}", f"{_LEASES}/soak-node-{number}"):
                 with contextlib.suppress(NotFound):
                     await self._api.request("DELETE", path)
+
+    async def _beat(self, name: str) -> None:
+        body = {"spec": {"renewTime": _now()}}
+        with contextlib.suppress(Unavailable):  # the next one is not far
+            await self._api.request("PATCH", f"{_LEASES}/{name}", body, content_type=MERGE_PATCH)
 
     async def _replace(self, name: str) -> None:
         await self.add()

@@ -81,9 +81,11 @@ class Slot:
             await self._run()
         except (AssertionError, TimeoutError):
             print(f"{self._name}: {json.dumps(self._status, indent=1)}", flush=True)
+            await self._keep_events()
             raise
 
     async def _run(self) -> None:
+        """Each job, until its end."""
         while self._faults:
             account = await self._begin()
             while self._faults and not self._ended:
@@ -136,7 +138,15 @@ class Slot:
         print(f"{self._name}: complete, {findings.redone} steps redone, {failures} failures", flush=True)
         if failures and not real:
             problems.append(f"{self._name}: {failures} failures without one")
+        await self._keep_events()
         await self._world.api.request("DELETE", f"{self._world.path}/{self._name}")
+
+    async def _keep_events(self) -> None:
+        """Writes down what the operator said of the job: the API server does not outlive the soak."""
+        query = f"fieldSelector=involvedObject.name%3D{self._name}"
+        events = (await self._world.api.get(f"{self._core}/events?{query}"))["items"]
+        lines = [f"{event['lastTimestamp']} {event['reason']}: {event['message']}\n" for event in events]
+        (self._run_dir / "events.txt").write_text("".join(sorted(lines)))
 
     @property
     def _status(self) -> Object:

@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
-from .draft import Draft
+from .draft import SILENCE, Draft
 from .prepare import back_off
-from .stall import SILENCE, patience
 from .types import EventType
 
 #: Between generations that nobody commits, at most; from two seconds on, doubled each time.
@@ -102,4 +101,4 @@ def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
 
 def _is_heard(draft: Draft, member: Member) -> bool:
     beat = draft.observed.beats.get(member.uid)
-    return beat is not None and beat.time > draft.now - patience(draft, member, SILENCE)
+    return beat is not None and beat.time > draft.now - draft.patience(member.uid)

@@ -26,11 +26,13 @@ from ..api.status import (
     ResizePhase,
 )
 from . import quota
-from .types import EventType, Observed, Plan, PlanEvent, Worker, worker_name
+from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, worker_name
 
 #: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
 FINISH_GRACE = timedelta(seconds=30)
 _CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
+#: A worker that says nothing for so long may be lost if it beats at the shortest pace; the others have more time.
+SILENCE = timedelta(seconds=20)
 
 
 class Draft:
@@ -131,13 +133,18 @@ class Draft:
 
     @property
     def ready_joiners(self) -> list[Member]:
-        """Those joiners that are warm, as members to be."""
-        ready = self.observed.ready
+        """Those joiners that are warm and heard, as members to be."""
+        ready, heard = self.observed.ready, self.observed.heard
         return [
             Member(name=worker.name, uid=worker.uid, address=ready[worker.uid].address, node=worker.node)
             for worker in self.joiners
-            if worker.uid in ready
+            if worker.uid in ready and self.now < heard.get(worker.uid, self.now) + self.patience(worker.uid)
         ]
+
+    def patience(self, uid: str, silence: timedelta = SILENCE) -> timedelta:
+        """How long the worker may be silent, where `silence` is too long for one that beats at the shortest pace."""
+        beat = self.observed.beats.get(uid)
+        return silence + (beat.pace if beat else self.observed.pace) - SHORTEST_PACE
 
     def ids_of(self, members: Iterable[Member]) -> list[int]:
         """Those of the wanted workers' ids that belong to `members`."""

@@ -1,21 +1,19 @@
 """When a job makes no steps, and who is the reason: a member that is not heard, or that its peers wait for in vain.
 
 Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
-hear. It counts only once something else is wrong.
+hear. It counts only once something else is wrong: peers lost their group, no step is made, or a published generation
+is not confirmed.
 """
 
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.messages import Member
 
-from .draft import Draft
-from .types import SHORTEST_PACE
+from .draft import SILENCE, Draft
 
-#: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive.
+#: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive; one
+#: that nobody names has `SILENCE`.
 NAMED_SILENCE = timedelta(seconds=10)
-#: The same for a member that nobody names while its peers wait, or while no step is made. Both hold for workers that
-#: beat at the shortest pace; the others have as much more time.
-SILENCE = timedelta(seconds=20)
 
 
 def stall_time(draft: Draft) -> datetime | None:
@@ -33,10 +31,21 @@ def is_stalled(draft: Draft) -> bool:
     return stall is not None and draft.now >= stall
 
 
-def patience(draft: Draft, member: Member, silence: timedelta) -> timedelta:
-    """How long the member may be silent, where `silence` is too long for one that beats at the shortest pace."""
-    beat = draft.observed.beats.get(member.uid)
-    return silence + (beat.pace if beat else draft.observed.pace) - SHORTEST_PACE
+def is_heard(draft: Draft, member: Member) -> bool:
+    """Whether the worker said anything lately."""
+    heard = draft.observed.heard.get(member.uid)
+    return heard is not None and draft.now < heard + draft.patience(member.uid)
+
+
+def _is_awaited(draft: Draft, member: Member) -> bool:
+    """Whether the published generation is not confirmed in time, although others of it are heard."""
+    plan = draft.status.plan
+    if plan is None or plan.confirmed or plan.published_time is None:
+        return False
+    if draft.now < plan.published_time + SILENCE:
+        draft.wake_at(plan.published_time + SILENCE)
+        return False
+    return any(is_heard(draft, other) for other in draft.state_holders if other != member)
 
 
 def suspicion(draft: Draft, member: Member) -> str:
@@ -44,9 +53,9 @@ def suspicion(draft: Draft, member: Member) -> str:
     observed, broken = draft.observed, draft.broken_since
     named = member.name in observed.lost_peers
     deserted = broken is not None and not draft.waits(member)
-    if not (named or deserted or is_stalled(draft)):
+    if not (named or deserted or is_stalled(draft) or _is_awaited(draft, member)):
         return ""
-    limit = patience(draft, member, NAMED_SILENCE if named else SILENCE)
+    limit = draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
     heard = max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
     if draft.now >= heard + limit:
         return f"not heard for {limit.total_seconds():.0f} s"

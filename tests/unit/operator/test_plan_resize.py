@@ -236,16 +236,34 @@ def test_members_that_commit_nothing_by_the_deadline_get_the_old_layout_again() 
     assert world.status.failures == 0
 
 
-def test_a_joiner_that_is_not_heard_takes_no_part_in_going_back() -> None:
+def test_a_joiner_that_falls_silent_before_the_generation_is_confirmed_is_lost_and_the_others_go_back() -> None:
     world = claiming()
     world.start()
     world.warm_up()
     world.silent = {"digits-w3"}
+    world.wait(19)
+    world.settle()
+    assert world.turn().requeue_after == 1
+    world.wait(1)
+    world.settle()
+    assert (world.plan.reason, world.shape) == (ResizeReason.FAILURE, (2, 1))
+    assert [member.name for member in world.plan.members] == names(0, 1)
+    assert [member.name for member in world.plan.leavers] == names(2)
+    assert "digits-w3" in world.deleted
+
+
+def test_a_joiner_that_fell_silent_after_it_was_ready_is_not_published() -> None:
+    world = claiming()
+    world.start()
+    world.warm_up(["digits-w2"])
+    world.silent = {"digits-w2"}
+    world.wait(5)
+    world.warm_up(["digits-w3"])
+    assert world.plan.layout_generation == 1
     world.wait(600)
     world.settle()
-    assert world.plan.reason is ResizeReason.UNDO
-    assert [member.name for member in world.plan.leavers] == names(2)
-    world.commit()
+    resizing = world.status.condition(ConditionType.RESIZING)
+    assert resizing is not None and resizing.reason == "NotReady"
     assert set(world.workers) == set(names(0, 1))
 
 
