@@ -89,8 +89,9 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
 
 
 def _is_excused(worker: Worker | None) -> bool:
-    """Whether a worker's end is no failure: somebody took it away, or it had left as told."""
-    return worker is not None and (worker.disrupted or worker.terminating or says_left(worker))
+    """Whether a worker's end is no failure: somebody took it away, maybe while nobody looked, or it had left as told. A
+    worker that fails leaves its pod behind."""
+    return worker is None or worker.disrupted or worker.terminating or says_left(worker)
 
 
 def _count(draft: Draft, described: str) -> None:

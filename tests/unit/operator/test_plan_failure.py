@@ -96,6 +96,13 @@ def test_drains_and_resizes_never_use_up_the_budget() -> None:
     assert world.shape == (2, 2)
 
 
+def test_a_worker_that_was_deleted_while_the_operator_was_away_is_no_failure() -> None:
+    world = training()
+    world.kill("digits-w3")
+    world.settle()
+    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.DRAIN, 0)
+
+
 def test_the_failure_says_what_each_lost_worker_said() -> None:
     world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
     world.start()

@@ -160,7 +160,7 @@ def test_a_lower_ceiling_makes_the_job_smaller() -> None:
 def test_survivors_of_a_failure_train_on_and_the_job_grows_back() -> None:
     world = World(make_job().stages(2).workers(4))
     world.start()
-    world.kill("digits-w0")
+    world.end("digits-w0", exit_code=137)
     world.settle()
     assert world.shape == (2, 1)
     assert world.plan.reason is ResizeReason.FAILURE

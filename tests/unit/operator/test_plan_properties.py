@@ -162,7 +162,6 @@ class Life(RuleBasedStateMachine):
         name = sorted(world.workers)[number % len(world.workers)]
         match kind:
             case "gone":
-                world.real_failures += 1
                 world.kill(name)
             case "crash":
                 world.real_failures += 1
