@@ -61,8 +61,11 @@ def _check_deadline(draft: Draft, plan: PublishedPlan) -> None:
     resize = draft.status.resize
     if resize is None or resize.phase is not ResizePhase.COMMIT or resize.deadline is None or plan.reason in _FINAL:
         return
-    if draft.now < resize.deadline:
-        draft.wake_at(resize.deadline)
+    deadline = resize.deadline
+    if draft.observed.since is not None:  # another operator's clock may differ
+        deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
+    if draft.now < deadline:
+        draft.wake_at(deadline)
     elif not _committed_by_some(draft, plan):
         _go_back(draft, plan, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
 

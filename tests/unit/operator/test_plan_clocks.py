@@ -1,0 +1,78 @@
+"""Operators that follow each other and whose clocks differ: what one wrote down is read by the other's clock."""
+
+from datetime import timedelta
+
+import pytest
+
+from pipetransformer_operator.api.status import ConditionType
+from tests.builders import make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(20)
+SKEWS = pytest.mark.parametrize("skew", [-900, 900])
+
+
+def take_over(world: World, skew: int) -> None:
+    """Another operator begins, which has heard nobody yet."""
+    world.now += timedelta(seconds=skew)
+    world.since = world.now
+    world.settle()
+
+
+@SKEWS
+def test_a_job_that_trains_trains_on(skew: int) -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.stallTimeoutSeconds", 60))
+    world.start()
+    before = world.plan
+    take_over(world, skew)
+    stalled = world.status.condition(ConditionType.STALLED)
+    assert world.plan == before
+    assert stalled is None or stalled.status == "False"
+    assert world.status.failures == 0
+
+
+@SKEWS
+def test_a_claim_that_was_being_prepared_succeeds_in_the_end(skew: int) -> None:
+    world = World(make_job().stages(2).workers(2, most=4))
+    world.start()
+    assert world.status.resize is not None
+    take_over(world, skew)
+    for _ in range(20):
+        world.wait(60)
+        world.settle()
+        world.warm_up()
+        if world.shape == (2, 2):
+            break
+    world.commit()
+    assert (world.shape, world.status.failures) == ((2, 2), 0)
+
+
+@SKEWS
+def test_a_published_generation_is_not_taken_back_at_once(skew: int) -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    world.commit(boundary=8)
+    before = world.plan
+    assert not before.confirmed
+    take_over(world, skew)
+    world.wait(5)
+    world.settle()
+    assert world.plan == before
+    world.commit()
+    assert world.plan.confirmed
+
+
+@SKEWS
+def test_what_was_saved_never_shrinks(skew: int) -> None:
+    world = World(make_job().stages(4).workers(4).release())
+    world.start()
+    world.commit(boundary=8)
+    world.commit(checkpoint=8)
+    world.leave()
+    world.wait(100)
+    saved = world.status.gpu_seconds_saved
+    take_over(world, skew)
+    world.commit(boundary=11)
+    world.commit(checkpoint=11)
+    world.leave()
+    assert world.status.gpu_seconds_saved >= saved
