@@ -19,10 +19,11 @@ from pathlib import Path
 
 from pipetransformer_contract.wire import Env
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
 from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE, WORKER_LABEL
 
 from .draw import ACCELERATOR
+from .patient import PatientApi
 from .trainer import train
 from .watch import Watch
 
@@ -82,7 +83,7 @@ class Nodes:
         accelerators: of each node.
     """
 
-    def __init__(self, api: Api, pods: Watch, namespace: str, folder: Path, accelerators: int) -> None:
+    def __init__(self, api: PatientApi, pods: Watch, namespace: str, folder: Path, accelerators: int) -> None:
         self._api = api
         self._core = f"/api/v1/namespaces/{namespace}"
         self._folder = folder
@@ -153,7 +154,7 @@ class Nodes:
     async def _beat(self, name: str) -> None:
         body = {"spec": {"renewTime": _now()}}
         with contextlib.suppress(Unavailable):  # the next one is not far
-            await self._api.request("PATCH", f"{_LEASES}/{name}", body, content_type=MERGE_PATCH)
+            await self._api.once.request("PATCH", f"{_LEASES}/{name}", body, content_type=MERGE_PATCH)
 
     async def _replace(self, name: str) -> None:
         await self.add()

@@ -29,6 +29,7 @@ from tools.devcluster.layout import Layout
 
 from .draw import SHARE, Kind, draw_faults
 from .nodes import Nodes
+from .patient import PatientApi
 from .slot import Hit, Slot, World
 from .watch import Watch
 
@@ -96,7 +97,8 @@ class Breaker:
 async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> list[str]:
     """Runs it; returns what was wrong."""
     os.environ["KUBECONFIG"] = str(kubeconfig)
-    api = await Api.connect()
+    connection = await Api.connect()
+    api = PatientApi(connection)
     await _prepare(api)
     path = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
     jobs, pods = Watch(kubeconfig, path), Watch(kubeconfig, f"/api/v1/namespaces/{NAMESPACE}/pods")
@@ -138,13 +140,13 @@ async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> list[st
         await operator.kill()
         await wire.cut()
         await _clear(api, path)
-        await api.close()
+        await connection.close()
     hits = [hit for slot in slots for hit in slot.hits]
     _report(hits, sum(len(slot.jobs) for slot in slots), time.monotonic() - began)
     return [*breaker.problems, *nodes.errors, *_too_few(hits, count)]
 
 
-async def _prepare(api: Api) -> None:
+async def _prepare(api: PatientApi) -> None:
     definition = yaml.safe_load(CRD.read_text())
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
     await api.request("PATCH", path, definition, content_type=APPLY_PATCH)
@@ -163,7 +165,7 @@ async def _prepare(api: Api) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def _clear(api: Api, path: str) -> None:
+async def _clear(api: PatientApi, path: str) -> None:
     with contextlib.suppress(NotFound):
         await api.request("DELETE", path, {})
         await api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods", {"gracePeriodSeconds": 0})

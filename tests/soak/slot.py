@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
 from tests.ledger_checker import check
 
 from .accounts import Account
 from .draw import EPOCHS, FAILURES, SAMPLES, Fault, Kind, draw_job
 from .nodes import Nodes, Worker
+from .patient import PatientApi
 from .watch import Watch
 
 START_SECONDS = 180
@@ -45,7 +46,7 @@ class Hit:
 class World:
     """What the slots share. `break_operator` and `break_api` last as long as they are awaited."""
 
-    api: Api
+    api: PatientApi
     jobs: Watch
     pods: Watch
     nodes: Nodes
@@ -120,7 +121,8 @@ class Slot:
         )
         self.jobs.append(self._name)
         self._began = time.monotonic()
-        await self._world.api.request("POST", self._world.path, manifest)
+        with contextlib.suppress(Conflict):  # asked again
+            await self._world.api.request("POST", self._world.path, manifest)
         await self._trains("has begun", START_SECONDS, step=2)
         return account
 
@@ -298,7 +300,7 @@ class Slot:
         try:
             while not worker.deleted.is_set() and worker.runs:
                 try:
-                    await self._world.api.request("POST", f"{self._core}/pods/{worker.name}/eviction", body)
+                    await self._world.api.once.request("POST", f"{self._core}/pods/{worker.name}/eviction", body)
                     return f"{worker.name} was evicted, refused {refused} times"
                 except (Conflict, NotFound):
                     break
