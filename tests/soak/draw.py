@@ -57,7 +57,7 @@ class Fault:
 
 
 def draw_faults(seed: int, count: int) -> list[Fault]:
-    """So many faults, at least one in `SHARE` of each kind, nearly half of them in the middle of a resize."""
+    """So many faults, at least one in `SHARE` of each kind, most of them in the middle of a resize."""
     choose = random.Random(f"{seed}/faults")
     kinds = list(Kind) * (count // SHARE)
     kinds += [choose.choice(list(Kind)) for _ in range(count - len(kinds))]
@@ -66,8 +66,8 @@ def draw_faults(seed: int, count: int) -> list[Fault]:
 
 
 def _draw_fault(choose: random.Random, kind: Kind) -> Fault:
-    resizing = choose.random() < 0.5
-    delay = choose.choice([0.0, 0.05, 0.2, 0.5]) if resizing else choose.uniform(0, 3)
+    resizing = choose.random() < 0.6
+    delay = choose.choice([0.0, 0.05, 0.2]) if resizing else choose.uniform(0, 3)
     seconds = choose.choice([4.0, 90.0]) if kind is Kind.STOP else choose.uniform(0.5, 10)
     return Fault(kind, resizing, delay, choose.randrange(2**16), seconds)
 

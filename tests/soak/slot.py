@@ -129,7 +129,7 @@ class Slot:
     async def _finish(self, account: Account) -> None:
         """Waits for the job's end, and judges it by what it left behind."""
         await self._world.jobs.until(f"{self._name} completes", lambda: self._ended, END_SECONDS)
-        await self._world.pods.until(f"{self._name} has ended all workers", lambda: not self._workers(), 60)
+        await self._world.pods.until(f"{self._name} has ended all workers", lambda: not self._workers(), START_SECONDS)
         problems = self._world.problems
         problems += account.check(self._world.outages(self._began))
         findings = check(self._run_dir, SAMPLES, EPOCHS)
