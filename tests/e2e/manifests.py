@@ -54,10 +54,9 @@ def digits_job(name: str, *, image: str, shared: str, on_pack: str, epochs: int)
 def small_job(name: str, *, image: str, shared: str, stages: int = 1, workers: int = 2, epochs: int = 100) -> Object:
     """A job of two blocks whose steps take milliseconds and whose layers never freeze, on workers that are spread over
     the nodes."""
-    job = digits_job(name, image=image, shared=shared, on_pack="Widen")
+    job = digits_job(name, image=image, shared=shared, on_pack="Widen", epochs=epochs)
     spec: Object = job["spec"]
     spec["model"] |= {"numLayers": 2, "hiddenSize": 16, "mlpSize": 32, "patchSize": 4}
-    spec["training"]["epochs"] = epochs
     spec["freeze"] = {"policy": "None"}
     spec["evaluation"] = {"everyEpochs": epochs}
     spec["pipeline"]["stages"] = stages
