@@ -20,7 +20,7 @@ from .nodes import Nodes, Worker
 from .patient import PatientApi
 from .watch import Watch
 
-START_SECONDS = 180
+START_SECONDS = 300
 RECOVERY_SECONDS = 300
 END_SECONDS = 300
 RESIZE_SECONDS = 10
@@ -148,6 +148,7 @@ class Slot:
         query = f"fieldSelector=involvedObject.name%3D{self._name}"
         events = (await self._world.api.get(f"{self._core}/events?{query}"))["items"]
         lines = [f"{event['lastTimestamp']} {event['reason']}: {event['message']}\n" for event in events]
+        self._run_dir.mkdir(parents=True, exist_ok=True)
         (self._run_dir / "events.txt").write_text("".join(sorted(lines)))
 
     @property
