@@ -31,6 +31,7 @@ POLL_SECONDS = 0.05
 BEAT_SECONDS = 2
 CLOUD_SECONDS = 15
 ADDRESS = "127.0.0.1"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
@@ -109,10 +110,9 @@ class Nodes:
         labels = {"kubernetes.io/hostname": name}
         await self._api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
         room = {"cpu": "64", "memory": "512Gi", "pods": "110", ACCELERATOR: str(self._accelerators)}
-        ready = {"type": "Ready", "status": "True", "reason": "Soak", "lastHeartbeatTime": _now()}
-        status = {"capacity": room, "allocatable": room, "conditions": [ready | {"lastTransitionTime": _now()}]}
         path = f"/api/v1/nodes/{name}/status"
-        await self._api.request("PATCH", path, {"status": status}, content_type=MERGE_PATCH)
+        body = {"status": {"capacity": room, "allocatable": room}}
+        await self._api.request("PATCH", path, body, content_type=MERGE_PATCH)
         renewed = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _now()}
         await self._api.request("POST", _LEASES, {"metadata": {"name": name}, "spec": renewed})
         self.living.add(name)
@@ -152,9 +152,13 @@ class Nodes:
                     await self._api.request("DELETE", path)
 
     async def _beat(self, name: str) -> None:
-        body = {"spec": {"renewTime": _now()}}
+        """Renews the lease, and says that the node is ready: a late lease makes the control plane doubt it."""
+        lease = {"spec": {"renewTime": _now()}}
+        ready = {"type": "Ready", "status": "True", "reason": "Soak", "lastHeartbeatTime": _now()}
         with contextlib.suppress(Unavailable):  # the next one is not far
-            await self._api.once.request("PATCH", f"{_LEASES}/{name}", body, content_type=MERGE_PATCH)
+            await self._api.once.request("PATCH", f"{_LEASES}/{name}", lease, content_type=MERGE_PATCH)
+            status = {"status": {"conditions": [ready]}}
+            await self._api.once.request("PATCH", f"/api/v1/nodes/{name}/status", status, content_type=STRATEGIC_PATCH)
 
     async def _replace(self, name: str) -> None:
         await self.add()
@@ -266,8 +270,7 @@ class Nodes:
         with contextlib.suppress(NotFound):  # it was deleted meanwhile
             body = {"status": status | {"conditions": [ready]}}
             path = f"{self._core}/pods/{name}/status"
-            strategic = "application/strategic-merge-patch+json"
-            await self._api.request("PATCH", path, body, content_type=strategic)
+            await self._api.request("PATCH", path, body, content_type=STRATEGIC_PATCH)
 
 
 def _labels(pod: Object) -> Object:
