@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
-from .draft import SILENCE, Draft
+from .draft import Draft
 from .prepare import back_off
 from .types import EventType
 
