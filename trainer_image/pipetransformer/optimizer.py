@@ -32,10 +32,11 @@ def make_optimizer(
     named = list(parameters)
     if not named:
         return None
-    trained: list[dict[str, Any]] = [
+    groups: list[dict[str, Any]] = [
         {"params": [parameter for name, parameter in named if name not in no_decay]},
         {"params": [parameter for name, parameter in named if name in no_decay], "weight_decay": 0.0},
     ]
+    trained = [group for group in groups if group["params"]]
     optimizer: torch.optim.Optimizer
     if spec.name is OptimizerName.ADAMW:
         optimizer = torch.optim.AdamW(

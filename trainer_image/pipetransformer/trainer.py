@@ -37,7 +37,7 @@ from .elastic.watcher import GenerationWatcher
 from .errors import CallbackError, SpecError, StorageError
 from .final_model import gather_model, write_final_model
 from .freeze import FreezeObservation, PolicyCopy
-from .gradients import GradientReducer
+from .gradients import Gradients
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
@@ -47,6 +47,7 @@ from .moments import Moment, Reached, ignore
 from .monitoring import Meter, Position
 from .optimizer import learning_rate, make_optimizer, set_learning_rate
 from .record import CacheLog, Ledger
+from .reduction import GradientReducer
 from .schedules import ModelError, StageRunner, StageSpec
 from .similarity import similarities
 from .state import Control, UnitCodec, WorkerState
@@ -161,6 +162,7 @@ class Trainer:
         self._layout: StageLayout | None = None
         self._committed_in: StageLayout | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._gradients: Gradients | None = None
 
     @property
     def step(self) -> int:
@@ -309,8 +311,6 @@ class Trainer:
         layout, control = member.layout, self._state.control
         self._pending = False
         self._in_doubt = None
-        if self._optimizer is not None:
-            self._optimizer.zero_grad(set_to_none=True)
         dealt = self._job.training_micro_batches(control.step, layout.pipelines, layout.micro_batch_size)
         micro_batches = dealt[layout.pipeline]
         reducer = member.reducer
@@ -420,9 +420,8 @@ class Trainer:
         assert layout is not None
         rate = learning_rate(spec.optimizer, spec.learning_rate_schedule, control.step, self._job.total_steps)
         if vote.finite and self._optimizer is not None:
-            scale = vote.gradient_scale(spec.max_gradient_norm)
-            trained = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-            torch._foreach_mul_([parameter.grad for parameter in trained if parameter.grad is not None], scale)
+            assert self._gradients is not None
+            self._gradients.scale(vote.gradient_scale(spec.max_gradient_norm))
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
         self._hooks.reached(Moment.STEPPED, control.step)
@@ -629,7 +628,8 @@ class Trainer:
         member.runner = self._make_runner(member.layout, member.groups)
         if member.reducer is not None:
             member.reducer.close()
-        member.reducer = GradientReducer(self._state, member.layout, member.groups)
+        self._gradients = Gradients(self._state, member.layout)
+        member.reducer = GradientReducer(self._gradients, self._state, member.layout, member.groups)
         self._optimizer = make_optimizer(
             self._job.spec.training.optimizer,
             self._state.trained_parameters(),

@@ -77,9 +77,10 @@ class Vote:
 
     def reduce(self, world: dist.ProcessGroup) -> "Vote":
         """The sums over all members."""
+        if world.size() == 1:
+            return self
         own = self.to_list()
         ballot = torch.tensor([*own, *self.similarities], dtype=torch.float64)
-        if world.size() > 1:
-            dist.all_reduce(ballot, group=world)
+        dist.all_reduce(ballot, group=world)
         sums = ballot.tolist()
         return replace(Vote.from_list(sums[: len(own)]), similarities=sums[len(own) :])

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
-from pipetransformer.gradients import GradientReducer
+from pipetransformer.gradients import Gradients
 from pipetransformer.layout import StageLayout
+from pipetransformer.reduction import GradientReducer
 from pipetransformer.state import WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 
 pytestmark = pytest.mark.timeout(60)
 
 TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=30))
-WIDTH = 8
+WIDTH = 400  # a unit fills a bucket
 UNITS = 4
 
 
@@ -37,7 +38,8 @@ class Replica:
             reason=ResizeReason.START,
         )  # fmt: skip
         layout = StageLayout(generation, rank, [(0, 0), (1, 0)], [range(UNITS)], 1)
-        self.reducer = GradientReducer(self.state, layout, groups)
+        self.gradients_of = Gradients(self.state, layout)
+        self.reducer = GradientReducer(self.gradients_of, self.state, layout, groups)
 
     def inputs(self) -> Tensor:
         return torch.arange(3 * WIDTH, dtype=torch.float64).view(3, WIDTH) / 10 + self.rank

@@ -5,7 +5,7 @@ alike in several places. Pure: no store, no tensors.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -17,6 +17,8 @@ from scipy.optimize import linear_sum_assignment
 
 from ..freezing import first_trainable
 from ..partition import Cut, ModelCosts
+from ..state import Control
+from .state_map import MapOf, StateMap, no_map, sources_of
 
 
 class Origin(StrEnum):
@@ -67,8 +69,8 @@ class Move(BaseModel):
 
 
 class RegroupPlan(BaseModel):
-    """The leader's decision for one generation. `control` is the state to go on from; empty for `Fresh` and
-    `Checkpoint`."""
+    """The leader's decision for one generation. `control` is the state to go on from, as it is before a map; empty for
+    `Fresh` and `Checkpoint`."""
 
     origin: Origin
     step: int
@@ -98,19 +100,19 @@ class _Load:
 
 
 def assign_roles(
-    held: Sequence[set[int]], spans: Sequence[range], pipelines: int, unit_bytes: Sequence[int]
+    held: Sequence[set[int]], needed: Sequence[Collection[int]], pipelines: int, unit_bytes: Sequence[int]
 ) -> list[tuple[int, int]]:
     """(pipeline, stage) of each member, so that the fewest bytes have to move (an assignment problem).
 
     Args:
         held: units that each member holds, by rank.
-        spans: units of each stage.
+        needed: units that each stage is made of.
         pipelines: number of pipelines.
         unit_bytes: weight of each unit on the wire.
     """
-    roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(len(spans))]
+    roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(len(needed))]
     missing = [
-        [sum(unit_bytes[unit] for unit in spans[stage] if unit not in units) for _, stage in roles] for units in held
+        [sum(unit_bytes[unit] for unit in needed[stage] if unit not in units) for _, stage in roles] for units in held
     ]
     # A tiny preference for rank order, so that a fresh start is in order.
     cost = np.array(missing, dtype=float)
@@ -154,6 +156,7 @@ def make_plan(
     unit_bytes: Sequence[int],
     *,
     durable: Callable[[], DurablePoint | None],
+    map_of: MapOf = no_map,
 ) -> RegroupPlan:
     """The plan for participants that bring `inventories`, in the transfer group's order.
 
@@ -169,6 +172,7 @@ def make_plan(
         pipelines: data-parallel width.
         unit_bytes: weight of each unit on the wire.
         durable: looks the newest checkpoint up, None for none; only asked when a unit is lost.
+        map_of: whether another list of units is made of what the participants hold; `cut_at` then cuts that list.
     """
     step = max(inventory.step for inventory in inventories)
     usable = [
@@ -182,7 +186,8 @@ def make_plan(
             (inventory.control for inventory in inventories if inventory.step == step),
             key=lambda found: (found.get("decided_step", -1), found.get("evaluated_step", 0)),
         )
-        return recut(Origin.PEERS, step, control, usable, [_still_frozen(bring, control) for bring in inventories])
+        read = [_still_frozen(bring, control) for bring in inventories]
+        return recut(Origin.PEERS, step, control, usable, read, state_map=map_of(Control.from_dict(control)))
     checkpoint = durable()
     mirrored = {mirror.step: mirror.control for inventory in inventories for mirror in inventory.mirrors}
     for earlier in sorted(mirrored, reverse=True):
@@ -225,12 +230,15 @@ def _from_memory(
     cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
     unit_bytes: Sequence[int],
+    state_map: StateMap | None = None,
 ) -> RegroupPlan:
-    costs = ModelCosts.model_validate(control["costs"]) if control.get("costs") else None
-    cut = cut_at(int(control["boundary"]), costs)
+    after = Control.from_dict(control) if state_map is None else state_map.control(Control.from_dict(control))
+    costs = ModelCosts.model_validate(after.costs) if after.costs else None
+    cut = cut_at(after.boundary, costs)
+    needed = [set(span) if state_map is None else sources_of(span, state_map) for span in cut.spans]
     there = [units | more for units, more in zip(held, read, strict=True)]
-    roles = assign_roles(there[:num_members], cut.spans, pipelines, unit_bytes)
-    wanted = [set(cut.spans[stage]) - read[rank] for rank, (_, stage) in enumerate(roles)]
+    roles = assign_roles(there[:num_members], needed, pipelines, unit_bytes)
+    wanted = [needed[stage] - read[rank] for rank, (_, stage) in enumerate(roles)]
     return RegroupPlan(
         origin=origin,
         step=step,

@@ -8,12 +8,11 @@ path with nothing in the inventory.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousStateError,
@@ -26,14 +25,13 @@ from ..errors import WorkersDifferError
 from ..layout import StageLayout
 from ..moments import Moment, Reached
 from ..partition import Cut, ModelCosts
-from ..prefetch import ReadUnit
-from ..state import Control, UnitCodec, WorkerState
+from ..state import Control, WorkerState
+from .assemble import Assembly, StateSources
 from .groups import GenerationGroups, Store, Transport
-from .mirror import Mirrors
 from .phases import Phases
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
 from .rendezvous import GenerationRendezvousHandler, LeaverError
-from .transfer import Parts, move_units
+from .state_map import MapOf, no_map
 from .watchdog import ROUND, Deadline, Watchdog
 
 
@@ -49,42 +47,29 @@ class RegroupError(RuntimeError):
         self.in_doubt = in_doubt
 
 
-@dataclass(frozen=True, slots=True)
-class RegroupTools:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegroupTools(StateSources):
     """What a regroup needs besides the worker's state.
 
     Attributes:
-        build_units: the units of these indices as training starts from them, on the CPU.
-        blank_unit: a unit by index, whose tensors are to be replaced.
-        load_unit: a unit's tensors from the checkpoint that `durable` described.
-        load_control: the control state of that checkpoint.
         durable: the newest durable checkpoint; only the leader asks.
         cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
         commit_late: commits the pending step as those did who have this control state.
-        shells: every unit, for shapes only.
-        mirrors: what this worker mirrored.
-        read_ahead: frozen units that it has read from storage.
         watchdog: ends an attempt that a newer generation has made void, or that takes too long.
         reached: told of moments.
         data: digest of the data, the same on all workers.
+        map_of: the map of a regroup that follows a control state.
     """
 
     handler: GenerationRendezvousHandler
     transport: Transport
-    codec: UnitCodec
-    shells: Sequence[nn.Module]
     data: str
-    build_units: Callable[[Collection[int]], dict[int, nn.Module]]
-    blank_unit: Callable[[int], nn.Module]
-    load_unit: Callable[[int], dict[str, Tensor]]
-    load_control: Callable[[], Control]
     durable: Callable[[], DurablePoint | None]
     cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
     commit_late: Callable[[Control], None]
-    mirrors: Mirrors
-    read_ahead: Mapping[int, ReadUnit]
     watchdog: Watchdog
     reached: Reached
+    map_of: MapOf = no_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +186,27 @@ class _Attempt:
         self._expect(plan)
         if plan.origin is Origin.PEERS and self.state.units and self.state.control.step == plan.step - 1:
             tools.commit_late(Control.from_dict(plan.control))
+        state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
         if self.is_member:
             spans = [range(start, stop) for start, stop in plan.spans]
-            tied_stages = [tie.stages(spans) for tie in self.state.ties.all]
+            ties = self.state.ties if state_map is None else state_map.ties
+            tied_stages = [tie.stages(spans) for tie in ties.all]
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
             self.phases.lap("groups")
-        self.assembled = new_state = self._assemble(plan)
+        assert self.groups.transfer is not None
+        self.assembled = new_state = Assembly(
+            tools,
+            self.state,
+            plan,
+            self.rank,
+            self.groups.transfer,
+            tools.transport.device,
+            state_map,
+            started=lambda: tools.reached(Moment.MOVING, number),
+            moved=lambda: self.phases.lap("move"),
+        ).assemble()
         self.phases.lap("assemble")
         tools.reached(Moment.ASSEMBLED, number)
-        assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         self.phases.lap("vote")
         return plan, new_state
@@ -256,76 +253,11 @@ class _Attempt:
                 generation.pipelines,
                 [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
                 durable=tools.durable,
+                map_of=tools.map_of,
             )
             store.set("plan", plan.model_dump_json())
             return plan
         return RegroupPlan.model_validate_json(store.get("plan"))
-
-    def _assemble(self, plan: RegroupPlan) -> WorkerState:
-        """The state of the new role, in new objects except for units that stay; a leaver only gives."""
-        tools, device = self.tools, self.tools.transport.device
-        wanted = range(*plan.spans[plan.roles[self.rank][1]]) if self.is_member else range(0)
-        new = WorkerState(self.state.num_layers, self.state.ties)
-        if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
-            tools.reached(Moment.MOVING, self.generation.layout_generation)
-        match plan.origin:
-            case Origin.FRESH:
-                new.units = {index: unit.to(device) for index, unit in tools.build_units(wanted).items()}
-            case Origin.CHECKPOINT:
-                new.control = tools.load_control()
-                for index in wanted:
-                    tensors = {name: tensor.to(device) for name, tensor in tools.load_unit(index).items()}
-                    self._put(new, index, tensors)
-            case Origin.MIRROR:
-                new.control = Control.from_dict(plan.control)
-                mirror = tools.mirrors.at(plan.step)
-                mirrored = {} if mirror is None else mirror.units
-                received = self._move(plan, new.control.boundary, mirrored.__getitem__, torch.device("cpu"))
-                for index in wanted:
-                    parts = received.get(index) or mirrored[index]
-                    self._take(new, index, [part.to(device, copy=index not in received) for part in parts])
-            case Origin.PEERS:
-                new.control = Control.from_dict(plan.control)
-                received = self._move(
-                    plan, new.control.boundary, lambda index: tools.codec.give(self.state, index, device), device
-                )
-                for index in wanted:
-                    if index in received:
-                        self._take(new, index, received[index])
-                        continue
-                    if index not in self.state.units:
-                        read = tools.read_ahead[index].tensors
-                        self._put(new, index, {name: tensor.to(device) for name, tensor in read.items()})
-                        continue
-                    new.units[index] = self.state.units[index]
-                    for name, _ in new.named_parameters(index):
-                        new.moments[name] = self.state.moments.get(name, {})
-        new.apply_boundary()
-        return new
-
-    def _move(
-        self, plan: RegroupPlan, boundary: int, give: Callable[[int], Parts], device: torch.device
-    ) -> dict[int, Parts]:
-        assert self.groups.transfer is not None
-        received = move_units(
-            plan.moves,
-            self.rank,
-            self.groups.transfer,
-            give,
-            lambda index: self.tools.codec.blank(index, self.tools.shells[index], boundary, device),
-            lambda: self.tools.reached(Moment.MOVING, self.generation.layout_generation),
-        )
-        self.phases.lap("move")
-        return received
-
-    def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
-        codec, shell = self.tools.codec, self.tools.shells[index]
-        self._put(new, index, codec.take(parts, index, shell, new.control.boundary))
-
-    def _put(self, new: WorkerState, index: int, tensors: dict[str, Tensor]) -> None:
-        unit = self.tools.blank_unit(index)
-        new.put_unit(index, unit, tensors)
-        unit.to(self.tools.transport.device)  # what is not part of the state
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:

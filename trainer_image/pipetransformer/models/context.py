@@ -4,7 +4,6 @@ Only hidden states travel between stages. Every worker can read the samples, so 
 which samples they are (keyed randomness) and how long each is (attention masks).
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,8 +30,14 @@ class MicroBatchContext:
     lengths: Tensor | None = None
     autocast: torch.dtype | None = None
     recompute: bool = False
-    draws: Counter[int] = field(default_factory=Counter)
+    draws: dict[int, int] = field(default_factory=dict)
     memory: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def before_draws(self) -> "MicroBatchContext":
+        """This one as it is before a unit's forward."""
+        return MicroBatchContext(
+            self.step, self.sample_ids, self.lengths, self.autocast, self.recompute, memory=self.memory
+        )
 
 
 _current: MicroBatchContext | None = None

@@ -32,8 +32,8 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
     context = current_micro_batch()
     if len(context.sample_ids) != x.shape[0]:
         raise RuntimeError(f"a batch of {x.shape[0]} in a micro-batch of {len(context.sample_ids)} samples")
-    draw = context.draws[place]
-    context.draws[place] += 1
+    draw = context.draws.get(place, 0)
+    context.draws[place] = draw + 1
     keys = [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
     bits = _random_bits(torch.tensor(keys, device=x.device), x[0].numel()).reshape(x.shape)
     return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)

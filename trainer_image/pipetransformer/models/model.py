@@ -7,6 +7,7 @@ units 1..L are the blocks, unit L+1 is the head.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -83,7 +84,7 @@ class PipelineModel:
         """
         losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
         weights = _target_weights(target, weight)
-        return (losses * weights.flatten()).sum(), weights.sum()
+        return torch.dot(losses, weights.flatten().to(losses)), weights.sum()
 
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """Summed weight of the targets that `output` gets right."""

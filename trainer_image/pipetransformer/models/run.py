@@ -1,13 +1,10 @@
 """How a unit's forward runs: in which precision, and what it keeps for its backward."""
 
-from collections import Counter
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .context import current_micro_batch, set_micro_batch
+from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 
 
 def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
@@ -18,15 +15,15 @@ def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
     forward again when its backward comes (activation checkpointing; Chen et al., 2016).
     """
     context = current_micro_batch()
-
-    def forward(x: Tensor) -> Tensor:
-        set_micro_batch(replace(context, draws=Counter()))  # when it runs again, others have been current
-        if context.autocast is None:
-            return unit(x)  # type: ignore[no-any-return]
-        with torch.autocast(x.device.type, dtype=context.autocast):
-            return unit(x).float()  # type: ignore[no-any-return]
-
     if context.recompute and torch.is_grad_enabled():
-        output: Tensor = checkpoint(forward, x, use_reentrant=False)
+        output: Tensor = checkpoint(_forward, unit, x, context, use_reentrant=False)
         return output
-    return forward(x)
+    return _forward(unit, x, context)
+
+
+def _forward(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
+    set_micro_batch(context.before_draws())  # when it runs again, others have been current
+    if context.autocast is None:
+        return unit(x)  # type: ignore[no-any-return]
+    with torch.autocast(x.device.type, dtype=context.autocast):
+        return unit(x).float()  # type: ignore[no-any-return]

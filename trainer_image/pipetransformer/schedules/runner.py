@@ -83,11 +83,12 @@ class StageModule(nn.Module):
         self.prefix = prefix
         self.upcoming: list[MicroBatchContext] = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | None) -> Tensor:
         context = self.upcoming.pop(0)
         try:
             if self.prefix is not None:
                 x = self.prefix.take()
+            assert x is not None
             set_micro_batch(context)
             with torch.no_grad():
                 for unit in self.frozen:
@@ -188,7 +189,6 @@ class StageRunner:
         spec = self.spec
         self._module.upcoming = [self._context(step, split, micro_batch.sample_ids) for micro_batch in micro_batches]
         ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
-        rows = torch.arange(len(ids), device=spec.device)
         samples: Tensor | None = None
         if spec.is_last:
             samples, labels = read_batch(split, ids, step if training else None)
@@ -198,9 +198,9 @@ class StageRunner:
             source = self._source(split, name, step if training else None, ids, samples)
             self._prefix.begin(source, [micro_batch.sample_ids for micro_batch in micro_batches])
         if spec.stages == 1:
-            return [
-                self._alone(some, training=training) for some in torch.split(rows, len(micro_batches[0].sample_ids))
-            ]
+            size = len(micro_batches[0].sample_ids)
+            return [self._alone(slice(start, start + size), training) for start in range(0, len(ids), size)]
+        rows = torch.arange(len(ids), device=spec.device)
         schedule = self._schedule(len(micro_batches), len(micro_batches[0].sample_ids), training=training)
         losses: list[Tensor] = []
         run = schedule.step if training else schedule.eval
@@ -209,9 +209,9 @@ class StageRunner:
         run(*inputs, target=target, losses=losses if spec.is_last else None, return_outputs=False)
         return losses
 
-    def _alone(self, rows: Tensor, *, training: bool) -> Tensor:
+    def _alone(self, rows: slice, training: bool) -> Tensor:
         """One micro-batch where this worker holds the whole model: nothing to schedule."""
-        output = self._module(rows)
+        output = self._module(None)
         if not training:
             return self._score(output, rows)
         loss = self._loss(output, rows)
@@ -288,13 +288,13 @@ class StageRunner:
         needs_gradient = spec.span.stop > first_trainable(spec.boundary)
         return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)
 
-    def _loss(self, output: Tensor, rows: Tensor) -> Tensor:
+    def _loss(self, output: Tensor, rows: Tensor | slice) -> Tensor:
         labels, weights = self._target.rows(rows)
         loss, weight = self._model.loss(output, labels, weights)
         self._target.weights.append(weight.detach())
         return loss
 
-    def _score(self, output: Tensor, rows: Tensor) -> Tensor:
+    def _score(self, output: Tensor, rows: Tensor | slice) -> Tensor:
         labels, weights = self._target.rows(rows)
         try:
             self._target.add(output, labels, weights)
@@ -316,7 +316,7 @@ class _Target:
     def set(self, labels: Tensor, sample_weights: Tensor) -> None:
         self.labels, self.sample_weights, self.weights = labels, sample_weights, []
 
-    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         return self.labels[rows], self.sample_weights[rows]
 
     def take_weights(self) -> list[Tensor]:

@@ -1,0 +1,172 @@
+"""A worker's state in its new role, as a regroup's plan says: from the seed, peers, mirrors or a checkpoint.
+
+What is made is new, but for units that stay; nothing that the worker holds is changed.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..prefetch import ReadUnit
+from ..state import Control, UnitCodec, WorkerState
+from .mirror import Mirrors
+from .plan import Origin, RegroupPlan
+from .state_map import StateMap, sources_of
+from .transfer import Parts, move_units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSources:
+    """Where units come from.
+
+    Attributes:
+        codec: of the present units.
+        shells: every unit, for shapes only.
+        mirrors: what this worker mirrored.
+        read_ahead: frozen units that it has read from storage.
+        build_units: the units of these indices as training starts from them, on the CPU.
+        blank_unit: a unit by index, whose tensors are to be replaced.
+        load_unit: a unit's tensors from the newest durable checkpoint.
+        load_control: the control state of that checkpoint.
+    """
+
+    codec: UnitCodec
+    shells: Sequence[nn.Module]
+    mirrors: Mirrors
+    read_ahead: Mapping[int, ReadUnit]
+    build_units: Callable[[Collection[int]], dict[int, nn.Module]]
+    blank_unit: Callable[[int], nn.Module]
+    load_unit: Callable[[int], dict[str, Tensor]]
+    load_control: Callable[[], Control]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """One worker's part.
+
+    Attributes:
+        state: what it holds.
+        plan: see there.
+        rank: in `transfer`.
+        transfer: members and leavers.
+        device: of training.
+        state_map: of this regroup; None when units stay what they are.
+        started: called once, when all sends and receives are under way, or reading begins.
+        moved: called when what was to come has come.
+    """
+
+    sources: StateSources
+    state: WorkerState
+    plan: RegroupPlan
+    rank: int
+    transfer: dist.ProcessGroup
+    device: torch.device
+    state_map: StateMap | None = None
+    started: Callable[[], None] = field(default=lambda: None)
+    moved: Callable[[], None] = field(default=lambda: None)
+
+    def assemble(self) -> WorkerState:
+        """The state of the new role, empty for a leaver, who only gives. All of `transfer` call this.
+
+        Raises:
+            RuntimeError: a connection broke.
+            OSError, ValueError: a unit cannot be read from the checkpoint.
+        """
+        plan, state_map = self.plan, self.state_map
+        wanted = range(*plan.spans[plan.roles[self.rank][1]]) if self.rank < len(plan.roles) else range(0)
+        num_layers, ties = self.state.num_layers, self.state.ties
+        if state_map is not None:
+            num_layers, ties = state_map.num_layers, state_map.ties
+        new = WorkerState(num_layers, ties)
+        if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
+            self.started()
+        match plan.origin:
+            case Origin.FRESH:
+                built = self.sources.build_units(wanted)
+                new.units = {index: unit.to(self.device) for index, unit in built.items()}
+            case Origin.CHECKPOINT:
+                new.control = self.sources.load_control()
+                for index in wanted:
+                    tensors = {name: tensor.to(self.device) for name, tensor in self.sources.load_unit(index).items()}
+                    self._put(new, index, tensors)
+            case Origin.MIRROR:
+                new.control = Control.from_dict(plan.control)
+                self._from_mirrors(new, wanted)
+            case Origin.PEERS if state_map is None:
+                new.control = Control.from_dict(plan.control)
+                self._from_peers(new, wanted)
+            case Origin.PEERS:
+                new.control = state_map.control(Control.from_dict(plan.control))
+                self._mapped(new, wanted, state_map)
+        new.apply_boundary()
+        return new
+
+    def _from_mirrors(self, new: WorkerState, wanted: range) -> None:
+        mirror = self.sources.mirrors.at(self.plan.step)
+        mirrored = {} if mirror is None else mirror.units
+        received = self._receive(new.control.boundary, mirrored.__getitem__, torch.device("cpu"))
+        for index in wanted:
+            parts = received.get(index) or mirrored[index]
+            self._take(new, index, [part.to(self.device, copy=index not in received) for part in parts])
+
+    def _from_peers(self, new: WorkerState, wanted: range) -> None:
+        received = self._receive(new.control.boundary, self._give, self.device)
+        for index in wanted:
+            if index in received:
+                self._take(new, index, received[index])
+                continue
+            if index not in self.state.units:
+                self._put(new, index, self._read_ahead(index))
+                continue
+            new.units[index] = self.state.units[index]
+            for name, _ in new.named_parameters(index):
+                new.moments[name] = self.state.moments.get(name, {})
+
+    def _mapped(self, new: WorkerState, wanted: range, state_map: StateMap) -> None:
+        """The new units, each made of old ones that this worker holds or receives."""
+        boundary = int(self.plan.control["boundary"])
+        received = self._receive(boundary, self._give, self.device)
+        old: dict[int, Mapping[str, Tensor]] = {}
+        for index in sources_of(wanted, state_map):
+            if index in received:
+                old[index] = self.sources.codec.take(received[index], index, self.sources.shells[index], boundary)
+            elif index in self.state.units:
+                old[index] = self.state.unit_tensors(index, with_moments=True)
+            else:
+                old[index] = self._read_ahead(index)
+        for index in wanted:
+            tensors = {name: tensor for source in state_map.sources(index) for name, tensor in old[source].items()}
+            unit = state_map.blank(index)
+            new.put_unit(index, unit, state_map.make(index, tensors))
+            unit.to(self.device)
+
+    def _receive(self, boundary: int, give: Callable[[int], Parts], device: torch.device) -> dict[int, Parts]:
+        codec, shells = self.sources.codec, self.sources.shells
+        received = move_units(
+            self.plan.moves,
+            self.rank,
+            self.transfer,
+            give,
+            lambda index: codec.blank(index, shells[index], boundary, device),
+            self.started,
+        )
+        self.moved()
+        return received
+
+    def _read_ahead(self, index: int) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device) for name, tensor in self.sources.read_ahead[index].tensors.items()}
+
+    def _give(self, index: int) -> Parts:
+        return self.sources.codec.give(self.state, index, self.device)
+
+    def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
+        codec, shell = self.sources.codec, self.sources.shells[index]
+        self._put(new, index, codec.take(parts, index, shell, new.control.boundary))
+
+    def _put(self, new: WorkerState, index: int, tensors: dict[str, Tensor]) -> None:
+        unit = self.sources.blank_unit(index)
+        new.put_unit(index, unit, tensors)
+        unit.to(self.device)  # what is not part of the state

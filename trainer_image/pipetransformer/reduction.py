@@ -1,0 +1,148 @@
+"""Reduction of gradients: sums over the workers that hold the same stage, and of a parameter that several units share
+over the workers that hold any of them.
+
+Units are summed a few at a time. A sum is under way as soon as the last micro-batch's backward has passed its units,
+while it goes on through those below. All workers start the sums in the same order, the last unit of the stage first.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .elastic.groups import GenerationGroups
+from .gradients import Gradients
+from .layout import StageLayout
+from .state import WorkerState
+
+#: Units are summed together up to so many bytes: a collective costs more than a small unit's bytes.
+_BUCKET_BYTES = 1 << 20
+
+
+class GradientReducer:
+    """Sums the gradients of all that a worker holds, while it holds it and its boundary stands.
+
+    Args:
+        gradients: whose parameters get hooks, until `close`.
+        state: whose parameters they are.
+        layout: of the generation.
+        groups: of the generation.
+    """
+
+    def __init__(self, gradients: Gradients, state: WorkerState, layout: StageLayout, groups: GenerationGroups) -> None:
+        assert groups.data_parallel is not None
+        self._gradients, self._state, self._layout, self._groups = gradients, state, layout, groups
+        self._group = groups.data_parallel
+        #: With one pipeline there is nobody to sum with, and nothing has to be noticed during the backward.
+        self._buckets = _buckets(gradients) if self._group.size() > 1 else []
+        #: Gradients of the round that each bucket still waits for; empty outside of a round.
+        self._missing: list[int] = []
+        self._sums: list[dist.Work] = []
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._accumulated, number)
+            )
+            for number, units in enumerate(self._buckets)
+            for index in units
+            for parameter in gradients.parameters[index]
+        ]
+
+    @property
+    def under_way(self) -> list[int]:
+        """Units of the round whose sums have begun."""
+        return [index for units in self._buckets[: len(self._sums)] for index in units]
+
+    def begin(self, num_micro_batches: int) -> None:
+        """A round of so many micro-batches begins; all gradients are zero."""
+        self._gradients.clear()
+        self._missing = [
+            num_micro_batches * sum(len(self._gradients.parameters[index]) for index in units)
+            for units in self._buckets
+        ]
+        self._sums = []
+
+    def finish(self) -> list[float]:
+        """Wait for all sums of the round; they are the parameters' gradients from here on.
+
+        Returns:
+            Squared norm of the sum for each unit of the model: zero for units held elsewhere, and on all pipelines but
+            the first, so that the sum over all workers counts every parameter once. A tied parameter counts in its last
+            unit.
+
+        Raises:
+            RuntimeError: a connection broke.
+        """
+        while len(self._sums) < len(self._buckets):
+            self._start()
+        for work in self._sums:
+            work.wait()
+        self._missing, self._sums = [], []
+        norms = [0.0] * (self._state.num_layers + 2)
+        counts = self._layout.pipeline == 0
+        if counts:
+            for index, square_norm in self._gradients.square_norms().items():
+                norms[index] = square_norm
+        span = self._layout.span
+        for tie in self._state.ties.all:
+            copies = [self._state.units[unit].get_parameter(name) for unit, name in tie.places if unit in span]
+            if copies:
+                square_norm = reduce_tied_gradients(copies, self._groups.tied[tie.stages(self._layout.spans)])
+                norms[tie.last_unit] += square_norm if counts and tie.last_unit in span else 0.0
+        return norms
+
+    def close(self) -> None:
+        """Take the hooks off, and let go of sums that broke."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._sums = [], []
+
+    def _accumulated(self, bucket: int, parameter: nn.Parameter) -> None:
+        if not self._missing:
+            return  # a measurement between rounds
+        self._missing[bucket] -= 1
+        # A bucket waits for those before it, so that all workers start in the same order.
+        while len(self._sums) < len(self._missing) and not self._missing[len(self._sums)]:
+            self._start()
+
+    def _start(self) -> None:
+        flat = self._gradients.joined(self._buckets[len(self._sums)])
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        assert work is not None
+        self._sums.append(work)
+
+
+def _buckets(gradients: Gradients) -> list[list[int]]:
+    """Units to sum together, in order; those that do not train are left out."""
+    buckets: list[list[int]] = []
+    filled = _BUCKET_BYTES
+    for index, part in gradients.of_unit.items():
+        if not part.numel():
+            continue
+        if filled >= _BUCKET_BYTES:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += part.nbytes
+    return buckets
+
+
+def reduce_tied_gradients(copies: Sequence[nn.Parameter], group: dist.ProcessGroup) -> float:
+    """Give all copies of one parameter the sum of their gradients, at least in float32. Returns its squared norm.
+
+    Args:
+        copies: those that this worker holds.
+        group: the workers that hold any.
+    """
+    if not copies[0].requires_grad:
+        return 0.0
+    total = torch.zeros_like(copies[0], dtype=torch.promote_types(copies[0].dtype, torch.float32))
+    for copy in copies:
+        if copy.grad is not None:
+            total += copy.grad
+    if group.size() > 1:
+        dist.all_reduce(total, group=group)
+    for copy in copies:
+        copy.grad = total.to(copy.dtype, copy=True)
+    return float(total.double().square().sum())
