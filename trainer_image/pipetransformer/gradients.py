@@ -34,14 +34,20 @@ class Gradients:
         for parameter in trained:
             parameter.grad = None  # an older buffer's view goes before this one comes
         self._flat = trained[0].new_zeros(sum(sizes)) if trained else torch.empty(0)
-        for parameter, part in zip(trained, torch.split(self._flat, sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
+        self._views = [
+            (parameter, part.view_as(parameter))
+            for parameter, part in zip(trained, torch.split(self._flat, sizes), strict=True)
+        ]
+        self.clear()
         units = [sum(parameter.numel() for parameter in parameters) for parameters in self.parameters.values()]
         self.of_unit = dict(zip(self.parameters, torch.split(self._flat, units), strict=True))
 
     def clear(self) -> None:
         """Before a round."""
         self._flat.zero_()
+        for parameter, view in self._views:
+            if parameter.grad is not view:  # at first, and when somebody has taken it off
+                parameter.grad = view
         for parameter in self._shared:
             parameter.grad = None
 
