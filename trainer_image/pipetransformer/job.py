@@ -26,6 +26,7 @@ from .data import (
     inputs_change,
     load_dataset,
     own_dataset,
+    padded_lengths,
     shards_of,
 )
 from .errors import SpecError
@@ -198,7 +199,8 @@ class Job:
 
     def training_micro_batches(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline at a global step."""
-        return deal(self.order.batch(step), pipelines, micro_batch_size)
+        lengths = padded_lengths(self.dataset.train, self.dataset.info)
+        return deal(self.order.batch(step), pipelines, micro_batch_size, lengths)
 
     def training_samples(self, step: int, layout: StageLayout) -> list[int]:
         """Samples of the layout's own pipeline at a global step, in their order, padding included."""
@@ -209,7 +211,7 @@ class Job:
         """Micro-batches of each pipeline over the whole held-out split."""
         count = len(self.dataset.test)
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
-        return deal(shards, pipelines, micro_batch_size)
+        return deal(shards, pipelines, micro_batch_size, padded_lengths(self.dataset.test, self.dataset.info))
 
     def users(self, pipelines: int) -> Callable[[str, int], int]:
         """Which of so many pipelines uses a sample, told its split (`train` or `test`) and its id."""
@@ -225,7 +227,7 @@ class Job:
         """The few training samples by which a freeze policy may compare a block with what it was: always the same."""
         count = len(self.dataset.train)
         ids = random.Random(self.spec.training.seed).sample(range(count), min(count, _PROBE_SAMPLES))
-        return deal([ids], 1, micro_batch_size)[0]
+        return deal([ids], 1, micro_batch_size, padded_lengths(self.dataset.train, self.dataset.info))[0]
 
 
 def _model(

@@ -39,6 +39,10 @@ def similarities(
         runner.evaluate(micro_batches, split, name="train")
     finally:
         handle.remove()
-    features = torch.cat(outputs).cpu()[real].flatten(1).double()
+    longest = max(output.shape[1] for output in outputs)  # samples may come in several lengths
+    padded = [
+        nn.functional.pad(output, (0, 0) * (output.dim() - 2) + (0, longest - output.shape[1])) for output in outputs
+    ]
+    features = torch.cat(padded).cpu()[real].flatten(1).double()
     matrix: list[float] = nn.functional.normalize(features @ features.T, dim=1).flatten().tolist()
     return matrix

@@ -4,11 +4,13 @@ from .dataset import (
     AugmentedSplit,
     DataInfo,
     Dataset,
+    PaddedLengths,
     PaddedSplit,
     Split,
     TensorSplit,
     augmentation_key,
     lengths_of,
+    padded_lengths,
     read_batch,
 )
 from .digest import digest, inputs_change
@@ -23,6 +25,7 @@ __all__ = [
     "Dataset",
     "EpochOrder",
     "MicroBatch",
+    "PaddedLengths",
     "PaddedSplit",
     "Split",
     "TensorSplit",
@@ -34,6 +37,7 @@ __all__ = [
     "lengths_of",
     "load_dataset",
     "own_dataset",
+    "padded_lengths",
     "read_batch",
     "shards_of",
 ]

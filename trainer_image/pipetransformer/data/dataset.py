@@ -1,6 +1,7 @@
 """What the trainer needs of a dataset: samples by id, in two splits."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -17,11 +18,13 @@ class DataInfo:
         input_shape: of one input, without the batch; (positions,) for tokens.
         num_classes: of each target: the labels, or the vocabulary where the target is the next token.
         vocab_size: number of token ids, 0 where the inputs are no tokens.
+        lengths: positions that padded samples come in, ascending up to the input's; empty when all come in that one.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     vocab_size: int = 0
+    lengths: tuple[int, ...] = ()
 
 
 class Split(Protocol):
@@ -49,6 +52,22 @@ class PaddedSplit(Split, Protocol):
 def lengths_of(split: Split, ids: Sequence[int], device: torch.device) -> Tensor | None:
     """Lengths of these samples on `device`; None where nothing is padded."""
     return split.lengths(ids).to(device) if _is_padded(split) else None
+
+
+#: Positions that each of some samples is padded to.
+PaddedLengths = Callable[[Sequence[int]], Sequence[int]]
+
+
+def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
+    """The shortest of `info.lengths` that a sample fits; None where there is one length for all."""
+    if not info.lengths or not _is_padded(split):
+        return None
+    padded = split
+
+    def of(ids: Sequence[int]) -> list[int]:
+        return [info.lengths[bisect_left(info.lengths, used)] for used in padded.lengths(ids).tolist()]
+
+    return of
 
 
 @runtime_checkable

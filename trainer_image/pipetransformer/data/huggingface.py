@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .dataset import DataInfo, Dataset
-from .tokens import PAD, VOCABULARY, Encode, encode_bytes
+from .tokens import PAD, VOCABULARY, Encode, as_lengths, encode_bytes
 
 _LARGEST_VALUE = 255.0
 
@@ -59,7 +59,7 @@ def load_huggingface(
     image: str | None = None,
     label: str | None = None,
     tokenizer: str | None = None,
-    length: int = 128,
+    length: int | Sequence[int] = 128,
 ) -> Dataset:
     """Samples of one shape.
 
@@ -76,7 +76,7 @@ def load_huggingface(
         image: column of images.
         label: column of classes.
         tokenizer: folder or hub id; bytes by default.
-        length: tokens of a sample.
+        length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
 
     Raises:
         ValueError: the options fit neither each other nor the data.
@@ -103,18 +103,22 @@ def load_huggingface(
         return Dataset(splits[0], splits[1], DataInfo(shape, _num_classes(tables, "target")))
     assert text is not None
     encode, padding, vocabulary = _tokens(tokenizer)
+    *shorter, longest = as_lengths(length)
     if label is None:
-        pack = partial(_pack, column=text, encode=encode, length=length)
+        if shorter:
+            raise ValueError("packed samples have one length")
+        pack = partial(_pack, column=text, encode=encode, length=longest)
         packed = [table.map(pack, batched=True, remove_columns=table.column_names) for table in tables]
         if not all(map(len, packed)):
-            raise ValueError(f"the texts of a split do not fill one sample of {length} tokens")
+            raise ValueError(f"the texts of a split do not fill one sample of {longest} tokens")
         splits = [_Rows(table.with_format("numpy")) for table in packed]
-        return Dataset(splits[0], splits[1], DataInfo((length,), vocabulary, vocabulary))
+        return Dataset(splits[0], splits[1], DataInfo((longest,), vocabulary, vocabulary))
     num_classes = _num_classes(tables, label)
-    pad = partial(_pad, columns=(text, label), encode=encode, length=length, padding=padding)
+    pad = partial(_pad, columns=(text, label), encode=encode, length=longest, padding=padding)
     padded = [table.map(pad, batched=True, remove_columns=table.column_names) for table in tables]
     splits = [_PaddedRows(table.with_format("numpy")) for table in padded]
-    return Dataset(splits[0], splits[1], DataInfo((length,), num_classes, vocabulary))
+    lengths = (*shorter, longest) if shorter else ()
+    return Dataset(splits[0], splits[1], DataInfo((longest,), num_classes, vocabulary, lengths))
 
 
 def _tokens(tokenizer: str | None) -> tuple[Encode, int, int]:

@@ -1,7 +1,11 @@
-"""Deals a global batch to pipelines as micro-batches of one shape, so that every stage is static at every layout."""
+"""Deals a global batch to pipelines as micro-batches of one shape, or of one a padded length, so that every stage is
+static at every layout."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from .dataset import PaddedLengths
 
 #: Micro-batches for each stage of the first layout, when the spec names no size.
 _MICRO_BATCHES_PER_STAGE = 2
@@ -9,10 +13,12 @@ _MICRO_BATCHES_PER_STAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Ids and weights of one micro-batch. A padded place repeats an id of the batch with weight 0."""
+    """Ids and weights of one micro-batch. A padded place repeats an id of the batch with weight 0. `length` is what all
+    its samples are padded to, None for the length of the input."""
 
     sample_ids: tuple[int, ...]
     weights: tuple[float, ...]
+    length: int | None = None
 
     @property
     def real_ids(self) -> tuple[int, ...]:
@@ -36,7 +42,12 @@ def shards_of(pipeline: int, pipelines: int, num_shards: int) -> range:
     return range(pipeline * num_shards // pipelines, (pipeline + 1) * num_shards // pipelines)
 
 
-def deal(batch: Sequence[Sequence[int]], pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
+def deal(
+    batch: Sequence[Sequence[int]],
+    pipelines: int,
+    micro_batch_size: int,
+    lengths: PaddedLengths | None = None,
+) -> list[list[MicroBatch]]:
     """The micro-batches of each pipeline, every sample of `batch` exactly once with weight 1.
 
     A pipeline whose shards gave nothing still gets one micro-batch, all padding, since its stages run in step with
@@ -46,21 +57,36 @@ def deal(batch: Sequence[Sequence[int]], pipelines: int, micro_batch_size: int) 
         batch: sample ids of each shard, as `EpochOrder.batch` gives them.
         pipelines: data-parallel width (R), at most the number of shards.
         micro_batch_size: samples of every micro-batch.
+        lengths: where samples come in several; each micro-batch has one, the shortest first.
     """
     padding = next(sample_id for shard in batch for sample_id in shard)
     dealt = []
     for pipeline in range(pipelines):
         ids = [i for shard in shards_of(pipeline, pipelines, len(batch)) for i in batch[shard]]
-        dealt.append(_cut(ids, micro_batch_size, padding))
+        if lengths is None:
+            dealt.append(_cut(ids, micro_batch_size, padding))
+            continue
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for sample, length in zip(ids, lengths(ids), strict=True):
+            by_length[length].append(sample)
+        if not ids:
+            by_length[lengths([padding])[0]] = []
+        dealt.append(
+            [
+                micro_batch
+                for length in sorted(by_length)
+                for micro_batch in _cut(by_length[length], micro_batch_size, padding, length)
+            ]
+        )
     return dealt
 
 
-def _cut(ids: list[int], size: int, padding: int) -> list[MicroBatch]:
+def _cut(ids: list[int], size: int, padding: int, length: int | None = None) -> list[MicroBatch]:
     missing = -len(ids) % size if ids else size
     # A sample of the same pipeline, where there is one: what a cache would have to compute for padding alone is wasted.
     padded = ids + [ids[0] if ids else padding] * missing
     weights = [1.0] * len(ids) + [0.0] * missing
     return [
-        MicroBatch(tuple(padded[start : start + size]), tuple(weights[start : start + size]))
+        MicroBatch(tuple(padded[start : start + size]), tuple(weights[start : start + size]), length)
         for start in range(0, len(padded), size)
     ]

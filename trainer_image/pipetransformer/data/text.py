@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from .dataset import DataInfo, Dataset
-from .tokens import VOCABULARY, encode_bytes, pack, pad
+from .tokens import VOCABULARY, as_lengths, encode_bytes, pack, pad
 
 #: Packages of Python's library with much documentation in their sources.
 PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "unittest", "xml")
@@ -34,7 +34,7 @@ def load_text(
     path: str,
     dtype: torch.dtype,
     task: str = Task.NEXT_TOKEN,
-    length: int = 128,
+    length: int | Sequence[int] = 128,
     packages: Sequence[str] = PACKAGES,
 ) -> Dataset:
     """Paragraphs as bytes; every fifth of each class is held out.
@@ -43,7 +43,7 @@ def load_text(
         path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty for `packages`.
         dtype: of floating-point inputs, of which there are none.
         task: a `Task`.
-        length: tokens of a sample.
+        length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
         packages: of Python's library.
 
     Raises:
@@ -57,11 +57,15 @@ def load_text(
         found = [part.strip() for text in sources[name] for part in text.split("\n\n")]
         for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
+    *shorter, longest = as_lengths(length)
     if Task(task) is Task.NEXT_TOKEN:
-        packed = [pack((text for text, _ in part), length, encode_bytes) for part in (train, test)]
-        return Dataset(packed[0], packed[1], DataInfo((length,), VOCABULARY, VOCABULARY))
-    padded = [pad(part, length, encode_bytes) for part in (train, test)]
-    return Dataset(padded[0], padded[1], DataInfo((length,), len(sources), VOCABULARY))
+        if shorter:
+            raise ValueError("packed samples have one length")
+        packed = [pack((text for text, _ in part), longest, encode_bytes) for part in (train, test)]
+        return Dataset(packed[0], packed[1], DataInfo((longest,), VOCABULARY, VOCABULARY))
+    padded = [pad(part, longest, encode_bytes) for part in (train, test)]
+    lengths = (*shorter, longest) if shorter else ()
+    return Dataset(padded[0], padded[1], DataInfo((longest,), len(sources), VOCABULARY, lengths))
 
 
 def _folder(folder: Path) -> dict[str, list[str]]:

@@ -53,6 +53,18 @@ class PaddedTokens:
         return self.positions_used[torch.as_tensor(list(ids), dtype=torch.long)]
 
 
+def as_lengths(length: int | Sequence[int]) -> tuple[int, ...]:
+    """What the option `length` of a dataset says, ascending.
+
+    Raises:
+        ValueError: there is none, or one is no positive number.
+    """
+    lengths = (length,) if isinstance(length, int) else tuple(sorted(set(length)))
+    if not lengths or not all(isinstance(each, int) and each > 0 for each in lengths):
+        raise ValueError(f"length is {length}: it must be a positive number of tokens, or a list of them")
+    return lengths
+
+
 def pack(texts: Iterable[str], length: int, encode: Encode) -> Split:
     """All texts one after the other, cut into samples of `length` tokens; a target is the next token.
 

@@ -7,6 +7,7 @@ frozen prefix sends and receives no gradients. Whatever changes those facts (a f
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -133,11 +134,12 @@ class StageRunner:
         if spec.is_first:
             self._prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype, cache=cache)
         self._module = StageModule(units, num_frozen, self._prefix)
-        self._schedules: dict[tuple[bool, int], PipelineScheduleSingle] = {}
+        self._schedules: dict[tuple[bool, int, int | None], PipelineScheduleSingle] = {}
         self._target = _Target()
 
     def train(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
         """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters."""
+        self._target.take_weights()  # of a round that broke
         losses = self._run(step, micro_batches, split, "train", training=True)
         if not losses:
             return RoundSums()
@@ -186,22 +188,40 @@ class StageRunner:
     def _run(
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, name: str, *, training: bool
     ) -> list[Tensor]:
+        """What has one length at a time: stages are static."""
+        losses: list[Tensor] = []
+        for length, some in groupby(micro_batches, lambda micro_batch: micro_batch.length):
+            losses += self._run_length(step, list(some), length, split, name, training=training)
+        return losses
+
+    def _run_length(
+        self,
+        step: int,
+        micro_batches: Sequence[MicroBatch],
+        length: int | None,
+        split: Split,
+        name: str,
+        *,
+        training: bool,
+    ) -> list[Tensor]:
         spec = self.spec
         self._module.upcoming = [self._context(step, split, micro_batch.sample_ids) for micro_batch in micro_batches]
         ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
         samples: Tensor | None = None
         if spec.is_last:
             samples, labels = read_batch(split, ids, step if training else None)
+            samples = _cut_to(samples, length)
             weights = [weight for micro_batch in micro_batches for weight in micro_batch.weights]
             self._target.set(labels.to(spec.device), torch.tensor(weights, dtype=spec.dtype, device=spec.device))
         if self._prefix is not None:
-            source = self._source(split, name, step if training else None, ids, samples)
+            source = self._source(split, name, step if training else None, ids, samples, length)
             self._prefix.begin(source, [micro_batch.sample_ids for micro_batch in micro_batches])
         if spec.stages == 1:
             size = len(micro_batches[0].sample_ids)
             return [self._alone(slice(start, start + size), training) for start in range(0, len(ids), size)]
         rows = torch.arange(len(ids), device=spec.device)
-        schedule = self._schedule(len(micro_batches), len(micro_batches[0].sample_ids), training=training)
+        size = len(micro_batches[0].sample_ids)
+        schedule = self._schedule(len(micro_batches), size, length, training=training)
         losses: list[Tensor] = []
         run = schedule.step if training else schedule.eval
         inputs = (rows,) if spec.is_first else ()
@@ -218,12 +238,20 @@ class StageRunner:
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def _source(self, split: Split, name: str, step: int | None, ids: Sequence[int], samples: Tensor | None) -> Source:
+    def _source(
+        self,
+        split: Split,
+        name: str,
+        step: int | None,
+        ids: Sequence[int],
+        samples: Tensor | None,
+        length: int | None,
+    ) -> Source:
         """The round's samples for the prefix; `samples` are the inputs of `ids` where they had to be read anyway."""
 
         def inputs(wanted: Sequence[int]) -> Tensor:
             if samples is None:
-                return read_batch(split, wanted, step)[0]
+                return _cut_to(read_batch(split, wanted, step)[0], length)
             row = {sample_id: number for number, sample_id in enumerate(ids)}
             return samples if wanted == ids else samples[[row[sample_id] for sample_id in wanted]]
 
@@ -248,10 +276,12 @@ class StageRunner:
         lengths = lengths_of(split, sample_ids, spec.device)
         return MicroBatchContext(step, tuple(sample_ids), lengths, spec.autocast, spec.recompute)
 
-    def _schedule(self, num_micro_batches: int, micro_batch_size: int, *, training: bool) -> PipelineScheduleSingle:
-        """One stage and schedule for each (mode, M): a stage's receive buffers belong to the mode that prepared
+    def _schedule(
+        self, num_micro_batches: int, micro_batch_size: int, length: int | None, *, training: bool
+    ) -> PipelineScheduleSingle:
+        """One stage and schedule for each (mode, M, length): a stage's receive buffers belong to the mode that prepared
         them."""
-        key = (training, num_micro_batches)
+        key = (training, num_micro_batches, length)
         if key not in self._schedules:
             spec = self.spec
             stage = PipelineStage(
@@ -259,8 +289,8 @@ class StageRunner:
                 spec.stage,
                 spec.stages,
                 spec.device,
-                input_args=self._example_input(micro_batch_size),
-                output_args=self._example_output(micro_batch_size),
+                input_args=self._example_input(micro_batch_size, length),
+                output_args=self._example_output(micro_batch_size, length),
                 group=spec.group,
             )
             in_turns = training and num_micro_batches >= spec.stages
@@ -270,23 +300,27 @@ class StageRunner:
             self._schedules[key] = schedule_class(stage, num_micro_batches, loss_fn=loss, scale_grads=False)
         return self._schedules[key]
 
-    def _example_input(self, micro_batch_size: int) -> Tensor:
+    def _example_input(self, micro_batch_size: int, length: int | None) -> Tensor:
         """The first stage is given row numbers, as the loss is: its prefix knows the samples."""
         spec = self.spec
         if spec.is_first:
             return torch.arange(micro_batch_size, device=spec.device)
-        shape = self._model.activation_shape(micro_batch_size)
+        shape = self._activation_shape(micro_batch_size, length)
         needs_gradient = spec.span.start > first_trainable(spec.boundary)
         return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)
 
-    def _example_output(self, micro_batch_size: int) -> Tensor:
+    def _example_output(self, micro_batch_size: int, length: int | None) -> Tensor:
         spec = self.spec
-        shape = self._model.activation_shape(micro_batch_size)
+        shape = self._activation_shape(micro_batch_size, length)
         if spec.is_last:
             head = copy.deepcopy(self._model.head).to("meta").eval()
             shape = tuple(head(torch.empty(shape, dtype=spec.dtype, device="meta")).shape)
         needs_gradient = spec.span.stop > first_trainable(spec.boundary)
         return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)
+
+    def _activation_shape(self, micro_batch_size: int, length: int | None) -> tuple[int, ...]:
+        samples, positions, *rest = self._model.activation_shape(micro_batch_size)
+        return (samples, positions if length is None else length, *rest)
 
     def _loss(self, output: Tensor, rows: Tensor | slice) -> Tensor:
         labels, weights = self._target.rows(rows)
@@ -303,6 +337,11 @@ class StageRunner:
         return output.new_zeros(())
 
 
+def _cut_to(inputs: Tensor, length: int | None) -> Tensor:
+    """The first `length` positions of samples that are padded beyond."""
+    return inputs if length is None else inputs[:, :length]
+
+
 @dataclass(slots=True)
 class _Target:
     """Labels and weights of the round. The schedule cuts one tensor into micro-batches, so it is given row numbers."""
@@ -314,7 +353,7 @@ class _Target:
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def set(self, labels: Tensor, sample_weights: Tensor) -> None:
-        self.labels, self.sample_weights, self.weights = labels, sample_weights, []
+        self.labels, self.sample_weights = labels, sample_weights
 
     def rows(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         return self.labels[rows], self.sample_weights[rows]
