@@ -103,12 +103,13 @@ def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> Re
         assert boundary == 0, "the new model's"
         return Cut(equal_parts(LAYERS // 2 + 2, stages), micro_batch_size=1)
 
+    unit_bytes = [1] * (LAYERS + 2)
     return make_plan(
         inventories,
         stages * pipelines,
         cut_at,
         pipelines,
-        [1] * (LAYERS + 2),
+        unit_bytes,
         durable=lambda: None,
         map_of=lambda _: Halve(),
     )
