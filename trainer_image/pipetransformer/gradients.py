@@ -61,7 +61,7 @@ class Gradients:
     def square_norms(self) -> dict[int, float]:
         """Of each unit's part. Waits for the device once."""
         norms = torch.stack(torch._foreach_norm(list(self.of_unit.values())))
-        return {index: norm**2 for index, norm in zip(self.of_unit, norms.tolist(), strict=True)}
+        return {index: norm * norm for index, norm in zip(self.of_unit, norms.tolist(), strict=True)}
 
     def joined(self, units: list[int]) -> Tensor:
         """The parts of these units, which follow each other in `of_unit`, as one tensor that shares their memory."""

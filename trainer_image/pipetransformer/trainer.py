@@ -628,6 +628,7 @@ class Trainer:
         member.runner = self._make_runner(member.layout, member.groups)
         if member.reducer is not None:
             member.reducer.close()
+        self._gradients = None  # its memory goes before the next one's comes
         self._gradients = Gradients(self._state, member.layout)
         member.reducer = GradientReducer(self._gradients, self._state, member.layout, member.groups)
         self._optimizer = make_optimizer(
