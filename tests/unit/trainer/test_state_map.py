@@ -176,7 +176,7 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
         expected[unit] = block()
         with torch.no_grad():
             for name in ("weight", "bias"):
-                mean = sum(whole.units[old].get_parameter(name) for old in olds) / len(olds)
+                mean = torch.stack([whole.units[old].get_parameter(name) for old in olds]).mean(0)
                 expected[unit].get_parameter(name).copy_(mean)
     x = torch.linspace(-1, 1, 3 * WIDTH, dtype=torch.float64).view(3, WIDTH)
     for pipeline in range(pipelines):
