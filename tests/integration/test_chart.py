@@ -20,6 +20,7 @@ PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
     "Deployment": "deployments",
+    "NetworkPolicy": "networkpolicies",
     "PriorityClass": "priorityclasses",
     "Role": "roles",
     "RoleBinding": "rolebindings",
@@ -47,8 +48,10 @@ def render(release: str, **values: Any) -> list[Object]:
 
 
 async def install(api: Api, documents: list[Object]) -> None:
-    """Applies all but what needs a node."""
+    """Applies all but what needs a node, and what Helm runs only when it is asked to."""
     for document in documents:
+        if "helm.sh/hook" in document["metadata"].get("annotations", {}):
+            continue
         group = document["apiVersion"]
         folder = f"/apis/{group}" if "/" in group else f"/api/{group}"
         if document["kind"] not in CLUSTER_SCOPED:
