@@ -79,8 +79,9 @@ imports: $(STAMP) ## Check which room imports which.
 	$(BIN)/lint-imports
 
 .PHONY: generate
-generate: $(STAMP) ## Write the CRD, and the chart's copy, from the API's types.
+generate: $(STAMP) ## Write what is generated: the CRD with the chart's copy, and the dashboards.
 	$(BIN)/python -m pipetransformer_operator.api.generate
+	$(BIN)/python -m tools.dashboards
 
 .PHONY: constraints
 constraints: ## Resolve the versions that CI and the two commands use.

@@ -6,6 +6,7 @@ workers' pods what one does: mounts, environment, tokens, a process, and its exi
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -321,6 +322,7 @@ class FakeKubelet:
 
     Attributes:
         room: so many pods may be started in all; others find no node.
+        command: what runs in every pod.
     """
 
     def __init__(self, namespace: Namespace, folder: Path) -> None:
@@ -328,6 +330,8 @@ class FakeKubelet:
         self._folder = folder
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.room = 8192
+        self.command: list[str | Path] = [sys.executable, SCRIPTED]
+        self._addresses = (f"127.0.{number // 250}.{number % 250 + 2}" for number in itertools.count())
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -384,7 +388,8 @@ class FakeKubelet:
         (folder / "token").write_text(await self.token(pod))
         authority = (await api.get(f"{core}/configmaps/{CA_CONFIG_MAP}"))["data"][CA_FILE]
         (folder / CA_FILE).write_text(authority)
-        fields = {"metadata.uid": uid, "status.podIP": "127.0.0.1", "spec.nodeName": "fake"}
+        address = next(self._addresses)
+        fields = {"metadata.uid": uid, "status.podIP": address, "spec.nodeName": "fake"}
         environment = {
             entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
             for entry in pod["spec"]["containers"][0]["env"]
@@ -395,10 +400,10 @@ class FakeKubelet:
         }
         with (folder / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, str(SCRIPTED), env=os.environ | environment, stdout=log, stderr=log
+                *self.command, env=os.environ | environment, stdout=log, stderr=log
             )
         self.processes[uid] = process
-        await self._set_status(name, {"phase": "Running", "podIP": "127.0.0.1"})
+        await self._set_status(name, {"phase": "Running", "podIP": address})
         self._tasks.append(asyncio.create_task(self._watch(name, process)))
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:

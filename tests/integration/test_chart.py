@@ -1,22 +1,24 @@
 """The chart as the API server takes it: its rights are enough for an operator that runs as its ServiceAccount."""
 
-import subprocess
+import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from pipetransformer_operator.kube.api import APPLY_PATCH, Api, Object
+from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound, Object
 from tools.devcluster import gobuild
-from tools.devcluster.layout import REPOSITORY
 
+from .charts import MONITORING, MONITORS, monitoring_values, render, template
 from .conftest import SYSTEM, FakeKubelet, Namespace, Operator, until
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(180)
-CHART = REPOSITORY / "charts" / "pipetransformer"
 PLURALS = {
+    "ConfigMap": "configmaps",
+    "PodMonitor": "podmonitors",
+    "PrometheusRule": "prometheusrules",
+    "ServiceMonitor": "servicemonitors",
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
     "Deployment": "deployments",
@@ -28,23 +30,6 @@ PLURALS = {
     "ServiceAccount": "serviceaccounts",
 }
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "PriorityClass"}
-
-
-def render(release: str, **values: Any) -> list[Object]:
-    """What Helm would install, without the CRD."""
-    settings = [part for key, value in values.items() for part in ("--set-json", f"{key}={value}")]
-    command = [
-        str(gobuild.helm()),
-        "template",
-        release,
-        str(CHART),
-        "--namespace",
-        SYSTEM,
-        "--set",
-        "crds.install=false",
-    ]
-    done = subprocess.run([*command, *settings], capture_output=True, text=True, check=True)
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
 async def install(api: Api, documents: list[Object]) -> None:
@@ -140,3 +125,55 @@ def test_claimed_workers_have_the_lower_priority_and_preempt_nobody() -> None:
     base, claimed = classes["x-pipetransformer-base"], classes["x-pipetransformer-claimed"]
     assert claimed["value"] < base["value"]
     assert claimed["preemptionPolicy"] == "Never"
+
+
+async def test_the_api_server_takes_everything_that_shows_the_operator(api: Api) -> None:
+    for file in gobuild.prometheus_operator_crds():
+        definition = yaml.safe_load(file.read_text())
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
+        await api.request("PATCH", path, definition, content_type=APPLY_PATCH)
+
+    async def served() -> bool:
+        with contextlib.suppress(NotFound):
+            known = (await api.get(f"/apis/{MONITORING}"))["resources"]
+            return {PLURALS[kind] for kind in MONITORS} <= {resource["name"] for resource in known}
+        return False
+
+    await until("the monitors' kinds are served", served)
+    documents = render("x", MONITORS, monitoring=monitoring_values(team="ml"))
+    shown = [document for document in documents if document["kind"] in (*MONITORS, "ConfigMap")]
+    assert sorted(document["kind"] for document in shown) == [
+        "ConfigMap",
+        "ConfigMap",
+        "PodMonitor",
+        "PrometheusRule",
+        "ServiceMonitor",
+    ]
+    assert {document["metadata"]["labels"]["team"] for document in shown} == {"ml"}
+    await install(api, shown)
+
+
+def test_nothing_that_shows_the_operator_is_installed_unless_asked_for() -> None:
+    kinds = {document["kind"] for document in render("x")}
+    assert not kinds & {*MONITORS, "ConfigMap"}
+
+
+@pytest.mark.parametrize("kind", MONITORS)
+def test_a_monitor_without_its_definition_is_refused_in_words(kind: str) -> None:
+    done = template("x", [other for other in MONITORS if other != kind], monitoring=monitoring_values())
+    assert done.returncode != 0
+    assert f"monitoring.{kind[0].lower()}{kind[1:]}.enabled: the cluster knows no {kind}" in done.stderr
+
+
+def test_workers_are_scraped_by_a_prometheus_whose_namespace_is_known() -> None:
+    done = template("x", MONITORS, monitoring='{"podMonitor": {"enabled": true}}')
+    assert "monitoring.podMonitor.prometheusNamespace: say in which namespace Prometheus runs" in done.stderr
+    (deployment,) = (d for d in render("x", MONITORS, monitoring=monitoring_values()) if d["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "PIPETRANSFORMER_SCRAPER_NAMESPACE", "value": "monitoring"} in container["env"]
+
+
+def test_a_namespaced_release_scrapes_the_workers_of_its_namespaces() -> None:
+    documents = render("x", MONITORS, namespaces='["team-a"]', monitoring=monitoring_values())
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}

@@ -12,8 +12,9 @@ from tests.builders import JobBuilder
 from tools.devcluster import kueue
 from tools.devcluster.layout import Layout
 
+from .charts import render
 from .conftest import FakeKubelet, Namespace, Operator, until
-from .test_chart import as_service_account, install, render
+from .test_chart import as_service_account, install
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(240)

@@ -24,11 +24,14 @@ PACKAGE_OF = {
     "buildah": "buildah",
     "mmdebstrap": "mmdebstrap",
     "docker-registry": "docker-registry",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
     "chromium": "chromium",
     "bridge-cni": "containernetworking-plugins",
 }
 CONTROL_PLANE = ("etcd", "openssl")
 NODE = ("containerd", "runc", "nft", "conntrack", "ip", "bridge-cni")
+MONITORING = ("prometheus", "promtool")
 IMAGES = ("buildah", "mmdebstrap", "docker-registry")
 BROWSER = ("chromium",)
 

@@ -7,6 +7,7 @@ same sources quick, ours makes it nothing.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from tools.devcluster.process import CommandError, run, say
 KUBERNETES = "1.36.2"
 HELM = "3.19.0"
 KUEUE = "0.15.0"
+PROMETHEUS_OPERATOR = "0.85.0"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _KUBERNETES_PROGRAMS = (
     "kube-apiserver",
@@ -107,3 +109,11 @@ def helm() -> Path:
         env = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(folder)}
         run([_go(), "install", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@v{HELM}"], env=env)
     return program
+
+
+def prometheus_operator_crds() -> list[Path]:
+    """The CustomResourceDefinitions of the Prometheus Operator that our chart has objects of."""
+    module = f"github.com/prometheus-operator/prometheus-operator@v{PROMETHEUS_OPERATOR}"
+    folder = Path(json.loads(run([_go(), "mod", "download", "-json", module]))["Dir"])
+    kinds = ("podmonitors", "prometheusrules", "servicemonitors")
+    return [folder / "example" / "prometheus-operator-crd" / f"monitoring.coreos.com_{kind}.yaml" for kind in kinds]

@@ -50,3 +50,10 @@ capabilities:
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Objects of the Prometheus Operator where it is not installed: say so before anything is installed. */}}
+{{- define "pipetransformer.requireMonitoring" -}}
+{{- if not (.root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind)) -}}
+{{- fail (printf "monitoring.%s.enabled: the cluster knows no %s; install the CustomResourceDefinitions of the Prometheus Operator first, or leave it disabled (helm template: --api-versions monitoring.coreos.com/v1/%s)" .value .kind .kind) -}}
+{{- end -}}
+{{- end -}}

@@ -30,7 +30,7 @@ def position(rank: int = 0, *, idle_share: float | None = 0.25) -> Position:
         reason=ResizeReason.PACK,
     )
     layout = StageLayout(generation, rank, [(0, 0), (0, 1), (1, 0), (1, 1)], [range(8), range(8, 14)], 4)
-    return Position(Control(step=7, boundary=5, last_step=LAST_STEP), layout, 12, idle_share)
+    return Position(Control(step=7, boundary=5, last_step=dict(LAST_STEP)), layout, 12, idle_share)
 
 
 def samples(meter: Meter, where: Position) -> dict[str, float]:

@@ -10,6 +10,10 @@ from .names import PREFIX
 
 _STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PAUSE_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+#: What `ActivationCache.take_counts` calls them, and what our labels do.
+_OUTCOMES = {"hits": "Hit", "advanced": "Advanced", "computed": "Computed"}
+_FAULTS = {"outOfRange": "OutOfRange", "torn": "Torn", "failedWrites": "FailedWrite"}
+_TIERS = {"memoryBytes": "Memory", "diskBytes": "Disk"}
 
 
 class Meter:
@@ -38,32 +42,34 @@ class Meter:
         self._phases = self._counter(
             "regroup_phase_seconds", "Seconds that this worker spent in each phase of regroups.", ("phase",)
         )
-        self._moved = self._counter(
+        moved = self._counter(
             "moved_bytes",
             "Bytes of layers and optimizer state that went from worker to worker in regroups, by direction: Sent,"
             " Received.",
             ("direction",),
         )
-        for direction in ("Sent", "Received"):
-            self._moved.labels(direction)
+        self._sent, self._received = moved.labels("Sent"), moved.labels("Received")
         self._broken = self._counter("broken_generations", "Generations that broke, or did not come about, here.")
-        self._cached = self._counter(
+        cached = self._counter(
             "cache_samples",
             "Samples that entered the frozen layers here, by what became of them: Hit (read), Advanced (read at an"
             " earlier boundary and carried on), Computed.",
             ("outcome",),
         )
-        self._cache_faults = self._counter(
+        self._cached = {name: cached.labels(outcome) for name, outcome in _OUTCOMES.items()}
+        faults = self._counter(
             "cache_faults",
             "Entries that the cache could not keep or use, by fault: OutOfRange of cache.dtype, Torn, FailedWrite.",
             ("fault",),
         )
-        self._cache_bytes = Gauge(
+        self._faults = {name: faults.labels(fault) for name, fault in _FAULTS.items()}
+        held = Gauge(
             f"{PREFIX}_cache_bytes",
             "Bytes that the cache of this worker holds, by tier: Memory, Disk.",
             ("tier",),
             registry=self.registry,
         )
+        self._held = {name: held.labels(tier) for name, tier in _TIERS.items()}
 
     def stepped(self, seconds: float) -> None:
         """A step was committed."""
@@ -95,8 +101,8 @@ class Meter:
         self._pauses.labels(reason.value).observe(pause_seconds)
         for phase, seconds in phases.items():
             self._phases.labels(phase).inc(seconds)
-        self._moved.labels("Sent").inc(sum(size for source, _, size in transfers if source == rank))
-        self._moved.labels("Received").inc(sum(size for _, target, size in transfers if target == rank))
+        self._sent.inc(sum(size for source, _, size in transfers if source == rank))
+        self._received.inc(sum(size for _, target, size in transfers if target == rank))
 
     def broke(self) -> None:
         """The generation broke, or could not be entered."""
@@ -104,12 +110,11 @@ class Meter:
 
     def cached(self, counts: Mapping[str, int]) -> None:
         """What the cache did in a step, as `ActivationCache.take_counts` tells it."""
-        for outcome, name in (("Hit", "hits"), ("Advanced", "advanced"), ("Computed", "computed")):
-            self._cached.labels(outcome).inc(counts[name])
-        for fault, name in (("OutOfRange", "outOfRange"), ("Torn", "torn"), ("FailedWrite", "failedWrites")):
-            self._cache_faults.labels(fault).inc(counts[name])
-        self._cache_bytes.labels("Memory").set(counts["memoryBytes"])
-        self._cache_bytes.labels("Disk").set(counts["diskBytes"])
+        for name, counter in (*self._cached.items(), *self._faults.items()):
+            if counts[name]:
+                counter.inc(counts[name])
+        for name, gauge in self._held.items():
+            gauge.set(counts[name])
 
     def _counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)

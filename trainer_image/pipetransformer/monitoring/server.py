@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 import torch
-from prometheus_client import ProcessCollector, start_http_server
+from prometheus_client import ProcessCollector, disable_created_metrics, start_http_server
 
 from .collector import Position, PositionCollector
 from .meter import Meter
@@ -21,6 +21,7 @@ def serve(
     if port is None:
         yield
         return
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     meter.registry.register(PositionCollector(position, device))
     ProcessCollector(registry=meter.registry)
     try:

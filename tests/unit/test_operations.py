@@ -1,0 +1,83 @@
+"""docs/operations.md, the rules and the dashboards know the metrics that there are, and no others."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import pytest
+import torch
+import yaml
+from prometheus_client import CollectorRegistry
+
+from pipetransformer.monitoring import Meter
+from pipetransformer.monitoring.collector import PositionCollector
+from pipetransformer_operator.metrics import Metrics
+from tests.unit.trainer.test_monitoring import position
+from tools.dashboards import write
+from tools.devcluster.layout import REPOSITORY
+
+DOCS = (REPOSITORY / "docs" / "operations.md").read_text()
+CHART = REPOSITORY / "charts" / "pipetransformer"
+RULES = [
+    rule for group in yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"] for rule in group["rules"]
+]
+
+
+def described(registry: CollectorRegistry) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names and labels of our metrics in a registry."""
+    for collector in list(registry._collector_to_names):
+        for metric in collector.collect():
+            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+            if name.startswith("pipetransformer"):
+                labels: Iterable[str] = getattr(metric, "_labelnames", ()) or getattr(collector, "_labelnames", ())
+                yield name, tuple(labels)
+
+
+@pytest.fixture
+def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
+    """Labels of all metrics of operator and workers, those of an accelerator as well, by name."""
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    meter = Meter()
+    here = position()
+    here.control.last_step["gradient_norm"] = 1.0
+    meter.registry.register(PositionCollector(lambda: here, torch.device("cuda")))
+    return dict([*described(Metrics(list).registry), *described(meter.registry)])
+
+
+def test_each_metric_has_its_row_with_its_labels(catalogue: dict[str, tuple[str, ...]]) -> None:
+    rows = re.findall(r"^\| `(pipetransformer_\w+)` \|([^|]*)\|", DOCS, flags=re.MULTILINE)
+    labels_of = {name: tuple(re.findall(r"\w+", labels)) for name, labels in rows}
+    assert {name: labels_of.get(name) for name in catalogue} == catalogue
+
+
+def test_each_alert_has_its_paragraph_that_says_what_why_and_what_to_do() -> None:
+    paragraphs = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", DOCS, flags=re.MULTILINE | re.DOTALL))
+    assert sorted(paragraphs) == sorted(rule["alert"] for rule in RULES if "alert" in rule)
+    for name, text in paragraphs.items():
+        assert [word for word in ("**You see**", "**Why**", "**Do**") if word not in text] == [], name
+
+
+def test_rules_and_dashboards_ask_for_metrics_that_there_are(catalogue: dict[str, tuple[str, ...]]) -> None:
+    texts = [rule["expr"] for rule in RULES] + list(write.rendered().values())
+    asked = {name for text in texts for name in re.findall(r"(?<![:\w])pipetransformer_\w+(?!:)\b", text)}
+    parts = {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
+    assert parts
+    assert parts <= catalogue.keys()
+    recorded = {rule["record"] for rule in RULES if "record" in rule}
+    assert recorded == {name for text in texts for name in re.findall(r"\b\w+:\w+:?\w*", text) if "pipetransf" in name}
+
+
+def test_the_chart_holds_the_dashboards_as_they_are_written() -> None:
+    """`make generate` writes them."""
+    kept = {file.name: file.read_text() for file in write.FOLDER.glob("*.json")}
+    assert kept == write.rendered()
+
+
+def test_each_panel_has_a_unit_and_a_name_of_its_own() -> None:
+    for name, text in write.rendered().items():
+        panels = [panel for panel in yaml.safe_load(text)["panels"] if panel["type"] != "row"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        for panel in panels:
+            assert panel["title"], name
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+            assert all(target["expr"] for target in panel["targets"]), panel["title"]

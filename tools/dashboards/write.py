@@ -1,0 +1,18 @@
+"""From builders to the files that the chart holds."""
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from tools.dashboards import fleet, job
+from tools.devcluster.layout import REPOSITORY
+
+FOLDER = REPOSITORY / "charts" / "pipetransformer" / "files" / "dashboards"
+
+
+def rendered() -> dict[str, str]:
+    """JSON of each dashboard by file name."""
+    encoder = JSONEncoder(sort_keys=True, indent=1)
+    built = {"fleet.json": fleet.dashboard().build(), "job.json": job.dashboard().build()}
+    for board in built.values():
+        for number, panel in enumerate(board.panels or [], 1):
+            panel.id_val = number
+    return {name: encoder.encode(board) + "\n" for name, board in built.items()}
