@@ -85,7 +85,7 @@ def test_a_new_user_watches_a_job_through_an_upgrade_and_a_rollback_and_takes_it
           "--wait", "--timeout", "90s")  # fmt: skip
     _helm(cluster, "rollback", "pipetransformer", "--wait", "--timeout", "90s")
     assert "digits" in terminal.run_plugin(cluster.kubectl[0], "list")
-    lines = terminal.run("logs", "digits", "--tail", "20").splitlines()
+    followed = terminal.start("logs", "digits", "--follow")
     page = tmp_path / "live"
     terminal.run("timeline", "digits", str(page))
 
@@ -93,7 +93,9 @@ def test_a_new_user_watches_a_job_through_an_upgrade_and_a_rollback_and_takes_it
     assert watched.returncode == 0, err
     assert "digits is complete" in out and "frozen 11/12" in out
     assert _uids(kube) <= before, "a worker was replaced"
-    assert all(line.split()[1].startswith("digits-w") for line in lines)
+    lines, err = followed.communicate(timeout=60)
+    assert followed.returncode == 0, err
+    assert {line.split()[1] for line in lines.splitlines()} == {f"digits-w{number}" for number in range(4)}
     assert (page / "timeline.html").exists()
 
     terminal.run("fetch", "digits", str(tmp_path / "model"))
