@@ -25,7 +25,7 @@ QUEUE = "team"
 GPUS = 4
 JOB_SECONDS = 900
 EPOCHS = 8
-LONG = 40  #: epochs that last until another job has come, and Kueue is gone and back
+LONG = 24  #: epochs that last until another job has come, and Kueue is gone and back
 _running = has_condition("Running")
 _failed = has_condition("Failed")
 _complete = has_condition("Complete")
@@ -49,7 +49,15 @@ def kueue(cluster: Cluster, operator: Kube) -> Iterator[Kube]:
 
 def _use_kueue(cluster: Cluster, enabled: str) -> None:
     chart = str(REPOSITORY / "charts/pipetransformer")
-    upgrade = [*cluster.helm, "upgrade", "pipetransformer", chart, "--namespace", SYSTEM_NAMESPACE, "--reuse-values"]
+    upgrade = [
+        *cluster.helm,
+        "upgrade",
+        "pipetransformer",
+        chart,
+        "--namespace",
+        SYSTEM_NAMESPACE,
+        "--reset-then-reuse-values",
+    ]
     subprocess.run([*upgrade, "--set", f"kueue.enabled={enabled}", "--wait", "--timeout", "120s"], check=True)
 
 
