@@ -206,6 +206,7 @@ def main() -> int:
     port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", str(PORT - 10))) + 10
     layout = Layout(name=f"soak-{port}", port=port)
     folder = Path(tempfile.mkdtemp(prefix="pipetransformer-soak-"))
+    cluster.down(layout)  # what a soak left behind that was killed
     cluster.up_control_plane(layout)
     try:
         problems = asyncio.run(soak(layout.kubeconfig, folder, options.seed, options.faults))
