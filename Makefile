@@ -13,6 +13,8 @@ SOURCES := contract operator client trainer_image tests tools benchmarks
 export UV_SYSTEM_CERTS := 1
 # Each worker is a process: without compiled files one spends two seconds more on compiling what it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# Most tests wait for other processes; each of pytest's has an API server, or a server of forks, of its own.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 UV := $(BIN)/uv
 
 .PHONY: help
@@ -40,14 +42,16 @@ test: test-unit test-integration e2e ## Pass all tests: unit, integration on a r
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
-	$(BIN)/pytest tests/unit -m "not slow"
+	$(BIN)/pytest $(PARALLEL) tests/unit -m "not slow"
 
 .PHONY: test-integration
 test-integration: $(STAMP) ## The operator against a real API server with scripted trainers.
-	$(BIN)/pytest tests/integration -m "not slow"
+	$(BIN)/python -m tools.devcluster programs
+	$(BIN)/pytest $(PARALLEL) tests/integration -m "not slow"
 
 .PHONY: e2e
 e2e: $(STAMP) ## Real trainers in pods on real kubelets of the development cluster (root; obtains what it needs).
+	$(BIN)/python -m tools.devcluster programs --nodes
 	$(BIN)/pytest tests/e2e -m "not slow"
 
 .PHONY: e2e-install
@@ -56,6 +60,7 @@ e2e-install: $(STAMP) ## A new user's path on real kubelets: Helm, the command l
 
 .PHONY: test-full
 test-full: $(STAMP) ## All tests, those that take long as well.
+	$(BIN)/python -m tools.devcluster programs --nodes
 	$(BIN)/pytest tests
 
 FAULTS ?= 200

@@ -49,8 +49,12 @@ async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: flo
 
 @pytest.fixture(scope="session")
 def kubeconfig() -> Iterator[Path]:
-    """The kubeconfig of an API server with our CRD; another PIPETRANSFORMER_TEST_PORT is another API server."""
-    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443"))
+    """The kubeconfig of an API server with our CRD, one for each process of pytest-xdist.
+
+    Another PIPETRANSFORMER_TEST_PORT, the first of 20 a process, is another API server.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 20 * process
     layout = Layout(name=f"integration-{port}", port=port)
     was_up = cluster.is_up(layout)
     cluster.up_control_plane(layout, controllers=False)

@@ -118,7 +118,7 @@ def older_chart(folder: Path) -> Path:
     shutil.copytree(CHART, chart)
     about = yaml.safe_load((chart / "Chart.yaml").read_text()) | {"version": "0.0.1", "appVersion": "0.0.1"}
     (chart / "Chart.yaml").write_text(yaml.safe_dump(about))
-    (file,) = (chart / "files").glob("*.yaml")
+    (file,) = (chart / "files").glob("*_pipetrainingjobs.yaml")
     definition = yaml.safe_load(file.read_text())
     del _status_fields(definition)["drainDeadline"]
     file.write_text(yaml.safe_dump(definition))

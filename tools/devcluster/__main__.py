@@ -29,6 +29,8 @@ def _parser() -> argparse.ArgumentParser:
     down = commands.add_parser("down", help="stop it and leave nothing on the host but the cache")
     down.add_argument("--purge", action="store_true", help="drop the pulled and pushed images too")
     commands.add_parser("status", help="what runs")
+    programs = commands.add_parser("programs", help="build or unpack what the tests run, once; minutes when cold")
+    programs.add_argument("--nodes", action="store_true", help="what the nodes need, too")
     build = commands.add_parser("images", help="build and push the project's images; print their references as JSON")
     build.add_argument(
         "targets",
@@ -74,6 +76,8 @@ def _dispatch(options: argparse.Namespace, layout: Layout, theirs: list[str]) ->
             print(f"node{cluster.add_node(layout, gpus=options.gpus)}")
         case "down":
             cluster.down(layout, purge=options.purge)
+        case "programs":
+            cluster.obtain(nodes=options.nodes)
         case "status":
             print(cluster.status(layout))
         case "images":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import string
 
@@ -20,6 +21,23 @@ this machine keeps, until `down`: processes and listeners on loopback, cgroups a
 def is_up(layout: Layout) -> bool:
     """Whether the API server runs."""
     return controlplane.alive(layout)["kube-apiserver"] is not None
+
+
+def obtain(*, nodes: bool) -> None:
+    """Build or unpack every program that the tests use, so that none of them waits for it; minutes on a fresh machine.
+
+    Args:
+        nodes: those of the kubelet's tests too.
+    """
+    debian.obtain(debian.CONTROL_PLANE + debian.MONITORING + (debian.NODE + debian.IMAGES if nodes else ()))
+    if nodes or not os.environ.get("KUBEBUILDER_ASSETS"):
+        gobuild.kubernetes(nodes=nodes)
+    gobuild.helm()
+    gobuild.kueue()
+    gobuild.prometheus_operator_crds()
+    if nodes:
+        gobuild.coredns()
+        gobuild.pause()
 
 
 def up_control_plane(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from tools.devcluster import controlplane, gobuild, images
 from tools.devcluster.layout import Layout
-from tools.devcluster.process import Daemon, run, wait_until
+from tools.devcluster.process import Daemon, run, succeeds, wait_until
 
 Object = dict[str, Any]
 NAMESPACE = "kueue-system"
@@ -52,6 +52,14 @@ def start(layout: Layout) -> None:
         controlplane.kubectl(layout, "apply", "-f", "-", stdin=namespace)
         definitions = json.dumps({"apiVersion": "v1", "kind": "List", "items": _objects(layout)})
         controlplane.kubectl(layout, "apply", "--server-side", "-f", "-", stdin=definitions)
+        # Kueue ends at once where its kinds are not served yet.
+        list_workloads = [
+            *controlplane.kubectl_command(layout),
+            "get",
+            "workloads.v1beta2.kueue.x-k8s.io",
+            "--all-namespaces",
+        ]
+        wait_until(lambda: succeeds(list_workloads), "Workloads are served")
         (folder / "applied").touch()
     configuration = folder / "configuration.yaml"
     configuration.write_text(
