@@ -3,6 +3,7 @@
 import datetime
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -14,6 +15,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from pipetransformer.elastic import channel
 from pipetransformer.elastic.channel import (
     Backoff,
     Channel,
@@ -119,6 +121,16 @@ def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> No
     backoff.wait(caught.value.retry_after)
     backoff.wait()
     assert stop.waits == [7.0, 1.0]
+
+
+def test_a_server_that_does_not_take_connections_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        address = "{}:{}".format(*full.getsockname())
+        started = time.monotonic()
+        with pytest.raises(ChannelUnavailableError, match="timed out"):
+            Channel(f"http://{address}", "ns/job", "job-w0").report(make_report(1))
+    assert time.monotonic() - started < 10, "it waited as long as for an answer"
 
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:

@@ -11,11 +11,10 @@ import logging
 import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from urllib.parse import urlsplit
 
 import torch
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
@@ -29,6 +28,8 @@ POLL_SECONDS = 20
 HEARTBEAT_SECONDS = 2.0
 REPORT_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 10.0
+#: Until a connection stands, TLS included: the address of a pod that is gone never answers, its successor's does.
+CONNECT_SECONDS = 3.0
 
 
 class ChannelUnavailableError(RuntimeError):
@@ -41,6 +42,19 @@ class ChannelUnavailableError(RuntimeError):
 
 class JobEndedError(RuntimeError):
     """The channel says that the job has ended (410)."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """One that gives up connecting long before it gives up waiting for an answer."""
+
+    def connect(self) -> None:
+        answer_seconds, self.timeout = self.timeout, CONNECT_SECONDS
+        super().connect()
+        self.sock.settimeout(answer_seconds)
+
+
+class _SecureConnection(_Connection, http.client.HTTPSConnection):
+    """The same over TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +94,32 @@ class Channel:
         if message is not None:
             headers["Content-Type"] = "application/json"
             data = json.dumps(message.to_wire()).encode()
-        request = urllib.request.Request(self.url.rstrip("/") + path, data=data, headers=headers, method=method)
-        context = ssl.create_default_context(cafile=str(self.ca_file)) if self.ca_file else None
+        server = urlsplit(self.url)
+        connection: _Connection
+        if server.scheme == "https":
+            trust = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+            connection = _SecureConnection(server.netloc, timeout=timeout, context=trust)
+        else:
+            connection = _Connection(server.netloc, timeout=timeout)
         try:
-            with urllib.request.urlopen(request, timeout=timeout, context=context) as response:
-                return bytes(response.read())
-        except urllib.error.HTTPError as error:
-            if error.code == http.HTTPStatus.GONE:
-                raise JobEndedError(f"{self.job} has ended") from error
-            said = f"{method} {path}: HTTP {error.code} {error.reason}"
-            raise ChannelUnavailableError(said, _retry_after(error)) from error
+            connection.request(method, server.path.rstrip("/") + path, data, headers)
+            response = connection.getresponse()
+            body = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
+        finally:
+            connection.close()
+        if response.status == http.HTTPStatus.GONE:
+            raise JobEndedError(f"{self.job} has ended")
+        if response.status >= http.HTTPStatus.BAD_REQUEST:
+            said = f"{method} {path}: HTTP {response.status} {response.reason}"
+            raise ChannelUnavailableError(said, _retry_after(response.headers.get("Retry-After")))
+        return body
 
 
-def _retry_after(error: urllib.error.HTTPError) -> float:
+def _retry_after(said: str | None) -> float:
     """Seconds that the operator asks for, at most a minute; it sends no dates."""
-    text = (error.headers.get("Retry-After") or "").strip()
+    text = (said or "").strip()
     return min(60.0, float(text)) if text.isdecimal() else 0.0
 
 
