@@ -21,12 +21,13 @@ import aiohttp
 import pytest
 import yaml
 
-from pipetransformer_contract.wire import Env
 from pipetransformer_operator.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
 from pipetransformer_operator.kube.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
-from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE, WORKER_LABEL
+from pipetransformer_operator.kube.pods import WORKER_LABEL
 from tests.builders import JobBuilder
+from tests.kubelet import environment as environment_of
+from tests.kubelet import token as token_of
 from tools.devcluster import cluster
 from tools.devcluster.layout import REPOSITORY, Layout
 
@@ -363,21 +364,7 @@ class FakeKubelet:
 
     async def token(self, pod: Object) -> str:
         """A token as the pod's projected volume would hold it."""
-        volumes = pod["spec"]["volumes"]
-        source = next(v for v in volumes if "projected" in v)["projected"]["sources"][0]["serviceAccountToken"]
-        metadata = pod["metadata"]
-        request = {
-            "spec": {
-                "audiences": [source["audience"]],
-                "expirationSeconds": source["expirationSeconds"],
-                "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]},
-            }
-        }
-        answer = await self._namespace.api.request(
-            "POST", f"{self._namespace.core}/serviceaccounts/default/token", request
-        )
-        token: str = answer["status"]["token"]
-        return token
+        return await token_of(self._namespace.api, pod)
 
     async def _turn_away(self, pod: Object) -> None:
         if not pod["status"].get("conditions"):
@@ -385,23 +372,11 @@ class FakeKubelet:
             await self._set_status(pod["metadata"]["name"], {"conditions": [no]})
 
     async def _start(self, pod: Object) -> None:
-        api, core = self._namespace.api, self._namespace.core
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         folder = self._folder / name
         folder.mkdir(parents=True)
-        (folder / "token").write_text(await self.token(pod))
-        authority = (await api.get(f"{core}/configmaps/{CA_CONFIG_MAP}"))["data"][CA_FILE]
-        (folder / CA_FILE).write_text(authority)
         address = next(self._addresses)
-        fields = {"metadata.uid": uid, "status.podIP": address, "spec.nodeName": "fake"}
-        environment = {
-            entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
-            for entry in pod["spec"]["containers"][0]["env"]
-        } | {
-            Env.CHANNEL_TOKEN_FILE: str(folder / "token"),
-            Env.CHANNEL_CA_FILE: str(folder / CA_FILE),
-            Env.TERMINATION_LOG: str(folder / "termination-log"),
-        }
+        environment = await environment_of(self._namespace.api, pod, folder, address=address, node="fake")
         with (folder / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self.command, env=os.environ | environment, stdout=log, stderr=log

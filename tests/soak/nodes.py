@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from pipetransformer_contract.wire import Env
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
 from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
-from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE, WORKER_LABEL
+from pipetransformer_operator.kube.pods import WORKER_LABEL
+from tests import kubelet
 
 from .draw import ACCELERATOR
 from .patient import PatientApi
@@ -202,7 +202,8 @@ class Nodes:
         uid, name, node = pod["metadata"]["uid"], pod["metadata"]["name"], pod["spec"]["nodeName"]
         folder = self._folder / name
         folder.mkdir(parents=True)
-        environment = await self._environment(pod, folder)
+        given = await kubelet.environment(self._api, pod, folder, address=ADDRESS, node=node)
+        environment = given | {"TMPDIR": str(folder)}
         process = self._context.Process(target=train, args=(environment, str(folder / "log")), daemon=True)
         await asyncio.to_thread(process.start)  # the server of forks may just be importing torch
         self.workers[uid] = worker = Worker(pod, process, deleted)
@@ -230,41 +231,6 @@ class Nodes:
         ended = running | {"ready": False, "state": {"terminated": terminated}}
         phase = "Succeeded" if code == 0 else "Failed"
         await self._set_status(name, {"phase": phase, "containerStatuses": [ended]}, ready | {"status": "False"})
-
-    async def _environment(self, pod: Object, folder: Path) -> dict[str, str]:
-        (folder / "token").write_text(await self._token(pod))
-        authority = (await self._api.get(f"{self._core}/configmaps/{CA_CONFIG_MAP}"))["data"][CA_FILE]
-        (folder / CA_FILE).write_text(authority)
-        fields = {
-            "metadata.uid": pod["metadata"]["uid"],
-            "status.podIP": ADDRESS,
-            "spec.nodeName": pod["spec"]["nodeName"],
-        }
-        return {
-            entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
-            for entry in pod["spec"]["containers"][0]["env"]
-        } | {
-            Env.CHANNEL_TOKEN_FILE: str(folder / "token"),
-            Env.CHANNEL_CA_FILE: str(folder / CA_FILE),
-            Env.TERMINATION_LOG: str(folder / "termination-log"),
-            "TMPDIR": str(folder),
-        }
-
-    async def _token(self, pod: Object) -> str:
-        volumes = pod["spec"]["volumes"]
-        projected = next(volume["projected"] for volume in volumes if volume["name"] == "pipetransformer-channel")
-        source = projected["sources"][0]["serviceAccountToken"]
-        metadata = pod["metadata"]
-        bound = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
-        request = {
-            "spec": {
-                "audiences": [source["audience"]],
-                "expirationSeconds": source["expirationSeconds"],
-                "boundObjectRef": bound,
-            }
-        }
-        answer = await self._api.request("POST", f"{self._core}/serviceaccounts/default/token", request)
-        return str(answer["status"]["token"])
 
     async def _set_status(self, name: str, status: Object, ready: Object) -> None:
         with contextlib.suppress(NotFound):  # it was deleted meanwhile
