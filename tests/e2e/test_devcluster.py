@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Cluster
 from tests.e2e.kube import Kube, Object
 from tests.e2e.manifests import pod
+from tools.devcluster import images
+from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -33,6 +38,24 @@ def test_the_trainers_image_runs_torch_without_root_and_finds_services_by_name(k
     uid, torch, address = json.loads(kube.run("logs", "torch"))
     assert (uid, address) == (65532, "10.96.0.1")
     assert torch.startswith("2.13")
+
+
+@pytest.mark.slow
+def test_a_change_of_our_code_runs_in_a_pod_within_30_seconds(kube: Kube, cluster: Cluster, tmp_path: Path) -> None:
+    if CONTEXT not in cluster.kubectl:
+        pytest.skip("builds for the dev cluster's own registry")
+    subprocess.run(["git", "clone", "--quiet", "--shared", REPOSITORY, tmp_path / "changed"], check=True)
+    images.build("trainer", tmp_path / "changed")  # what the developer had built before the change
+
+    (tmp_path / "changed/trainer_image/pipetransformer/changed.py").write_text("print('changed', flush=True)\n")
+    began = time.monotonic()
+    image = images.push(Layout(), images.build("trainer", tmp_path / "changed"))
+    kube.apply(pod("changed", image=image, command=["python", "-c", "import pipetransformer.changed"]))
+    kube.wait("pod", "changed", lambda p: p["status"].get("phase") == "Succeeded", "Succeeded", seconds=60)
+    took = time.monotonic() - began
+
+    assert kube.run("logs", "changed") == "changed\n"
+    assert took < 30
 
 
 _INVENTORY = """

@@ -130,12 +130,12 @@ def push_program(layout: Layout, program: Path, *, entry: str = "") -> str:
     return push(layout, name)
 
 
-def build(target: str) -> str:
-    """Build a target of the Dockerfile; return its local name."""
+def build(target: str, source: Path = REPOSITORY) -> str:
+    """Build a target of the Dockerfile of the checkout `source`; return its local name."""
     name = f"localhost/pipetransformer/{target}:latest"
     settings = {"PIP_CERT": f"{_CERTIFICATES}/ca-certificates.crt"}
     settings |= {key: os.environ[key] for key in _PIP_SETTINGS if key in os.environ}
-    settings["REVISION"] = run(["git", "-C", REPOSITORY, "rev-parse", "HEAD"]).strip()
+    settings["REVISION"] = run(["git", "-C", source, "rev-parse", "HEAD"]).strip()
     arguments = [word for key, value in settings.items() for word in ("--build-arg", f"{key}={value}")]
     _buildah(
         "bud",
@@ -154,8 +154,8 @@ def build(target: str) -> str:
         "--tag",
         name,
         "--file",
-        REPOSITORY / "Dockerfile",
-        REPOSITORY,
+        source / "Dockerfile",
+        source,
     )
     return name
 
