@@ -40,11 +40,19 @@ class Board:
         wake: called when the job's loop has something new to look at.
         clock: the present time, aware of its zone.
         pulse: of all boards together.
+        workers: (name, uid) of each of the job's own workers, as known now.
     """
 
-    def __init__(self, wake: Callable[[], None], clock: Callable[[], datetime], pulse: Pulse) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        clock: Callable[[], datetime],
+        pulse: Pulse,
+        workers: Callable[[], Iterable[tuple[str, str]]],
+    ) -> None:
         self._wake = wake
         self._clock = clock
+        self._look = workers
         self.pulse = pulse
         self.pulse.add(workers=0, jobs=1)
         self._changed = asyncio.Condition()
@@ -99,20 +107,15 @@ class Board:
 
     # What the loop says.
 
-    async def show(
-        self, plan: PublishedPlan | None, *, job_uid: str, workers: Iterable[tuple[str, str]], ended: bool
-    ) -> None:
+    async def show(self, plan: PublishedPlan | None, *, job_uid: str, ended: bool) -> None:
         """Shows the durable plan to workers and forgets those that are gone.
 
         Args:
             plan: as it stands in the written status.
             job_uid: of the job that the generations belong to.
-            workers: (name, uid) of the job's own workers.
             ended: whether the job has ended.
         """
-        known = len(self._workers)
-        self._workers = {uid: name for name, uid in workers}
-        self.pulse.add(workers=len(self._workers) - known)
+        self._learn_workers()
         for memory in (self._ready, self._heard, self._beats, self._lost_peers):
             for uid in memory.keys() - self._workers.keys():
                 del memory[uid]
@@ -147,7 +150,9 @@ class Board:
         return self._generation.layout_generation if self._generation else 0
 
     def knows(self, reporter: Reporter) -> bool:
-        """Whether the reporter is a worker of this job."""
+        """Whether the reporter is a worker of this job; it may have been created after the last turn."""
+        if reporter.uid not in self._workers:
+            self._learn_workers()
         return self._workers.get(reporter.uid) == reporter.name
 
     def belongs(self, reporter: Reporter) -> bool:
@@ -221,6 +226,11 @@ class Board:
             if self._ended:
                 raise Ended("the job has ended")
             return self._generation
+
+    def _learn_workers(self) -> None:
+        known = len(self._workers)
+        self._workers = {uid: name for name, uid in self._look()}
+        self.pulse.add(workers=len(self._workers) - known)
 
 
 def _names(generation: Generation | None, uid: str) -> bool:

@@ -77,7 +77,7 @@ class JobLoop:
         quota: Quota | None = None,
     ) -> None:
         self.key = key
-        self.board = Board(self.wake, clock, pulse)
+        self.board = Board(self.wake, clock, pulse, self._workers)
         self._store = store
         self._pool = pool
         self._clock = clock
@@ -151,7 +151,6 @@ class JobLoop:
         await self.board.show(
             decided.status.plan,
             job_uid=job.metadata.uid,
-            workers=[(worker.name, worker.uid) for worker in self._pool.list(job)],
             ended=decided.status.finished,
         )
         await self.board.settle(arrived)
@@ -189,6 +188,10 @@ class JobLoop:
             since=self._since,
             sees_drains=self._pool.sees_drains,
         )
+
+    def _workers(self) -> list[tuple[str, str]]:
+        job = self._store.read(self.key)
+        return [(worker.name, worker.uid) for worker in self._pool.list(job)] if job else []
 
     async def _apply(self, job: PipeTrainingJob, decided: Plan) -> None:
         async def create(worker_id: int) -> None:

@@ -56,11 +56,11 @@ def report(**changes: Any) -> dict[str, object]:
 
 
 async def show(board: Board, published: PublishedPlan | None, *, ended: bool = False) -> None:
-    await board.show(published, job_uid="job", workers=WORKERS, ended=ended)
+    await board.show(published, job_uid="job", ended=ended)
 
 
 def new_board() -> Board:
-    return Board(lambda: None, lambda: datetime.now(UTC), Pulse())
+    return Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: WORKERS)
 
 
 @asynccontextmanager
@@ -86,7 +86,7 @@ async def test_a_long_poll_is_answered_when_a_generation_that_names_the_worker_i
 
 async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
     arrived = asyncio.Event()
-    board = Board(arrived.set, lambda: datetime.now(UTC), Pulse())
+    board = Board(arrived.set, lambda: datetime.now(UTC), Pulse(), lambda: WORKERS)
     await show(board, plan(1, "digits-w0"))
     async with client_of(board) as client:
         request = asyncio.create_task(client.post("/v1/report", json=report(), headers=headers()).__aenter__())
@@ -95,6 +95,20 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
         await board.settle(board.arrived)
         response = await request
         assert (response.status, await response.json()) == (200, {"layoutGeneration": 1, "nextSeconds": 5.0})
+
+
+async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
+    workers: list[tuple[str, str]] = []
+    board = Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: workers)
+    await show(board, None)
+    async with client_of(board) as client:
+        ready = {"address": "127.0.0.1:1"}
+        assert (await client.post("/v1/ready", json=ready, headers=headers())).status == 403
+        workers += WORKERS[:1]
+        assert (await client.post("/v1/ready", json=ready, headers=headers())).status == 204
+        assert (await client.post("/v1/ready", json=ready, headers=headers("token-1"))).status == 403
+    await show(board, None)
+    assert list(board.ready) == ["uid-0"]
 
 
 async def test_a_replayed_report_does_not_replace_a_newer_one() -> None:
@@ -123,7 +137,7 @@ async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -
     woken: list[int] = []
     start = datetime(2026, 1, 1, tzinfo=UTC)
     clock = iter(start + timedelta(seconds=second) for second in range(100))
-    board = Board(lambda: woken.append(1), lambda: next(clock), Pulse())
+    board = Board(lambda: woken.append(1), lambda: next(clock), Pulse(), lambda: WORKERS)
     await show(board, plan(1, "digits-w0", "digits-w1"))
     reporter = Reporter("digits-w0", "uid-0")
     said = []

@@ -12,25 +12,31 @@ from pipetransformer_operator.channel.certificate import server_context
 from pipetransformer_operator.channel.pulse import BEATS_PER_SECOND, Pulse
 
 
-def board_of(pulse: Pulse) -> Board:
-    return Board(lambda: None, lambda: datetime.now(UTC), pulse)
+def board_of(pulse: Pulse, *sizes: int) -> Board:
+    """A board that sees so many workers, look by look."""
+    looks = iter(sizes)
+
+    def workers() -> list[tuple[str, str]]:
+        return [(f"digits-w{number}", f"uid-{number}") for number in range(next(looks))]
+
+    return Board(lambda: None, lambda: datetime.now(UTC), pulse, workers)
 
 
-async def show(board: Board, workers: int) -> None:
-    names = [(f"digits-w{number}", f"uid-{number}") for number in range(workers)]
-    await board.show(None, job_uid="job", workers=names, ended=False)
+async def show(board: Board) -> None:
+    await board.show(None, job_uid="job", ended=False)
 
 
 async def test_workers_beat_the_more_rarely_the_more_there_are() -> None:
     pulse = Pulse()
-    first, second = board_of(pulse), board_of(pulse)
-    await show(first, 8)
+    first = board_of(pulse, 8, 10 * BEATS_PER_SECOND)
+    second = board_of(pulse, 50 * BEATS_PER_SECOND - 8, 8)
+    await show(first)
     assert pulse.beat_seconds == 2.0
-    await show(second, 50 * BEATS_PER_SECOND - 8)
+    await show(second)
     assert pulse.beat_seconds == 50.0
-    await show(second, 8)
+    await show(second)
     assert pulse.beat_seconds == 2.0
-    await show(first, 10 * BEATS_PER_SECOND)
+    await show(first)
     first.close()
     assert pulse.beat_seconds == 2.0
 
