@@ -133,8 +133,8 @@ def _register(
 
 def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:
     @kopf.on.event("nodes", registry=registry)
-    async def node_changed(*, name: str, spec: kopf.Spec, type: str, **_: Any) -> None:
-        service.node_changed(name, cordoned=type != "DELETED" and bool(spec.get("unschedulable")))
+    async def node_changed(*, body: kopf.Body, type: str, **_: Any) -> None:
+        service.node_changed(body, deleted=type == "DELETED")
 
 
 def _without_managed_fields(body: kopf.Body) -> Object:

@@ -4,7 +4,8 @@ Pods are created once and never updated, so a pod rendered by an older operator 
 """
 
 import copy
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
 from ..plan import Worker, WorkerPhase, worker_name
 from ..plan.accounting import JOB_LABEL
+from .nodes import Nodes
 from .placement import GROUP_LABEL, affinity, placement_group
 
 Object = dict[str, Any]
@@ -29,6 +31,7 @@ TERMINATION_LOG = "/dev/termination-log"
 METRICS_PORT = 9464
 METRICS_PORT_NAME = "pt-metrics"
 _CONDITIONS = ("PodScheduled", "DisruptionTarget")
+_STATUSES = ("initContainerStatuses", "containerStatuses")
 
 
 class PriorityClasses(NamedTuple):
@@ -153,20 +156,30 @@ def observable(pod: Mapping[str, Any]) -> Object:
             "conditions": [one for one in status.get("conditions", []) if one["type"] in _CONDITIONS],
             **{
                 key: [{"name": one["name"], "state": one.get("state", {})} for one in status[key]]
-                for key in ("initContainerStatuses", "containerStatuses")
+                for key in _STATUSES
                 if key in status
             },
         },
     }
 
 
-def observe(pod: Object, trainer: str, cordoned: Container[str] = ()) -> Worker | None:
+def is_unattended(pod: Object) -> bool:
+    """Whether the pod has a node that has said nothing of it: a kubelet names its containers within a moment."""
+    status = pod.get("status", {})
+    said = status.get("phase", "Pending") != "Pending" or any(key in status for key in _STATUSES)
+    return bool(pod["spec"].get("nodeName")) and not said
+
+
+def observe(
+    pod: Object, trainer: str, nodes: Nodes | None = None, unattended_since: datetime | None = None
+) -> Worker | None:
     """What the plan needs to know of a pod; None when it is no worker's pod.
 
     Args:
         pod: as the API server gives it.
         trainer: name of the trainer container, whose exit alone decides.
-        cordoned: names of nodes that take no pods any more.
+        nodes: that something is wrong with; None where nodes are not watched.
+        unattended_since: see `Worker`.
     """
     number = worker_id(pod)
     if number is None:
@@ -190,7 +203,9 @@ def observe(pod: Object, trainer: str, cordoned: Container[str] = ()) -> Worker 
         waiting=_waiting(status),
         priority=int(pod["spec"].get("priority") or 0),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
-        draining=pod["spec"].get("nodeName") in cordoned,
+        draining=nodes is not None and pod["spec"].get("nodeName") in nodes.cordoned,
+        node_lost=nodes is not None and pod["spec"].get("nodeName") in nodes.lost,
+        unattended_since=unattended_since,
     )
 
 

@@ -4,18 +4,21 @@ Reads come from the watch; what was just created or deleted here is newer than t
 watch has caught up.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker
 from .api import Api, NotFound, Object
+from .nodes import Nodes
 from .pods import (
     ANYWHERE,
     NO_CLASSES,
     Assignment,
     PriorityClasses,
     controller_uid,
+    is_unattended,
     observable,
     observe,
     render,
@@ -32,10 +35,11 @@ class KubePool:
         watched: pods with the job's label, as the watch last showed them.
         channel_url: base URL of the channel, as pods reach it.
         prepare: makes a namespace fit for workers; called before each creation.
-        cordoned: names of nodes that take no pods any more, a live view; None where nodes are not watched.
+        nodes: that something is wrong with, a live view; None where nodes are not watched.
         priority_classes: of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
         assigned: what a worker's pod has to carry by the quota that it is on.
+        clock: the present time, aware of its zone.
     """
 
     def __init__(
@@ -44,26 +48,29 @@ class KubePool:
         watched: Callable[[JobKey], Iterable[Object]],
         channel_url: str,
         prepare: Callable[[str], Awaitable[None]],
-        cordoned: Set[str] | None = None,
+        nodes: Nodes | None = None,
         priority_classes: PriorityClasses = NO_CLASSES,
         scraper: str = "",
         assigned: Callable[[PipeTrainingJob, int, JobStatus], Awaitable[Assignment]] | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
         self._watched = watched
         self._channel_url = channel_url
         self._prepare = prepare
-        self._cordoned = cordoned
+        self._nodes = nodes
         self._priority_classes = priority_classes
         self._protection = Protection(api, scraper)
         self._assigned = assigned
+        self._clock = clock
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._gone: dict[JobKey, set[str]] = {}
+        self._unattended: dict[str, datetime] = {}
 
     @property
     def sees_drains(self) -> bool:
         """See `WorkerPool`."""
-        return self._cordoned is not None
+        return self._nodes is not None
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
@@ -75,12 +82,17 @@ class KubePool:
                 del written[uid]
         mine = [pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid]
         trainer = job.spec.pod_template.trainer().name
-        workers = [worker for pod in mine if (worker := observe(pod, trainer, self._cordoned or ())) is not None]
+        workers = [
+            worker
+            for pod in mine
+            if (worker := observe(pod, trainer, self._nodes, self._unattended_since(pod))) is not None
+        ]
         return tuple(sorted(workers, key=lambda worker: worker.id))
 
     def gone(self, key: JobKey, uid: str) -> None:
         """The watch showed that the pod was deleted."""
         self._written.get(key, {}).pop(uid, None)
+        self._unattended.pop(uid, None)
         self._gone.setdefault(key, set()).add(uid)
 
     def forget(self, key: JobKey) -> None:
@@ -130,6 +142,14 @@ class KubePool:
             return
         if deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]:
             self._note(job, deleted)
+
+    def _unattended_since(self, pod: Object) -> datetime | None:
+        """By this operator's own clock, which times in the pod may differ from."""
+        uid = pod["metadata"]["uid"]
+        if not is_unattended(pod):
+            self._unattended.pop(uid, None)
+            return None
+        return self._unattended.setdefault(uid, self._clock())
 
     def _note(self, job: PipeTrainingJob, pod: Object) -> None:
         key, uid = _key(job), pod["metadata"]["uid"]

@@ -2,10 +2,11 @@
 
 A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
 worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
-left as told is no failure of the job.
+left as told is no failure of the job. A joiner that the scheduler put on a dead node is dropped like one that ended.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from pipetransformer_contract.messages import Member, ResizeReason
 
@@ -15,6 +16,9 @@ from .finish import says_left, says_succeeded
 from .prepare import back_off, cancel, enter, is_late, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker, WorkerPhase
+
+#: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
+UNATTENDED = timedelta(seconds=30)
 
 
 def recover(draft: Draft) -> None:
@@ -63,10 +67,13 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     workers = {worker.id: worker for worker in draft.wanted}
     wanted = {key: draft.name_of(key) for key in draft.status.worker_ids}
     members = [key for key, name in wanted.items() if name in lost]
-    joiners = [key for key in draft.joining_ids if key in workers and not workers[key].alive]
+    stranded = {key: why for key in draft.joining_ids if key in workers and (why := _why_stranded(draft, workers[key]))}
+    joiners = [key for key in draft.joining_ids if key in stranded or (key in workers and not workers[key].alive)]
     if not members and not joiners:
         return bool(lost)
-    why = {key: lost.get(wanted[key]) or _describe(workers.get(key)) for key in (*members, *joiners)}
+    why = {
+        key: lost.get(wanted[key]) or stranded.get(key) or _describe(workers.get(key)) for key in (*members, *joiners)
+    }
     preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
     counts_joiners = draft.status.plan is None
     failed = [key for key in members if not _is_excused(workers.get(key))]
@@ -83,9 +90,27 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     if failed or (counts_joiners and failed_joiners):
         _count(draft, described)
         return True
-    if members:
+    if members or stranded:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
     return False
+
+
+def _why_stranded(draft: Draft, worker: Worker) -> str:
+    """Why a worker that is to join will not start where it is; empty when it may.
+
+    Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself.
+    """
+    if draft.hears(worker.uid):
+        return ""
+    if worker.node_lost:
+        return f"its node {worker.node} is lost"
+    if worker.unattended_since is None or draft.status.plan is None:
+        return ""
+    due = worker.unattended_since + UNATTENDED
+    if draft.now >= due:
+        return f"its node {worker.node} has said nothing of it for {UNATTENDED.seconds} s"
+    draft.wake_at(due)
+    return ""
 
 
 def _is_excused(worker: Worker | None) -> bool:

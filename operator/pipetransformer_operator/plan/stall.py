@@ -1,8 +1,8 @@
 """When a job makes no steps, and who is the reason: a member that is not heard, or that its peers wait for in vain.
 
 Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
-hear. It counts only once something else is wrong: peers lost their group, no step is made, or a published generation
-is not confirmed.
+hear. It counts only once something else is wrong: peers lost their group, no step is made, its node is not heard
+either, or a published generation is not confirmed.
 """
 
 from datetime import datetime, timedelta
@@ -31,12 +31,6 @@ def is_stalled(draft: Draft) -> bool:
     return stall is not None and draft.now >= stall
 
 
-def is_heard(draft: Draft, member: Member) -> bool:
-    """Whether the worker said anything lately."""
-    heard = draft.observed.heard.get(member.uid)
-    return heard is not None and draft.now < heard + draft.patience(member.uid)
-
-
 def _is_awaited(draft: Draft, member: Member) -> bool:
     """Whether the published generation is not confirmed in time, although others of it are heard."""
     plan = draft.status.plan
@@ -45,7 +39,7 @@ def _is_awaited(draft: Draft, member: Member) -> bool:
     if draft.now < plan.published_time + SILENCE:
         draft.wake_at(plan.published_time + SILENCE)
         return False
-    return any(is_heard(draft, other) for other in draft.state_holders if other != member)
+    return any(draft.hears(other.uid) for other in draft.state_holders if other != member)
 
 
 def suspicion(draft: Draft, member: Member) -> str:
@@ -53,7 +47,9 @@ def suspicion(draft: Draft, member: Member) -> str:
     observed, broken = draft.observed, draft.broken_since
     named = member.name in observed.lost_peers
     deserted = broken is not None and not draft.waits(member)
-    if not (named or deserted or is_stalled(draft) or _is_awaited(draft, member)):
+    worker = draft.worker(member)
+    unseen = worker is not None and worker.node_lost
+    if not (named or deserted or unseen or is_stalled(draft) or _is_awaited(draft, member)):
         return ""
     limit = draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
     heard = max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)

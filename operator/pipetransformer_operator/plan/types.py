@@ -35,6 +35,8 @@ class Worker:
     trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
     `draining` says that its node takes no pods any more.
+    `node_lost` says that its node is not heard, as far as nodes are seen.
+    `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
 
@@ -51,6 +53,8 @@ class Worker:
     waiting: str = ""
     disrupted: bool = False
     draining: bool = False
+    node_lost: bool = False
+    unattended_since: datetime | None = None
     priority: int = 0
 
     @property

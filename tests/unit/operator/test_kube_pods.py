@@ -1,15 +1,26 @@
 """A worker's pod: what is added to the user's template, what is left alone, and how its status is read."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.placement import GROUP_LABEL
-from pipetransformer_operator.kube.pods import PriorityClasses, controller_uid, observable, observe, render
+from pipetransformer_operator.kube.pods import (
+    PriorityClasses,
+    controller_uid,
+    is_unattended,
+    observable,
+    observe,
+    render,
+)
+from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.kube.protection import network_policy
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
@@ -189,12 +200,57 @@ def test_a_pod_without_a_worker_label_is_no_worker() -> None:
     assert observe(seen({"phase": "Running"}, labels={}), "trainer") is None
 
 
-def test_a_pod_on_a_cordoned_node_is_draining() -> None:
-    pod = seen({"phase": "Running"})
+def node(name: str = "node-1", *, ready: str | None = "True", cordoned: bool = False) -> dict[str, Any]:
+    conditions = [] if ready is None else [{"type": "Ready", "status": ready}]
+    return {"metadata": {"name": name}, "spec": {"unschedulable": cordoned}, "status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("shown", "draining", "lost"),
+    [
+        (node(), False, False),
+        (node(ready=None), False, False),
+        (node(cordoned=True), True, False),
+        (node(ready="Unknown"), False, True),
+        (node(ready="False", cordoned=True), True, True),
+        (node("node-2", ready="Unknown", cordoned=True), False, False),
+    ],
+    ids=["well", "new", "cordoned", "silent", "broken", "another"],
+)
+def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], draining: bool, lost: bool) -> None:
+    nodes, pod = Nodes(), seen({"phase": "Running"})
     pod["spec"]["nodeName"] = "node-1"
-    drained, other = observe(pod, "trainer", {"node-1"}), observe(pod, "trainer", {"node-2"})
-    assert drained is not None and drained.draining
-    assert other is not None and not other.draining
+    assert nodes.note(shown, deleted=False) == bool(nodes.cordoned or nodes.lost)
+    assert not nodes.note(shown, deleted=False), "it is no news"
+    worker = observe(pod, "trainer", nodes)
+    assert worker is not None
+    assert (worker.draining, worker.node_lost) == (draining, lost)
+    nodes.note(shown, deleted=True)
+    assert not nodes.cordoned and not nodes.lost
+
+
+def test_a_pod_that_its_node_says_nothing_of_is_unattended() -> None:
+    pod = seen({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]})
+    assert not is_unattended(pod), "it has no node yet"
+    pod["spec"]["nodeName"] = "node-1"
+    assert is_unattended(pod)
+    creating = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    for status in ({"phase": "Pending", "containerStatuses": creating}, {"phase": "Running"}, {"phase": "Failed"}):
+        assert not is_unattended({**pod, "status": status})
+
+
+def test_a_pod_is_unattended_since_the_operator_saw_it_so_by_its_own_clock() -> None:
+    job, now = make_job().job(), datetime(2026, 1, 1, tzinfo=UTC)
+    pod = seen({"phase": "Pending"}, resourceVersion="1")
+    pod["spec"]["nodeName"] = "node-1"
+    api: Any = None
+    pool = KubePool(api, lambda key: [pod], CHANNEL, AsyncMock(), clock=lambda: now)
+    first = now
+    for seconds in (0, 30):
+        now = first + timedelta(seconds=seconds)
+        assert [worker.unattended_since for worker in pool.list(job)] == [first]
+    pod["status"]["phase"] = "Running"
+    assert [worker.unattended_since for worker in pool.list(job)] == [None]
 
 
 def test_what_is_kept_of_a_pod_says_the_same_and_is_small() -> None:

@@ -172,6 +172,76 @@ def test_a_silent_member_whose_peers_all_wait_is_replaced() -> None:
     assert world.status.failures == 1
 
 
+def replacing() -> World:
+    """A job that goes on narrower while two workers are prepared, the first of them on a node."""
+    world = training()
+    world.end("digits-w3", exit_code=1)
+    world.settle()
+    world.commit()
+    world.leave()
+    assert {"digits-w4", "digits-w5"} <= set(world.workers)
+    world.silent = {"digits-w4"}
+    world.change("digits-w4", node="node-1", phase=WorkerPhase.PENDING)
+    return world
+
+
+def test_a_replacement_on_a_lost_node_is_replaced_at_once() -> None:
+    world = replacing()
+    world.change("digits-w4", node_lost=True)
+    decided = world.turn()
+    assert "digits-w4 (its node node-1 is lost)" in " ".join(event.message for event in decided.events)
+    world.settle()
+    assert set(world.workers) == {"digits-w0", "digits-w1", "digits-w5", "digits-w6"}
+    assert world.status.failures == 1, "the lost node is none of the job's failures"
+
+
+def test_a_replacement_that_its_node_says_nothing_of_is_replaced_in_half_a_minute() -> None:
+    world = replacing()
+    world.change("digits-w4", unattended_since=world.now)
+    assert world.turn().requeue_after == 30
+    world.wait(29)
+    world.settle()
+    assert "digits-w4" in world.workers
+    world.wait(1)
+    world.settle()
+    assert "digits-w4" not in world.workers and "digits-w6" in world.workers
+
+
+def test_a_replacement_that_is_heard_or_whose_image_is_pulled_is_waited_for() -> None:
+    world = replacing()
+    world.wait(100)
+    world.settle()
+    assert "digits-w4" in world.workers, "its image is pulled"
+    world.change("digits-w4", node_lost=True)
+    world.silent.clear()
+    world.settle()
+    assert "digits-w4" in world.workers, "it is heard"
+
+
+def test_a_job_that_starts_gives_up_on_no_node_because_the_cluster_is_slow() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.silent = set(world.workers)
+    world.change("digits-w0", node="node-1", phase=WorkerPhase.PENDING, unattended_since=world.now)
+    world.wait(100)
+    world.settle()
+    assert set(world.workers) == {"digits-w0", "digits-w1"}
+    world.change("digits-w0", node_lost=True)
+    world.settle()
+    assert set(world.workers) == {"digits-w1", "digits-w2"}
+
+
+def test_a_silent_member_on_a_lost_node_is_replaced_and_one_that_beats_is_not() -> None:
+    world = training()
+    world.wait(100)
+    world.change("digits-w3", node_lost=True)
+    world.settle()
+    assert world.plan.layout_generation == 1
+    world.silent = {"digits-w3"}
+    world.settle()
+    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.FAILURE, 1)
+
+
 def test_silence_before_the_operators_start_says_nothing() -> None:
     world = training()
     world.since = world.now
