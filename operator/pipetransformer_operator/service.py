@@ -5,8 +5,9 @@ An operator that waits for the lease listens already, so that its metrics show, 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -22,10 +23,12 @@ from .health import Health
 from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
 from .kube.lease import Lease
+from .kube.nodes import Nodes
 from .kube.pods import PriorityClasses
 from .kube.pool import KubePool
 from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
+from .kube.waiting import WaitingPods
 from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
 from .settings import Settings
@@ -59,8 +62,9 @@ class Service:
         tokens: TokenReviewer,
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
-        cordoned: set[str],
+        nodes: Nodes,
         quota: KueueQuota | NoKueue,
+        others: WaitingPods | None,
     ) -> None:
         self.health = health
         self.metrics = metrics
@@ -71,9 +75,10 @@ class Service:
         self._tokens = tokens
         self._runners = runners
         self._renewing = renewing
-        self._cordoned = cordoned
+        self._nodes = nodes
         self._quota = quota
-        self._asking: asyncio.Task[None] | None = None
+        self._others = others
+        self._watching: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(
@@ -105,8 +110,7 @@ class Service:
         api = await Api.connect(lambda: lease.held, metrics.asked)
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
-        cordoned: set[str] = set()
-        seen = None if settings.namespaces else cordoned
+        nodes = Nodes()
         classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
         quota: KueueQuota | NoKueue = NoKueue()
         if settings.kueue:
@@ -116,12 +120,19 @@ class Service:
             watched_pods,
             settings.channel_url,
             publisher.publish,
-            seen,
+            None if settings.namespaces else nodes,
             classes,
             settings.scraper_namespace,
             quota.assigned,
         )
-        controller = Controller(KubeStore(api, watched_job), pool, recorder=metrics, quota=quota)
+        others = WaitingPods(api) if settings.yields else None
+        controller = Controller(
+            KubeStore(api, watched_job),
+            pool,
+            recorder=metrics,
+            quota=quota,
+            waiting=others.waiting if others else None,
+        )
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
         runners = []
         for application, port, context in (
@@ -134,7 +145,9 @@ class Service:
             await web.TCPSite(runner, settings.host, port, ssl_context=context).start()
             runners.append(runner)
         renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
-        return cls([own, api], lease, health, metrics, controller, pool, tokens, runners, renewing, cordoned, quota)
+        return cls(
+            [own, api], lease, health, metrics, controller, pool, tokens, runners, renewing, nodes, quota, others
+        )
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator is the one: what is read from then on is whole."""
@@ -142,7 +155,9 @@ class Service:
             logger.info("the cluster does not serve %s yet", PLURAL)
             await asyncio.sleep(CRD_POLL_SECONDS)
         await self._lease.acquire()
-        self._asking = asyncio.create_task(self._quota.run(), name="quota")
+        self._watching.append(asyncio.create_task(self._quota.run(), name="quota"))
+        if self._others is not None:
+            self._watching.append(asyncio.create_task(self._others.run(), name="pods of others"))
 
     async def keep_leading(self) -> None:
         """Runs for ever.
@@ -154,9 +169,8 @@ class Service:
 
     async def stop(self) -> None:
         """Stops everything; jobs and workers go on."""
-        self._renewing.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        for task in (self._renewing, *self._watching):
+            task.cancel()
         await self._controller.stop()
         await self._lease.release()
         for runner in self._runners:
@@ -181,11 +195,10 @@ class Service:
         self._tokens.forget(uid)
         self._controller.wake(key)
 
-    def node_changed(self, name: str, *, cordoned: bool) -> None:
+    def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its end."""
-        if cordoned == (name in self._cordoned):
+        if not self._nodes.note(node, deleted=deleted):
             return
-        (self._cordoned.add if cordoned else self._cordoned.discard)(name)
         for job in list(self._controller.jobs()):
             self._controller.wake(JobKey(job.metadata.namespace, job.metadata.name))
 

@@ -26,6 +26,7 @@ class Settings:
     claim_priority_class: str = ""
     scraper_namespace: str = ""
     kueue: bool = False
+    yields: bool = False
     log_level: str = "INFO"
 
     @classmethod
@@ -40,7 +41,8 @@ class Settings:
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;
         `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty;
-        `PIPETRANSFORMER_KUEUE`: `true` where jobs that name a queue ask Kueue for their workers.
+        `PIPETRANSFORMER_KUEUE`: `true` where jobs that name a queue ask Kueue for their workers;
+        `PIPETRANSFORMER_YIELD`: `true` where claimed workers yield to pods of others with a higher priority.
 
         Raises:
             ValueError: a variable is missing or not sound; the message names it.
@@ -50,6 +52,9 @@ class Settings:
             raise ValueError(f"PIPETRANSFORMER_CHANNEL_URL: {url!r} is no https URL")
         if not environment.get("POD_NAMESPACE"):
             raise ValueError("POD_NAMESPACE: the operator's own namespace is needed")
+        yields = environment.get("PIPETRANSFORMER_YIELD") == "true"
+        if yields and environment.get("PIPETRANSFORMER_NAMESPACES"):
+            raise ValueError("PIPETRANSFORMER_YIELD: pods of others are seen only by an operator of all namespaces")
         return cls(
             namespace=environment["POD_NAMESPACE"],
             identity=environment.get("POD_ID") or f"{platform.node()}-{secrets.token_hex(4)}",
@@ -65,6 +70,7 @@ class Settings:
             claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
             scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
             kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
+            yields=yields,
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
 

@@ -90,6 +90,15 @@ async def test_a_job_runs_and_gives_back_under_an_operator_with_the_charts_right
     assert "forbidden" not in written.lower()
 
 
+def test_helm_waits_until_an_operator_leads() -> None:
+    """Helm wants so many pods ready: the replicas, less those that a rolling update may take away."""
+    (deployment,) = (document for document in render("x") if document["kind"] == "Deployment")
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
 def test_the_operator_meets_the_restricted_pod_security_standard() -> None:
     (deployment,) = (document for document in render("x") if document["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]

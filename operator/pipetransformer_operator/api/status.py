@@ -218,10 +218,14 @@ class LastReport(Report):
 
 
 class Share(Wire):
-    """Workers that the job may have while jobs compete, as computed for the layout of that generation."""
+    """Workers that the job may have while others want some, as computed for the layout of that generation."""
 
     workers: Count
     layout_generation: Count
+    yields: bool = Field(
+        default=False,
+        description="A claimed pipeline is for pods of other owners that wait: obeyed whatever `onPack` says.",
+    )
 
 
 class QuotaRequest(Wire):

@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
 from ..channel.pulse import Pulse
-from ..plan import allocate, demand_of
+from ..plan import Waiting, allocate, claims_of, demand_of
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
+from .yielding import Yielding
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Controller:
         pace: how quickly loops turn.
         recorder: told what loops do.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
+        waiting: pods of others that jobs yield claimed workers to; None where they do not.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Controller:
         pace: Pace | None = None,
         recorder: Recorder | None = None,
         quota: Quota | None = None,
+        waiting: Callable[[], Sequence[Waiting]] | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -49,6 +52,7 @@ class Controller:
         self._pace = pace or Pace()
         self._recorder = recorder or Recorder()
         self._quota = quota
+        self._yielding = Yielding(waiting) if waiting is not None else None
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._pulse = Pulse()
@@ -108,12 +112,17 @@ class Controller:
         """Shares out workers among the jobs that compete for them; each job's loop obeys in its own time."""
         looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
         now = self._clock()
-        demands = [demand_of(job.spec, loop.observe(job), now) for loop, job in looks.values()]
-        shares = allocate([demand for demand in demands if demand is not None])
-        for name, (loop, job) in looks.items():
-            workers = shares.get(name)
-            generation = job.status.layout_generation
-            loop.grant(None if workers is None else Share(workers=workers, layout_generation=generation))
+        seen = [(job.spec, loop.observe(job), now) for loop, job in looks.values()]
+        allocated = allocate([demand for one in seen if (demand := demand_of(*one)) is not None])
+        shares = {
+            name: Share(workers=workers, layout_generation=looks[name][1].status.layout_generation)
+            for name, workers in allocated.items()
+            if workers is not None
+        }
+        if self._yielding is not None:
+            shares |= self._yielding.look([claims for one in seen if (claims := claims_of(*one)) is not None])
+        for name, (loop, _) in looks.items():
+            loop.grant(shares.get(name))
 
     async def _share_forever(self) -> None:
         while True:

@@ -15,19 +15,24 @@ from .types import (
     WorkerPhase,
     worker_name,
 )
+from .yielding import Claims, Waiting, choose_claim, claims_of
 
 __all__ = [
     "Answer",
     "Beat",
+    "Claims",
     "Demand",
     "EventType",
     "Observed",
     "Plan",
     "PlanEvent",
     "Queue",
+    "Waiting",
     "Worker",
     "WorkerPhase",
     "allocate",
+    "choose_claim",
+    "claims_of",
     "demand_of",
     "plan",
     "worker_name",

@@ -209,6 +209,11 @@ class Draft:
             return False
         return beat.waiting_after >= plan.layout_generation
 
+    def hears(self, uid: str) -> bool:
+        """Whether the worker said anything lately."""
+        heard = self.observed.heard.get(uid)
+        return heard is not None and self.now < heard + self.patience(uid)
+
     @property
     def broken_since(self) -> datetime | None:
         """Since when some holder of state waits for a newer generation than the published one; None while none does."""
@@ -235,9 +240,11 @@ class Draft:
         )
 
     def limited(self, workers: int) -> int:
-        """`workers`, or the job's share if that is less; only `onPack: Auto` obeys, and only while it is up to date."""
+        """`workers`, or the job's share if that is less and up to date; only `onPack: Auto` obeys what jobs share."""
         share = self.status.share
-        if share is None or self.on_pack is not OnPack.AUTO or share.layout_generation != self.status.layout_generation:
+        if share is None or share.layout_generation != self.status.layout_generation:
+            return workers
+        if not (share.yields or self.on_pack is OnPack.AUTO):
             return workers
         return min(workers, share.workers)
 

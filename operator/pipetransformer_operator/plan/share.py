@@ -1,4 +1,5 @@
-"""A job's share while jobs compete for workers: `allocate` computes it, and only `onPack: Auto` obeys.
+"""A job's share while others want workers. `allocate` computes it where jobs compete, and only `onPack: Auto` obeys;
+where jobs yield to pods of other owners, all obey.
 
 A job above its share gives whole pipelines back and sleeps over its next claim. One below it claims at once, whatever
 attempts failed before. Claims may go beyond it, at the pace of claims: that is how free workers are found.
@@ -16,6 +17,9 @@ def take(draft: Draft) -> None:
     if share == before:
         return
     draft.update(share=share)
+    if share is not None and share.yields:
+        draft.tell(Reason.SHARE_CHANGED, f"Yields all but {share.workers} workers to pods of others that wait")
+        return
     if draft.on_pack is not OnPack.AUTO or (share.workers if share else None) == (before.workers if before else None):
         return
     words = f"may have {share.workers} workers" if share else "may have what it gets"

@@ -199,6 +199,21 @@ class Life(RuleBasedStateMachine):
             self.world.change(name, draining=not workers[name].draining)
             self.world.settle()
 
+    @rule(number=NUMBER, known=st.booleans())
+    def a_node_dies_under_a_worker_that_has_not_begun(self, number: int, known: bool) -> None:
+        world = self.world
+        plan = world.status.plan
+        begun = {member.name for member in (*plan.members, *plan.leavers)} if plan else set()
+        waiting = [w for w in world.workers.values() if w.alive and w.uid not in world.warm and w.name not in begun]
+        if waiting:
+            worker = waiting[number % len(waiting)]
+            world.silent.add(worker.name)
+            since = None if known else world.now
+            world.change(
+                worker.name, scheduled=True, phase=WorkerPhase.PENDING, node_lost=known, unattended_since=since
+            )
+            world.settle()
+
     @rule(seconds=st.sampled_from([1, 15, 61, 200, 700, 4000]))
     def time_passes(self, seconds: int) -> None:
         self.world.wait(seconds)
@@ -233,10 +248,11 @@ class Life(RuleBasedStateMachine):
         self.world.builder.suspended(suspended)
         self.world.settle()
 
-    @rule(workers=st.none() | st.integers(0, 8), stale=st.booleans())
-    def workers_are_shared_out(self, workers: int | None, stale: bool) -> None:
+    @rule(workers=st.none() | st.integers(0, 8), stale=st.booleans(), yields=st.booleans())
+    def workers_are_shared_out(self, workers: int | None, stale: bool, yields: bool) -> None:
         generation = max(0, self.world.status.layout_generation - stale)
-        self.world.share = None if workers is None else Share(workers=workers, layout_generation=generation)
+        share = None if workers is None else Share(workers=workers, layout_generation=generation, yields=yields)
+        self.world.share = share
         self.world.settle()
 
     # -- what happens to the operator
@@ -267,7 +283,7 @@ class Life(RuleBasedStateMachine):
         world.silent.clear()
         world.lost_peers.clear()
         for name, worker in world.workers.items():
-            world.change(name, draining=False, disrupted=False) if worker.alive else None
+            world.change(name, draining=False, disrupted=False, node_lost=False) if worker.alive else None
         for _ in range(16):
             self.terminating_pods_go()
             self.schedule()

@@ -1,0 +1,157 @@
+"""Claimed pipelines for pods of others that wait: whose goes, one at a time, and never one of the starting size."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipetransformer_operator.api.status import Share
+from pipetransformer_operator.controller.yielding import Yielding
+from pipetransformer_operator.kube.waiting import PATIENCE_SECONDS, WaitingPods, waiting_of
+from pipetransformer_operator.plan import Claims, Waiting, choose_claim, claims_of
+from tests.builders import make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(20)
+GPU = "nvidia.com/gpu"
+POD = Waiting("pod", 100, {GPU: 2})
+CLAIMS = Claims("default/a", 3, GPU, -10, 4, 3, True)
+
+
+def grown(on_pack: str = "Widen", most: int = 4) -> World:
+    """A job of two pipelines of one worker that has claimed as many more as it may."""
+    limits = {"name": "trainer", "image": "trainer", "resources": {"limits": {GPU: "1"}}}
+    job = make_job().stages(1).workers(2, most=most).checkpoint().on_pack(on_pack).set("acceleratorResource", GPU)
+    world = World(job.set("podTemplate.spec.containers", [limits]))
+    world.start()
+    for _ in range(2, most):
+        world.warm_up()
+        world.commit(checkpoint=0)
+    return world
+
+
+def claims(world: World) -> Claims | None:
+    return claims_of(world.spec, world.observed(), world.now)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "claim", "given", "yields"),
+    [
+        (POD, CLAIMS, 0, True),
+        (POD, CLAIMS, 1, True),
+        (POD, CLAIMS, 2, False),
+        (replace(POD, priority=-10), CLAIMS, 0, False),
+        (replace(POD, lacks={"amd.com/gpu": 1}), CLAIMS, 0, False),
+        (POD, replace(CLAIMS, fewer=None), 0, False),
+        (POD, replace(CLAIMS, settled=False), 0, False),
+    ],
+    ids=["nothing given", "half given", "all given", "no higher priority", "other devices", "no claim", "under way"],
+)
+def test_a_claim_is_for_pods_of_higher_priority_that_lack_what_it_frees(
+    waiting: Waiting, claim: Claims, given: int, yields: bool
+) -> None:
+    assert (choose_claim([waiting], [claim], {"pod": given}) is not None) == yields
+
+
+def test_the_pod_of_the_highest_priority_is_served_by_the_largest_of_the_least_important_claims() -> None:
+    urgent = Waiting("urgent", 200, {GPU: 1})
+    jobs = [CLAIMS, replace(CLAIMS, key="default/b", workers=6, fewer=5), replace(CLAIMS, key="default/c", priority=0)]
+    found = choose_claim([POD, urgent], jobs, {})
+    assert found is not None
+    assert (found[0].uid, found[1].key) == ("urgent", "default/b")
+
+
+@pytest.mark.parametrize("on_pack", ["Widen", "Auto"])
+def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_starting_size(on_pack: str) -> None:
+    world = grown(on_pack)
+    pods = [Waiting("pod", 100, {GPU: 8})]
+    yielding = Yielding(lambda: pods)
+    sizes = [len(world.plan.members)]
+    for _ in range(8):
+        present = claims(world)
+        assert present is not None
+        world.share = yielding.look([present]).get("default/digits")
+        world.settle()
+        world.commit(checkpoint=0)
+        world.leave()
+        sizes.append(len(world.plan.members))
+    assert sorted(set(sizes), reverse=True) == [4, 3, 2]
+    assert {member.name for member in world.plan.members} == {"digits-w0", "digits-w1"}
+    assert set(world.workers) == {"digits-w0", "digits-w1"}, "it sleeps over its next claim"
+    assert world.status.failures == 0
+    pods.clear()
+    world.share = yielding.look([]).get("default/digits")
+    world.wait(3601)
+    world.settle()
+    assert len(world.workers) > 2, "it claims again"
+
+
+def test_a_job_is_asked_for_no_more_than_the_pod_wants_and_one_job_at_a_time() -> None:
+    other = replace(CLAIMS, key="default/b")
+    yielding = Yielding(lambda: [POD])
+    asked = {"default/a": Share(workers=3, layout_generation=3, yields=True)}
+    assert yielding.look([CLAIMS, other]) == asked
+    published = replace(CLAIMS, layout_generation=4, workers=3, fewer=2, settled=False)
+    assert yielding.look([published, other]) == asked, "its leavers are not gone"
+    second = {"default/b": Share(workers=3, layout_generation=3, yields=True)}
+    assert yielding.look([replace(published, settled=True), other]) == second
+    assert yielding.look([CLAIMS]) == {}, "the second job is gone, and the pod has what it wants"
+
+
+def test_a_job_that_cannot_give_what_it_was_asked_for_holds_up_nobody() -> None:
+    yielding = Yielding(lambda: [POD])
+    assert set(yielding.look([CLAIMS])) == {"default/a"}
+    other = replace(CLAIMS, key="default/b")
+    assert set(yielding.look([replace(CLAIMS, fewer=None), other])) == {"default/b"}
+
+
+def test_a_job_that_starts_ended_or_runs_on_no_accelerator_has_nothing_to_yield() -> None:
+    world = grown()
+    assert claims(world) is not None
+    world.builder.suspended()
+    assert claims(world) is None
+    assert claims(World(make_job())) is None
+    cpu = World(make_job().stages(1).workers(1, most=2))
+    cpu.start()
+    assert claims(cpu) is None
+
+
+def pod(message: str, *, reason: str = "Unschedulable", uid: str = "pod", **wants: str) -> dict[str, Any]:
+    requests = {f"{name}.com/gpu": amount for name, amount in wants.items()} | {"cpu": "500m"}
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    container = {"name": "main", "resources": {"requests": requests}}
+    spec = {"containers": [container, container], "priority": 7}
+    return {"metadata": {"uid": uid}, "spec": spec, "status": {"conditions": [condition]}}
+
+
+@pytest.mark.parametrize(
+    ("shown", "lacks"),
+    [
+        (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", nvidia="2"), {GPU: 4}),
+        (pod("0/2 nodes: 1 Insufficient cpu, 1 Insufficient nvidia.com/gpu, 1 x.", nvidia="1", amd="1"), {GPU: 2}),
+        (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu-shared.", nvidia="1"), None),
+        (pod("0/2 nodes are available: 2 node(s) didn't match", nvidia="1"), None),
+        (pod("2 Insufficient nvidia.com/gpu.", reason="SchedulingGated", nvidia="1"), None),
+        ({"metadata": {"uid": "pod"}, "spec": {"containers": []}, "status": {}}, None),
+    ],
+    ids=["gpus", "the one that lacks", "another resource", "the wrong nodes", "gated", "new"],
+)
+def test_the_scheduler_says_what_a_pod_waits_for(shown: dict[str, Any], lacks: dict[str, int] | None) -> None:
+    found = waiting_of(shown)
+    assert (found.lacks if found else None) == lacks
+    assert found is None or found.priority == 7
+
+
+def test_a_pod_waits_once_it_has_found_no_node_for_a_while() -> None:
+    now = 0.0
+    api: Any = None
+    pods = WaitingPods(api, clock=lambda: now)
+    shown = pod("2 Insufficient nvidia.com/gpu.", nvidia="1")
+    pods.note(shown)
+    now = PATIENCE_SECONDS - 1
+    pods.note(shown)
+    assert pods.waiting() == []
+    now = PATIENCE_SECONDS
+    assert [one.uid for one in pods.waiting()] == ["pod"]
+    pods.note(shown, deleted=True)
+    assert pods.waiting() == []
