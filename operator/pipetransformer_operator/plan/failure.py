@@ -67,7 +67,9 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     workers = {worker.id: worker for worker in draft.wanted}
     wanted = {key: draft.name_of(key) for key in draft.status.worker_ids}
     members = [key for key, name in wanted.items() if name in lost]
-    stranded = {key: why for key in draft.joining_ids if key in workers and (why := _why_stranded(draft, workers[key]))}
+    stranded = {
+        key: words for key in draft.joining_ids if key in workers and (words := _why_stranded(draft, workers[key]))
+    }
     joiners = [key for key in draft.joining_ids if key in stranded or (key in workers and not workers[key].alive)]
     if not members and not joiners:
         return bool(lost)
