@@ -26,9 +26,9 @@ def print_summary(console: Console, run_dir: Path) -> None:
     if not file.exists():
         return
     summary: dict[str, Any] = json.loads(file.read_text())
-    table = Table(box=box.SIMPLE)
+    table = Table(box=box.SIMPLE, pad_edge=False)
     for _, title in COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right", min_width=max(map(len, title.split())))
     for generation in summary["generations"]:
         table.add_row(*(_cell(generation.get(key)) for key, _ in COLUMNS))
     console.print(table)
