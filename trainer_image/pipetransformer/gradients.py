@@ -13,7 +13,7 @@ from .state import WorkerState
 
 
 class Gradients:
-    """Zero at first. A parameter that several units share is left out: its copies have gradients of their own.
+    """Empty until `clear`. A parameter that several units share is left out: its copies have gradients of their own.
 
     Attributes:
         parameters: those of each unit that train and that no other unit shares, the last unit first, as a backward
@@ -23,24 +23,25 @@ class Gradients:
 
     def __init__(self, state: WorkerState, layout: StageLayout) -> None:
         self.parameters = {index: _own_parameters(state, index) for index in reversed(layout.span)}
-        self._shared = [
-            parameter
-            for tie in state.ties.all
-            for unit, name in tie.places
-            if unit in layout.span and (parameter := state.units[unit].get_parameter(name)).requires_grad
-        ]
+        self._shared = _shared_parameters(state, layout.span)
         trained = [parameter for parameters in self.parameters.values() for parameter in parameters]
         sizes = [parameter.numel() for parameter in trained]
         for parameter in trained:
             parameter.grad = None  # an older buffer's view goes before this one comes
-        self._flat = trained[0].new_zeros(sum(sizes)) if trained else torch.empty(0)
+        self._flat = trained[0].new_empty(sum(sizes)) if trained else torch.empty(0)
         self._views = [
             (parameter, part.view_as(parameter))
             for parameter, part in zip(trained, torch.split(self._flat, sizes), strict=True)
         ]
-        self.clear()
         units = [sum(parameter.numel() for parameter in parameters) for parameters in self.parameters.values()]
         self.of_unit = dict(zip(self.parameters, torch.split(self._flat, units), strict=True))
+
+    def serve(self, state: WorkerState, layout: StageLayout) -> bool:
+        """Whether what `state` trains in `layout` is just what these are of."""
+        held = [*(parameter for some in self.parameters.values() for parameter in some), *self._shared]
+        trained = [parameter for index in reversed(layout.span) for parameter in _own_parameters(state, index)]
+        trained += _shared_parameters(state, layout.span)
+        return [id(parameter) for parameter in held] == [id(parameter) for parameter in trained]
 
     def clear(self) -> None:
         """Before a round."""
@@ -75,4 +76,13 @@ def _own_parameters(state: WorkerState, index: int) -> list[nn.Parameter]:
         parameter
         for name, parameter in state.units[index].named_parameters()
         if parameter.requires_grad and state.ties.find(index, name) is None
+    ]
+
+
+def _shared_parameters(state: WorkerState, span: range) -> list[nn.Parameter]:
+    return [
+        parameter
+        for tie in state.ties.all
+        for unit, name in tie.places
+        if unit in span and (parameter := state.units[unit].get_parameter(name)).requires_grad
     ]

@@ -7,7 +7,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import nn
@@ -199,8 +199,17 @@ class Job:
 
     def training_micro_batches(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline at a global step."""
+        return self._deal(step, pipelines, micro_batch_size)
+
+    @cached_property
+    def _deal(self) -> Callable[[int, int, int], list[list[MicroBatch]]]:
         lengths = padded_lengths(self.dataset.train, self.dataset.info)
-        return deal(self.order.batch(step), pipelines, micro_batch_size, lengths)
+
+        @lru_cache(maxsize=2)  # a round trains them, and the ledger notes them
+        def dealt(step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
+            return deal(self.order.batch(step), pipelines, micro_batch_size, lengths)
+
+        return dealt
 
     def training_samples(self, step: int, layout: StageLayout) -> list[int]:
         """Samples of the layout's own pipeline at a global step, in their order, padding included."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .data import MicroBatch, Split
+from .data import MicroBatch, Split, weights_of
 from .schedules import StageRunner
 
 
@@ -26,7 +26,7 @@ def similarities(
     Returns:
         The (n, n) matrix flat, rows normalised; zeros on every worker but one.
     """
-    real = torch.tensor([weight > 0 for micro_batch in micro_batches for weight in micro_batch.weights])
+    real = weights_of(micro_batches, torch.float64) > 0
     nothing = [0.0] * int(real.sum()) ** 2
     if not tells:
         return nothing

@@ -5,14 +5,11 @@ evaluation, checkpoint, regroup) happens between rounds, decided alike on all wo
 breaks, the worker keeps its state, lets go of the group and waits for the next generation.
 """
 
-import datetime
 import gc
 import logging
-import math
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -23,30 +20,29 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import DurableCheckpoint, Generation
 
-from .best import load_best, save_best
-from .cache.make import make_cache
+from .best import load_best
+from .caching import WorkerCache
+from .committing import Committer
 from .data import digest
+from .decisions import check_progress, is_done, move_boundary
 from .durable import Checkpointer
-from .elastic.groups import GenerationGroups, Store, Transport, drop_group
+from .elastic.groups import GenerationGroups, Transport
 from .elastic.mirror import Mirrors
-from .elastic.phases import Phases
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.watchdog import ROUND, Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, SpecError, StorageError
+from .errors import CallbackError
+from .evaluation import evaluate, evaluation_due
 from .final_model import gather_model, write_final_model
-from .freeze import FreezeObservation, PolicyCopy
-from .gradients import Gradients
+from .freeze import PolicyCopy
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
 from .measuring import measure_costs, measurement_due
-from .models import unit_name
+from .membership import Membership, drop_groups
 from .moments import Moment, Reached, ignore
 from .monitoring import Meter, Position
-from .optimizer import learning_rate, make_optimizer, set_learning_rate
-from .record import CacheLog, Ledger
 from .reduction import GradientReducer
 from .schedules import ModelError, StageRunner, StageSpec
 from .similarity import similarities
@@ -55,9 +51,6 @@ from .vote import Vote
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
-
-#: A leaver keeps its accelerator no longer than this to save others a computation.
-_HANDOVER_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 class Ending(Enum):
@@ -82,41 +75,6 @@ class Hooks:
     reached: Reached = ignore
     broke: Callable[[], None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
-
-
-@dataclass
-class _Membership:
-    """What a worker has while it belongs to a generation."""
-
-    layout: StageLayout
-    groups: GenerationGroups
-    store: Store
-    leader: Leader | None
-    transfers: list[tuple[int, int, int]]
-    phases: Phases
-    paused_at: float
-    first_step: int
-    outgrown: list[dist.ProcessGroup]
-    stepped: bool = field(default=False)
-    runner: StageRunner = field(init=False)
-    reducer: GradientReducer | None = None
-
-    @property
-    def world(self) -> dist.ProcessGroup:
-        assert self.groups.world is not None
-        return self.groups.world
-
-    def release(self) -> list[dist.ProcessGroup]:
-        """Let go of all groups; the caller drops them."""
-        if self.reducer is not None:
-            self.reducer.close()
-        return [*self.groups.release(), *self.outgrown]
-
-    def drop_outgrown(self) -> None:
-        """Drop the groups that the generation came from. Each takes up to 20 ms to close, so a thread does it, and not
-        in the pause."""
-        outgrown, self.outgrown = self.outgrown, []
-        threading.Thread(target=_drop_groups, args=(outgrown,), name="drop-groups").start()
 
 
 class Trainer:
@@ -144,8 +102,8 @@ class Trainer:
         self._hooks = hooks or Hooks()
         self._watchdog = watchdog or Watchdog()
         self.meter = Meter()
-        self._ledger = Ledger(run_dir, worker)
-        self._cache_log = CacheLog(run_dir, worker)
+        self._committer = Committer(job, worker, run_dir, self._hooks.reached)
+        self._cache = WorkerCache(job, worker, run_dir, self.meter)
         self._checkpointer = Checkpointer(job)
         self._policy = PolicyCopy(job.policy, {})
         self._data = digest(job.dataset)
@@ -153,16 +111,9 @@ class Trainer:
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._mirrors = self._make_mirrors()
         self._prefetcher = self._checkpointer.prefetcher()
-        self._cache = make_cache(job, worker)
-        self._member: _Membership | None = None
-        self._pending = False
+        self._member: Membership | None = None
         self._in_doubt: WorkerState | None = None
         self._broken = 0
-        # Outlive a membership, so that a pending step can still be committed when the group has broken.
-        self._layout: StageLayout | None = None
-        self._committed_in: StageLayout | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._gradients: Gradients | None = None
 
     @property
     def step(self) -> int:
@@ -207,7 +158,8 @@ class Trainer:
     @property
     def committed_generation(self) -> int:
         """The newest generation that this worker has committed as a member, 0 for none; its group may have broken."""
-        return 0 if self._layout is None else self._layout.number
+        layout = self._committer.layout
+        return 0 if layout is None else layout.number
 
     def run(self) -> Ending:
         """Train until the job ends or this worker leaves.
@@ -230,8 +182,7 @@ class Trainer:
         finally:
             self._watchdog.stop()
             self._prefetcher.stop()
-            if self._cache is not None:
-                self._cache.close()
+            self._cache.close()
             gc.unfreeze()
         return ending
 
@@ -241,7 +192,7 @@ class Trainer:
         if member is not None:
             groups = member.release()
             del member
-            _drop_groups(groups)
+            drop_groups(groups)
 
     def fail(self, reason: str, message: str) -> None:
         """Tell the operator, when this worker leads, that the job cannot go on."""
@@ -262,10 +213,10 @@ class Trainer:
         self._abandon()
         return None
 
-    def _train(self, member: _Membership) -> Ending | None:
+    def _train(self, member: Membership) -> Ending | None:
         # First what a broken group may have kept from being done after the last step.
         self._settle_step(member)
-        if self._done:
+        if is_done(self._job, self._state.control):
             self._finish(member)
             return Ending.FINISHED
         started = time.perf_counter()
@@ -273,7 +224,7 @@ class Trainer:
             vote = self._round(member)
         round_seconds = time.perf_counter() - started
         self.meter.stepped(round_seconds)
-        self._check_progress(vote)
+        check_progress(self._job, self._state.control, vote)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
         moved = self._settle_step(member)
         self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
@@ -286,30 +237,30 @@ class Trainer:
         self._hooks.reached(Moment.ENDED, self.step - 1)
         if vote.leaving and self._hooks.stop_requested():
             return Ending.STOPPED
-        if vote.saw_next and not self._done:
+        if vote.saw_next and not is_done(self._job, self._state.control):
             return self._regroup()
         return None
 
-    def _settle_step(self, member: _Membership) -> bool:
+    def _settle_step(self, member: Membership) -> bool:
         """Do what belongs to the last step and is not done: ask the freeze policy, evaluate. Whether the boundary
         moved."""
         control = self._state.control
         moved = False
         if control.decided_step != control.step:
-            moved = self._decide(Vote.from_list(control.last_vote) if control.last_vote else None)
+            moved = move_boundary(self._job, self._policy, self._state)
         if moved:
             self._equip(member)
             if member.leader is not None:
                 member.leader.frozen(control)
-        if self._evaluation_due():
-            self._evaluate(member)
+        if evaluation_due(self._job, control):
+            evaluate(self._job, self._state, member, self._watchdog)
         return moved
 
-    def _round(self, member: _Membership) -> Vote:
+    def _round(self, member: Membership) -> Vote:
         """Train one global batch and commit it."""
         started = time.perf_counter()
         layout, control = member.layout, self._state.control
-        self._pending = False
+        self._committer.pending = False
         self._in_doubt = None
         dealt = self._job.training_micro_batches(control.step, layout.pipelines, layout.micro_batch_size)
         micro_batches = dealt[layout.pipeline]
@@ -321,7 +272,7 @@ class Trainer:
         norms = reducer.finish()
         self._hooks.reached(Moment.REDUCED, control.step)
         similar = self._similarities(member)
-        self._pending = True
+        self._committer.pending = True
         ballot = Vote(
             float(self._pass_on_next(member)),
             float(self._hooks.stop_requested()),
@@ -334,8 +285,8 @@ class Trainer:
         vote = ballot.reduce(member.world)
         self._mirrors.settle()
         self._hooks.reached(Moment.VOTED, control.step)
-        self._commit(vote)
-        self._note_cache(member)
+        self._committer.commit(control, vote)
+        self._cache.note(self.step - 1, layout)
         if member.leader is not None:
             self.meter.led(control.last_step["samples"], skipped=not vote.finite)
             member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
@@ -343,13 +294,13 @@ class Trainer:
             self._note_first_step(member)
             member.drop_outgrown()
             # The vote has shown that all have joined, so the first workers' addresses are in the store.
-            self._hand_over_cache(member.store, layout.pipelines, layout.pipeline if layout.is_first else None)
+            self._cache.hand_over(layout, member.store)
         member.stepped = True
         if vote.saw_next:
             self._handler.announce(Generation.model_validate_json(member.store.get("next")))
         return vote
 
-    def _note_first_step(self, member: _Membership) -> None:
+    def _note_first_step(self, member: Membership) -> None:
         """Tell how long training paused for this generation."""
         member.phases.lap("first step")
         pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds
@@ -360,21 +311,7 @@ class Trainer:
                 self._state.control, pause_seconds=pause, phases=phases, transfers=member.transfers
             )
 
-    def _note_cache(self, member: _Membership) -> None:
-        """Log what the cache did for the step that was just committed."""
-        counts = self._cache.take_counts() if self._cache is not None else {}
-        if counts:
-            self.meter.cached(counts)
-            step = self.step - 1
-            self._cache_log.append(
-                step=step,
-                epoch=self._job.order.epoch(step),
-                layout_generation=member.layout.number,
-                pipelines=member.layout.pipelines,
-                counts=counts,
-            )
-
-    def _similarities(self, member: _Membership) -> list[float]:
+    def _similarities(self, member: Membership) -> list[float]:
         """What the policy wants to know of the first block that trains; the one worker that has it tells."""
         control, layout = self._state.control, member.layout
         if control.boundary == self._job.num_layers or not self._policy.needs_similarities(control.step + 1):
@@ -383,28 +320,7 @@ class Trainer:
         front = self._state.units.get(control.boundary + 1)
         return similarities(member.runner, front, micro_batches, self._job.dataset.train, tells=layout.pipeline == 0)
 
-    def _hand_over_cache(self, store: Store, pipelines: int, own: int | None) -> None:
-        """Send cached activations to the pipelines that use their samples now; `own` is the one that this worker
-        feeds."""
-        if self._cache is not None:
-            users = self._job.users(pipelines)
-            self._cache.hand_over(
-                lambda key: users(key.split, key.sample), own, lambda pipeline: store.get(f"cache/{pipeline}").decode()
-            )
-
-    def _leave_cache(self, result: Regrouped) -> None:
-        """As a leaver, hand over what this worker has cached; nobody waits for it, and it does not take long."""
-        if self._cache is None:
-            return
-        pipelines = result.generation.pipelines
-        try:
-            result.store.wait([f"cache/{pipeline}" for pipeline in range(pipelines)], _HANDOVER_TIMEOUT)
-            self._hand_over_cache(result.store, pipelines, None)
-        except RuntimeError as error:
-            logger.warning("cached activations are lost: %s", error)
-        self._cache.wait_until_handed_over(_HANDOVER_TIMEOUT.total_seconds())
-
-    def _pass_on_next(self, member: _Membership) -> bool:
+    def _pass_on_next(self, member: Membership) -> bool:
         """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
         if member.leader is None:
             return False
@@ -414,63 +330,7 @@ class Trainer:
         member.store.set("next", found.model_dump_json(by_alias=True))
         return True
 
-    def _commit(self, vote: Vote) -> None:
-        """Step the optimizer with what all voted for, and write the ledger."""
-        control, spec, layout = self._state.control, self._job.spec.training, self._layout
-        assert layout is not None
-        rate = learning_rate(spec.optimizer, spec.learning_rate_schedule, control.step, self._job.total_steps)
-        if vote.finite and self._optimizer is not None:
-            assert self._gradients is not None
-            self._gradients.scale(vote.gradient_scale(spec.max_gradient_norm))
-            set_learning_rate(self._optimizer, rate)
-            self._optimizer.step()
-        self._hooks.reached(Moment.STEPPED, control.step)
-        control.last_vote = vote.to_list() if vote.finite else []
-        control.last_similarities = vote.similarities
-        control.last_step = {
-            "step": control.step,
-            "epoch": self._job.order.epoch(control.step),
-            "samples": self._job.order.batch_size(control.step),
-            "loss": vote.loss if vote.finite else None,
-            "gradient_norm": vote.gradient_norm if vote.finite else None,
-            "learning_rate": rate,
-            "generation": layout.number,
-            "frozen_layers": control.boundary,
-        }
-        control.step += 1
-        control.skipped_steps = 0 if vote.finite else control.skipped_steps + 1
-        self._committed_in = layout
-        self._pending = False
-        self._note(control.step - 1, layout, [layout.pipeline])
-
-    def _note(self, step: int, layout: StageLayout, pipelines: Iterable[int]) -> None:
-        """Write what these pipelines trained in a committed step into the ledger.
-
-        Raises:
-            StorageError: it cannot be written; the step is committed all the same.
-        """
-        dealt = self._job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
-        try:
-            for pipeline in pipelines:
-                self._ledger.append(
-                    step=step,
-                    epoch=self._job.order.epoch(step),
-                    layout_generation=layout.number,
-                    pipeline=pipeline,
-                    sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
-                )
-        except OSError as error:
-            raise StorageError(f"the run's ledger in {self._run_dir}: {error}") from error
-
-    def _commit_late(self, control: Control) -> None:
-        """Commit the pending step as others have, and take over what they decided after it. Part of a regroup, so the
-        groups may be gone already."""
-        skipped = Vote(loss_sum=float("nan"))
-        self._commit(Vote.from_list(control.last_vote) if control.last_vote else skipped)
-        self._state.control = control
-        self._state.apply_boundary()
-
-    def _measure(self, member: _Membership, round_seconds: float) -> None:
+    def _measure(self, member: Membership, round_seconds: float) -> None:
         """Measure what the units cost, where cuts go by that and it is time."""
         control = self._state.control
         if self._job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
@@ -479,75 +339,7 @@ class Trainer:
                 costs = measure_costs(member.runner, member.layout, member.groups, split, control, round_seconds)
             control.costs = costs.model_dump()
 
-    def _check_progress(self, vote: Vote) -> None:
-        """Give up, on all workers alike, when too many steps in a row were not finite."""
-        control, limit = self._state.control, self._job.spec.training.max_skipped_steps
-        if control.skipped_steps <= limit:
-            return
-        unit = vote.first_non_finite_unit
-        place = "the loss" if unit is None else f"the gradient of {unit_name(unit, self._job.num_layers)}"
-        raise SpecError(
-            "spec.training.maxSkippedSteps",
-            f"{control.skipped_steps} steps in a row were not finite, {limit} may be skipped; at step"
-            f" {control.step - 1} it was {place}. A lower learningRate or a maxGradientNorm may help",
-            reason="NonFinite",
-        )
-
-    def _decide(self, vote: Vote | None) -> bool:
-        """Ask the policy, before the first step or after a vote that was finite; whether the boundary moved."""
-        control = self._state.control
-        observation = FreezeObservation(
-            step=control.step,
-            epoch=self._job.order.epoch(control.step),
-            boundary=control.boundary,
-            num_layers=self._job.num_layers,
-            unit_gradient_norms=vote.unit_norms if vote is not None else (),
-            learning_rate=control.last_step.get("learning_rate", 0.0),
-            similarities=control.last_similarities,
-        )
-        boundary = self._policy.decide(observation)
-        control.policy = self._policy.state_dict()
-        control.decided_step = control.step
-        if boundary == control.boundary:
-            return False
-        if boundary < control.boundary:
-            control.fell_step = control.step
-        control.boundary = boundary
-        control.boundary_step = control.step
-        self._state.apply_boundary()
-        return True
-
-    @property
-    def _done(self) -> bool:
-        """Whether there is nothing left to train, or no hope of a better model."""
-        patience, control = self._job.spec.evaluation.patience, self._state.control
-        return self.step >= self._job.total_steps or (
-            patience is not None and control.evaluations_since_best >= patience
-        )
-
-    def _evaluation_due(self) -> bool:
-        return self._state.control.evaluated_step != self.step and self._job.evaluates_after(self.step)
-
-    def _evaluate(self, member: _Membership) -> None:
-        layout, control = member.layout, self._state.control
-        micro_batches = self._job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline]
-        metrics = list(self._job.metrics.values())
-        rounds = math.ceil(len(self._job.dataset.test) / self._job.order.global_batch)
-        with self._watchdog.timing("evaluation", member.groups.connections, rounds):
-            scores = member.runner.evaluate(micro_batches, self._job.dataset.test, metrics, name="test")
-            dist.all_reduce(scores, group=member.world)
-        values = {
-            name: numerator / denominator if denominator else math.nan
-            for name, (numerator, denominator) in zip(self._job.metrics, scores.tolist(), strict=True)
-        }
-        better = control.is_better(values, self._job.spec.evaluation)
-        if better and self._job.spec.evaluation.keep_best:
-            save_best(self._job, self._state, layout, member.world)
-        control.note_evaluation(values, better=better)  # last: what breaks before it is done again
-        if member.leader is not None:
-            member.leader.evaluated(control, better=better)
-
-    def _save(self, member: _Membership, vote: Vote, *, wanted: bool) -> None:
+    def _save(self, member: Membership, vote: Vote, *, wanted: bool) -> None:
         """Go on with a checkpoint that is being written, and begin one that is wanted. One who leaves waits for it."""
         if vote.leaving:
             self._note_durable(member, self._checkpointer.save_now(self._state, member.layout, member.world))
@@ -557,7 +349,7 @@ class Trainer:
             self._checkpointer.want()
         self._checkpointer.begin(self._state, member.layout)
 
-    def _note_durable(self, member: _Membership, checkpoint: DurableCheckpoint | None) -> None:
+    def _note_durable(self, member: Membership, checkpoint: DurableCheckpoint | None) -> None:
         if member.leader is not None and checkpoint is not None:
             member.leader.checkpointed(self._state.control, checkpoint)
 
@@ -565,7 +357,7 @@ class Trainer:
         """Enter the next generation; when that fails, go on in the old one, or wait for another."""
         old = self._member
         try:
-            result = regroup(self._tools(), self._state.joined(self._in_doubt), pending=self._pending)
+            result = regroup(self._tools(), self._state.joined(self._in_doubt), pending=self._committer.pending)
         except RegroupError as error:
             logger.warning("%s", error)
             self._in_doubt = error.in_doubt or self._in_doubt
@@ -573,15 +365,15 @@ class Trainer:
             if old is not None and old.leader is not None:
                 self._watcher.watch(self._handler.current)
             return None
-        self._pending = False
+        self._committer.pending = False
         self._in_doubt = None
         self._state = result.state
         self._mirrors.forget_after(self.step)
         self._member = None
         outgrown = [] if old is None else old.release()
         if result.layout is None:
-            _drop_groups([*outgrown, *result.groups.release()])
-            self._leave_cache(result)
+            drop_groups([*outgrown, *result.groups.release()])
+            self._cache.leave(result.generation.pipelines, result.store)
             return Ending.LEFT
         self._join(result, result.layout, [*outgrown, *result.groups.release_transfer()])
         return None
@@ -592,9 +384,9 @@ class Trainer:
         control = self._state.control
         self._policy = PolicyCopy(self._job.policy, control.policy)
         if control.step == 0:
-            self._decide(None)
+            move_boundary(self._job, self._policy, self._state)
         leader = Leader(self._job, self._reporter, self._run_dir, layout) if layout.is_leader else None
-        member = _Membership(
+        member = Membership(
             layout=layout,
             groups=result.groups,
             store=result.store,
@@ -614,8 +406,7 @@ class Trainer:
             layout.span.start, layout.span.stop - 1, control.step, control.boundary,
         )  # fmt: skip
         if layout.is_first:
-            address = "" if self._cache is None else self._cache.listen(self._transport.address)
-            result.store.set(f"cache/{layout.pipeline}", address)
+            self._cache.listen(layout, result.store, self._transport.address)
         if leader is not None:
             leader.committed(control, self._checkpointer.newest())
             self._watcher.watch(layout.number)
@@ -623,21 +414,13 @@ class Trainer:
         if control.step > 0:
             self._checkpointer.want()
 
-    def _equip(self, member: _Membership) -> None:
+    def _equip(self, member: Membership) -> None:
         """Make what depends on the present boundary: the runner, the reduction of gradients, the optimizer."""
         member.runner = self._make_runner(member.layout, member.groups)
         if member.reducer is not None:
             member.reducer.close()
-        self._gradients = None  # its memory goes before the next one's comes
-        self._gradients = Gradients(self._state, member.layout)
-        member.reducer = GradientReducer(self._gradients, self._state, member.layout, member.groups)
-        self._optimizer = make_optimizer(
-            self._job.spec.training.optimizer,
-            self._state.trained_parameters(),
-            self._state.moments,
-            self._job.no_decay,
-        )
-        self._layout = member.layout
+        gradients = self._committer.equip(self._state, member.layout)
+        member.reducer = GradientReducer(gradients, self._state, member.layout, member.groups)
 
     def _make_runner(self, layout: StageLayout, groups: GenerationGroups) -> StageRunner:
         assert groups.pipeline is not None
@@ -657,7 +440,7 @@ class Trainer:
             spec,
             self._job.model,
             [self._state.units[index] for index in layout.span],
-            self._cache,
+            self._cache.activations,
             lambda step: self._job.training_samples(step, layout),
         )
 
@@ -682,7 +465,7 @@ class Trainer:
             load_control=self._checkpointer.load_control,
             durable=self._checkpointer.durable,
             cut_at=self._job.cut,
-            commit_late=self._commit_late,
+            commit_late=lambda control: self._committer.commit_late(self._state, control),
             mirrors=self._mirrors,
             read_ahead=self._prefetcher.units,
             watchdog=self._watchdog,
@@ -692,7 +475,7 @@ class Trainer:
     def _abandon(self) -> None:
         """Give up a broken group. State and pending gradients stay."""
         if self._member is not None:
-            self._note_for_the_lost(self._member.layout)
+            self._committer.note_for_the_lost(self._state.control, self._member.layout)
         self.close()
         self._note_broken()
 
@@ -701,13 +484,7 @@ class Trainer:
         self.meter.broke()
         self._hooks.broke()
 
-    def _note_for_the_lost(self, layout: StageLayout) -> None:
-        """Whoever died between its vote and its ledger has committed what this worker has: note it in its place."""
-        if self._committed_in is layout:
-            others = [pipeline for pipeline in range(layout.pipelines) if pipeline != layout.pipeline]
-            self._note(self.step - 1, layout, others)
-
-    def _finish(self, member: _Membership) -> None:
+    def _finish(self, member: Membership) -> None:
         """Make the model durable, the best if that is kept; all wait until it is."""
         self._note_durable(member, self._checkpointer.complete(member.layout, member.world))
         self._checkpointer.begin(self._state, member.layout)  # what was asked for meanwhile
@@ -723,13 +500,6 @@ class Trainer:
         dist.all_reduce(torch.ones(1), group=member.world)
         if member.leader is not None:
             member.leader.finished(self._state.control)
-
-
-def _drop_groups(groups: list[dist.ProcessGroup]) -> None:
-    """Drop groups, of which the caller keeps no other reference: their sockets close with the last one."""
-    while groups:
-        drop_group(groups.pop())
-    gc.collect()  # a stage of torch's pipeline, which refers to its group, hangs in a cycle
 
 
 def _is_own_fault(error: BaseException) -> bool:

@@ -159,7 +159,7 @@ def run_spans(
         if owner == group.rank()
     }
     recorder = Recorder({span: here.module for span, here in spans.items()})
-    batches = [MicroBatch((number,) * SAMPLES, (1.0,) * SAMPLES) for number in range(NUM_CHUNKS)]
+    batches = [MicroBatch((number,) * SAMPLES, SAMPLES) for number in range(NUM_CHUNKS)]
     chunks = schedule.chunks(batches)
 
     def cut(chunk: Chunk) -> Tensor:

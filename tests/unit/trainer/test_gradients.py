@@ -37,7 +37,7 @@ class Replica:
             job_uid="job", layout_generation=1, stages=1, pipelines=2, members=members, leader="w0", nonce="n",
             reason=ResizeReason.START,
         )  # fmt: skip
-        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], [range(UNITS)], 1)
+        self.layout = layout = StageLayout(generation, rank, [(0, 0), (1, 0)], [range(UNITS)], 1)
         self.gradients_of = Gradients(self.state, layout)
         self.reducer = GradientReducer(self.gradients_of, self.state, layout, groups)
 
@@ -140,3 +140,16 @@ def test_hooks_end_with_the_reducer(replicas: list[Replica]) -> None:
     replica.backward(0)
 
     assert not replica.reducer.under_way
+
+
+def test_gradients_serve_until_what_trains_changes(replicas: list[Replica]) -> None:
+    replica = replicas[0]
+    layout = replica.layout
+    assert replica.gradients_of.serve(replica.state, layout)
+
+    replica.rare.requires_grad_(False)
+    assert not replica.gradients_of.serve(replica.state, layout)
+
+    replica.rare.requires_grad_(True)
+    replica.state.units[1] = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+    assert not replica.gradients_of.serve(replica.state, layout), "as many, but others"

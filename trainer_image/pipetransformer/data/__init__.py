@@ -15,7 +15,7 @@ from .dataset import (
 )
 from .digest import digest, inputs_change
 from .load import load_dataset
-from .micro_batches import MicroBatch, deal, default_micro_batch_size, shards_of
+from .micro_batches import MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
 from .order import EpochOrder
 from .own import own_dataset
 
@@ -40,4 +40,5 @@ __all__ = [
     "padded_lengths",
     "read_batch",
     "shards_of",
+    "weights_of",
 ]

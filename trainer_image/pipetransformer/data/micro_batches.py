@@ -5,6 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from .dataset import PaddedLengths
 
 #: Micro-batches for each stage of the first layout, when the spec names no size.
@@ -13,17 +16,34 @@ _MICRO_BATCHES_PER_STAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Ids and weights of one micro-batch. A padded place repeats an id of the batch with weight 0. `length` is what all
-    its samples are padded to, None for the length of the input."""
+    """Samples of one micro-batch.
+
+    Attributes:
+        sample_ids: in the order of the batch dimension; those of padded places, the last ones, repeat others.
+        num_real: how many places are no padding; they weigh 1, the others 0.
+        length: what all samples are padded to, None for the length of the input.
+    """
 
     sample_ids: tuple[int, ...]
-    weights: tuple[float, ...]
+    num_real: int
     length: int | None = None
 
     @property
     def real_ids(self) -> tuple[int, ...]:
         """The samples that count."""
-        return tuple(i for i, weight in zip(self.sample_ids, self.weights, strict=True) if weight)
+        return self.sample_ids[: self.num_real]
+
+
+def weights_of(micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> Tensor:
+    """(samples,) weights of all places, one micro-batch after another."""
+    weights = torch.ones(sum(len(micro_batch.sample_ids) for micro_batch in micro_batches), dtype=dtype)
+    start = 0
+    for micro_batch in micro_batches:
+        end = start + len(micro_batch.sample_ids)
+        if micro_batch.num_real < len(micro_batch.sample_ids):
+            weights[start + micro_batch.num_real : end] = 0.0
+        start = end
+    return weights
 
 
 def default_micro_batch_size(global_batch: int, stages: int, pipelines: int = 1) -> int:
@@ -85,8 +105,7 @@ def _cut(ids: list[int], size: int, padding: int, length: int | None = None) -> 
     missing = -len(ids) % size if ids else size
     # A sample of the same pipeline, where there is one: what a cache would have to compute for padding alone is wasted.
     padded = ids + [ids[0] if ids else padding] * missing
-    weights = [1.0] * len(ids) + [0.0] * missing
     return [
-        MicroBatch(tuple(padded[start : start + size]), tuple(weights[start : start + size]), length)
+        MicroBatch(tuple(padded[start : start + size]), max(0, min(size, len(ids) - start)), length)
         for start in range(0, len(padded), size)
     ]

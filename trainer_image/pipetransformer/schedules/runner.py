@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from ..cache import ActivationCache, FrozenPrefix, Source
-from ..data import MicroBatch, Split, augmentation_key, lengths_of, read_batch
+from ..data import MicroBatch, Split, augmentation_key, lengths_of, read_batch, weights_of
 from ..errors import ModelError
 from ..freezing import first_trainable
 from ..metrics import Metric
@@ -211,8 +211,7 @@ class StageRunner:
         if spec.is_last:
             samples, labels = read_batch(split, ids, step if training else None)
             samples = _cut_to(samples, length)
-            weights = [weight for micro_batch in micro_batches for weight in micro_batch.weights]
-            self._target.set(labels.to(spec.device), torch.tensor(weights, dtype=spec.dtype, device=spec.device))
+            self._target.set(labels.to(spec.device), weights_of(micro_batches, spec.dtype).to(spec.device))
         if self._prefix is not None:
             source = self._source(split, name, step if training else None, ids, samples, length)
             self._prefix.begin(source, [micro_batch.sample_ids for micro_batch in micro_batches])
@@ -252,8 +251,10 @@ class StageRunner:
         def inputs(wanted: Sequence[int]) -> Tensor:
             if samples is None:
                 return _cut_to(read_batch(split, wanted, step)[0], length)
+            if wanted == ids:
+                return samples
             row = {sample_id: number for number, sample_id in enumerate(ids)}
-            return samples if wanted == ids else samples[[row[sample_id] for sample_id in wanted]]
+            return samples[[row[sample_id] for sample_id in wanted]]
 
         def upcoming() -> list[tuple[int, int | None]]:
             if step is None:

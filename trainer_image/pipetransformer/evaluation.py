@@ -1,0 +1,43 @@
+"""Scores the model on the held-out samples, through the same pipelines that train it, and keeps the best."""
+
+import math
+
+import torch.distributed as dist
+
+from .best import save_best
+from .elastic.watchdog import Watchdog
+from .job import Job
+from .membership import Membership
+from .state import Control, WorkerState
+
+
+def evaluation_due(job: Job, control: Control) -> bool:
+    """Whether the newest step is one to evaluate after, and that was not done yet."""
+    return control.evaluated_step != control.step and job.evaluates_after(control.step)
+
+
+def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdog) -> None:
+    """Evaluate the committed state; all members call this between rounds.
+
+    Raises:
+        RuntimeError: a connection broke; nothing is noted, so it will be done again.
+        ModelError: a metric or the model failed.
+        StorageError: the best model cannot be written.
+    """
+    layout, control = member.layout, state.control
+    micro_batches = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline]
+    metrics = list(job.metrics.values())
+    rounds = math.ceil(len(job.dataset.test) / job.order.global_batch)
+    with watchdog.timing("evaluation", member.groups.connections, rounds):
+        scores = member.runner.evaluate(micro_batches, job.dataset.test, metrics, name="test")
+        dist.all_reduce(scores, group=member.world)
+    values = {
+        name: numerator / denominator if denominator else math.nan
+        for name, (numerator, denominator) in zip(job.metrics, scores.tolist(), strict=True)
+    }
+    better = control.is_better(values, job.spec.evaluation)
+    if better and job.spec.evaluation.keep_best:
+        save_best(job, state, layout, member.world)
+    control.note_evaluation(values, better=better)  # last: what breaks before it is done again
+    if member.leader is not None:
+        member.leader.evaluated(control, better=better)

@@ -1,0 +1,67 @@
+"""What a worker has while it belongs to a generation, and how it lets go of it."""
+
+import gc
+import threading
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from .elastic.groups import GenerationGroups, Store, drop_group
+from .elastic.phases import Phases
+from .layout import StageLayout
+from .leader import Leader
+from .reduction import GradientReducer
+from .schedules import StageRunner
+
+
+@dataclass
+class Membership:
+    """Begins when a generation is committed, ends when the next one is or when it breaks.
+
+    Attributes:
+        leader: None on all workers but one.
+        transfers: (source, target, bytes) of the state that moved for this generation.
+        phases: of its regroup; they end with its first step.
+        paused_at: wall clock at the end of the last step before it.
+        first_step: steps that were committed before it.
+        outgrown: groups that it came from, until `drop_outgrown`.
+        stepped: whether it has committed a step.
+        runner, reducer: made anew when the boundary moves.
+    """
+
+    layout: StageLayout
+    groups: GenerationGroups
+    store: Store
+    leader: Leader | None
+    transfers: list[tuple[int, int, int]]
+    phases: Phases
+    paused_at: float
+    first_step: int
+    outgrown: list[dist.ProcessGroup]
+    stepped: bool = field(default=False)
+    runner: StageRunner = field(init=False)
+    reducer: GradientReducer | None = None
+
+    @property
+    def world(self) -> dist.ProcessGroup:
+        assert self.groups.world is not None
+        return self.groups.world
+
+    def release(self) -> list[dist.ProcessGroup]:
+        """Let go of all groups; the caller drops them."""
+        if self.reducer is not None:
+            self.reducer.close()
+        return [*self.groups.release(), *self.outgrown]
+
+    def drop_outgrown(self) -> None:
+        """Drop the groups that the generation came from. Each takes up to 20 ms to close, so a thread does it, and not
+        in the pause."""
+        outgrown, self.outgrown = self.outgrown, []
+        threading.Thread(target=drop_groups, args=(outgrown,), name="drop-groups").start()
+
+
+def drop_groups(groups: list[dist.ProcessGroup]) -> None:
+    """Drop groups, of which the caller keeps no other reference: their sockets close with the last one."""
+    while groups:
+        drop_group(groups.pop())
+    gc.collect()  # a stage of torch's pipeline, which refers to its group, hangs in a cycle
