@@ -84,9 +84,14 @@ imports: $(STAMP) ## Check which room imports which.
 	$(BIN)/lint-imports
 
 .PHONY: generate
-generate: $(STAMP) ## Write what is generated: the CRD with the chart's copy, and the dashboards.
+generate: $(STAMP) ## Write what is generated: the CRD with the chart's copy, the dashboards, references and pictures of the docs.
 	$(BIN)/python -m pipetransformer_operator.api.generate
 	$(BIN)/python -m tools.dashboards
+	$(BIN)/python -m tools.docs
+
+.PHONY: docs
+docs: $(STAMP) ## Build the documentation into site/; a link that leads nowhere fails.
+	$(BIN)/mkdocs build --strict
 
 .PHONY: constraints
 constraints: ## Resolve the versions that CI and the two commands use.

@@ -24,10 +24,10 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Member(Wire):
     """A worker of a generation. `address` is host:port of the TCPStore that this worker hosts."""
 
-    name: Name
-    uid: Name
-    address: Name
-    node: str = Field(default="", max_length=253)
+    name: Name = Field(description="The pod's.")
+    uid: Name = Field(description="The pod's.")
+    address: Name = Field(description="host:port of its store.")
+    node: str = Field(default="", max_length=253, description="Where it runs.")
 
 
 class ResizeReason(StrEnum):
@@ -84,8 +84,8 @@ class Ready(Wire):
 class StepTime(Wire):
     """Predicted seconds of one step at a data-parallel width of `pipelines`."""
 
-    pipelines: Positive
-    seconds: Seconds
+    pipelines: Positive = Field(description="Data-parallel width (R).")
+    seconds: Seconds = Field(description="Of one step.")
 
 
 class Offer(Wire):
@@ -94,19 +94,19 @@ class Offer(Wire):
     `bytes_per_worker` is the largest stage's share of memory; `pause_seconds` the expected cost of moving there.
     """
 
-    stages: Positive
-    step_seconds: list[StepTime] = Field(default_factory=list, max_length=64)
-    bytes_per_worker: Count
-    pause_seconds: Seconds = 0.0
+    stages: Positive = Field(description="Workers a pipeline (K).")
+    step_seconds: list[StepTime] = Field(default_factory=list, max_length=64, description="By width.")
+    bytes_per_worker: Count = Field(description="Largest stage's share of memory.")
+    pause_seconds: Seconds = Field(default=0.0, description="Expected cost of moving there.")
 
 
 class DurableCheckpoint(Wire):
     """A checkpoint that outlives every worker: a job is sized from it, and from nothing else, when it starts again."""
 
-    step: Count
-    boundary: Count
-    min_stages: Positive
-    layout_generation: Count = 0
+    step: Count = Field(description="Committed steps that it holds.")
+    boundary: Count = Field(description="Frozen blocks.")
+    min_stages: Positive = Field(description="Stages with which a restart begins.")
+    layout_generation: Count = Field(default=0, description="Of those that wrote it.")
 
 
 class Outcome(StrEnum):
@@ -124,24 +124,28 @@ class Report(Wire):
     the present layout as it is cut now, renewed with the offers and comparable with theirs; `total_steps` is the job's.
     """
 
-    job_uid: Name
-    layout_generation: Positive
-    step: Count
-    epoch: Count = 0
-    boundary: Count
-    boundary_step: Count = 0
-    num_layers: Positive
-    stage_layers: list[Count] = Field(default_factory=list, max_length=4096)
-    bytes_budget: Count
-    offers: list[Offer] = Field(default_factory=list, max_length=MAX_OFFERS)
+    job_uid: Name = Field(description="Of the job that it speaks of.")
+    layout_generation: Positive = Field(description="Generation that all members have committed.")
+    step: Count = Field(description="Committed steps.")
+    epoch: Count = Field(default=0, description="That trains now, from 0.")
+    boundary: Count = Field(description="Frozen blocks.")
+    boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
+    num_layers: Positive = Field(description="Blocks of the model.")
+    stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Blocks of each stage.")
+    bytes_budget: Count = Field(description="What the first layout's largest stage needed.")
+    offers: list[Offer] = Field(
+        default_factory=list, max_length=MAX_OFFERS, description="What the model can do at each K now."
+    )
     checkpoint: DurableCheckpoint | None = None
-    loss: float | None = Field(default=None, allow_inf_nan=False)
-    samples_per_second: Seconds | None = None
-    step_seconds: Seconds | None = None
-    total_steps: Count | None = None
+    loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean of the newest step.")
+    samples_per_second: Seconds | None = Field(default=None, description="All workers together.")
+    step_seconds: Seconds | None = Field(default=None, description="Of the present layout, as it is cut.")
+    total_steps: Count | None = Field(default=None, description="Of the job.")
     outcome: Outcome | None = None
-    reason: str = Field(default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$")
-    message: str = Field(default="", max_length=MAX_MESSAGE)
+    reason: str = Field(
+        default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$", description="Of a failure, in one word."
+    )
+    message: str = Field(default="", max_length=MAX_MESSAGE, description="Of a failure.")
 
     def newer_than(self, other: "Report | None") -> bool:
         """Whether this report says more than `other` does (a replay does not)."""

@@ -57,11 +57,13 @@ class Model(SpecModel):
         "suits the model's type.",
     )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
-    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = 64
-    num_heads: Annotated[int, Field(ge=1, le=4096)] = 4
-    mlp_size: Annotated[int, Field(ge=1, le=4194304)] = 128
-    patch_size: Annotated[int, Field(ge=1, le=1024)] = 2
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a block (`vit`).")
+    num_heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="Attention heads (`vit`).")
+    mlp_size: Annotated[int, Field(ge=1, le=4194304)] = Field(
+        default=128, description="Width inside of the MLP (`vit`)."
+    )
+    patch_size: Annotated[int, Field(ge=1, le=1024)] = Field(default=2, description="Pixels of a patch's side (`vit`).")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Share that is dropped (`vit`).")
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="Keyword arguments of an imported model; for `huggingface` its configuration, `model_type` too.",
@@ -109,18 +111,20 @@ class OptimizerName(StrEnum):
 
 
 class Optimizer(SpecModel):
-    name: OptimizerName = OptimizerName.ADAMW
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """How gradients change parameters."""
+
+    name: OptimizerName = Field(default=OptimizerName.ADAMW, description="The rule.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="The largest of the schedule.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled with AdamW, L2 with SGD.")
     no_decay: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
         default_factory=list,
         max_length=64,
         description="Parameters without weight decay: patterns of whole-model names, such as `*.bias` or `*norm*`.",
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of SGD.")
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of AdamW: decay of the mean.")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.999, description="Of AdamW: decay of the square.")
+    epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Of AdamW: added to the root.")
 
 
 class LearningRateShape(StrEnum):
@@ -132,8 +136,8 @@ class LearningRateShape(StrEnum):
 class LearningRateSchedule(SpecModel):
     """A pure function of the step: linear warm-up, then constant, or falling to zero at the last step."""
 
-    shape: LearningRateShape = LearningRateShape.CONSTANT
-    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    shape: LearningRateShape = Field(default=LearningRateShape.CONSTANT, description="After the warm-up.")
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(default=0, description="Linear, from zero.")
 
 
 class Precision(StrEnum):
@@ -145,8 +149,10 @@ class Precision(StrEnum):
 
 
 class Training(SpecModel):
-    epochs: Positive | None = None
-    steps: Positive | None = None
+    """How long, and how. Exactly one of `epochs` and `steps` is given."""
+
+    epochs: Positive | None = Field(default=None, description="Passes over the training samples.")
+    steps: Positive | None = Field(default=None, description="Global batches, in place of epochs.")
     global_batch_size: Positive = Field(default=64, description="Samples a step, at every layout.")
     optimizer: Optimizer = Field(default_factory=Optimizer)
     learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
@@ -154,11 +160,17 @@ class Training(SpecModel):
     max_skipped_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=10, description="Steps in a row that may be skipped since their loss or gradient is not finite."
     )
-    precision: Precision = Precision.FLOAT32
+    precision: Precision = Field(
+        default=Precision.FLOAT32,
+        description="BFloat16 computes products in bfloat16; weights, optimizer state and sums of gradients stay in"
+        " float32.",
+    )
     activation_checkpointing: bool = Field(
         default=False, description="Units keep only their input, and compute their forward again for the backward."
     )
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0, description="Of weights, order of samples, augmentation and dropout."
+    )
     rules = (Rule("has(self.epochs) != has(self.steps)", "exactly one of epochs and steps is needed", ""),)
 
 
@@ -175,8 +187,8 @@ class FreezePolicyName(StrEnum):
 class FreezePoint(SpecModel):
     """From `step` on, until the next point, `boundary` blocks are frozen: more or fewer than before."""
 
-    step: Annotated[int, Field(ge=0, le=2**53)]
-    boundary: Annotated[int, Field(ge=0, le=4096)]
+    step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="Committed steps before it holds.")
+    boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen blocks from then on.")
 
 
 class Freeze(SpecModel):
@@ -223,7 +235,7 @@ class Freeze(SpecModel):
     )
     interval_steps: Positive | None = Field(default=None, description="In place of intervalEpochs.")
     boundaries: list[FreezePoint] = Field(default_factory=list, max_length=4096, description="For policy Explicit.")
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of an imported policy.")
     rules = (
         Rule(
             f"self.policy in {[str(name) for name in FreezePolicyName]} || self.policy.matches('{_IMPORT_PATH}')",
@@ -255,8 +267,14 @@ class ScheduleName(StrEnum):
 
 
 class Pipeline(SpecModel):
+    """How the model is cut into stages, and how micro-batches pass through them."""
+
     stages: Annotated[int, Field(ge=1, le=4096)] = Field(default=1, description="Workers a pipeline at the start (K).")
-    schedule: ScheduleName = ScheduleName.ONE_FORWARD_ONE_BACKWARD
+    schedule: ScheduleName = Field(
+        default=ScheduleName.ONE_FORWARD_ONE_BACKWARD,
+        description="Order of forwards and backwards; OneForwardOneBackward holds fewer activations. Script: the pod's"
+        " own program passes it.",
+    )
     micro_batch_size: Positive | None = Field(
         default=None,
         description="Samples of a micro-batch; by default chosen from globalBatchSize and stages, or, with packing"
@@ -310,9 +328,11 @@ class Cache(SpecModel):
 class Checkpoint(SpecModel):
     """A folder on a mounted volume, or an fsspec URL, that every worker reaches and that outlives them."""
 
-    location: Annotated[str, Field(min_length=1, max_length=4096)]
+    location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="Absolute path of a mounted volume, or an fsspec URL."
+    )
     every_steps: Positive | None = Field(default=None, description="Besides those that a release needs.")
-    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=2, description="Newest checkpoints that are kept.")
     rules = (
         Rule(
             r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
@@ -327,13 +347,15 @@ class Mirror(SpecModel):
     that dies then costs at most `everySteps` steps. Takes host memory of twice a stage's state, four times for a
     moment."""
 
-    every_steps: Positive
+    every_steps: Positive = Field(description="Steps between copies: what a loss may cost.")
 
 
 class Output(SpecModel):
     """Where results go: the model in `LOCATION/JOB/model`, and on a mounted path the run's record in `LOCATION/JOB`."""
 
-    location: Annotated[str, Field(min_length=1, max_length=4096)]
+    location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="Absolute path of a mounted volume, or an fsspec URL."
+    )
     rules = (
         Rule(
             r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
@@ -353,8 +375,8 @@ class Goal(StrEnum):
 class Evaluation(SpecModel):
     """When the held-out samples are scored, by which metrics, and what follows from it. Every epoch by default."""
 
-    every_steps: Positive | None = None
-    every_epochs: Positive | None = None
+    every_steps: Positive | None = Field(default=None, description="Steps between evaluations.")
+    every_epochs: Positive | None = Field(default=None, description="In place of everySteps. By default one.")
     metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=_IMPORT_PATH)]] = Field(
         default_factory=list,
         max_length=16,

@@ -1,4 +1,4 @@
-"""docs/operations.md, the rules and the dashboards know the metrics that there are, and no others."""
+"""The documentation, the rules and the dashboards know the metrics that there are, and no others; so with reasons."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,13 +10,16 @@ from prometheus_client import CollectorRegistry
 
 from pipetransformer.monitoring import Meter
 from pipetransformer.monitoring.collector import PositionCollector
+from pipetransformer_operator.api.status import Reason
 from pipetransformer_operator.metrics import Metrics
 from tests.unit.trainer.test_monitoring import position
 from tools.dashboards import write
 from tools.devcluster.layout import REPOSITORY
 
-DOCS = (REPOSITORY / "docs" / "operations.md").read_text()
+OPERATIONS, METRICS = ((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("operations", "metrics"))
 CHART = REPOSITORY / "charts" / "pipetransformer"
+#: What the trainer says in its record, or of an end that is no failure.
+OF_NO_CONDITION = {"TrainingFinished"}
 RULES = [
     rule for group in yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"] for rule in group["rules"]
 ]
@@ -45,16 +48,28 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
 
 
 def test_each_metric_has_its_row_with_its_labels(catalogue: dict[str, tuple[str, ...]]) -> None:
-    rows = re.findall(r"^\| `(pipetransformer_\w+)` \|([^|]*)\|", DOCS, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(pipetransformer_\w+)` \|([^|]*)\|", METRICS, flags=re.MULTILINE)
     labels_of = {name: tuple(re.findall(r"\w+", labels)) for name, labels in rows}
     assert {name: labels_of.get(name) for name in catalogue} == catalogue
 
 
 def test_each_alert_has_its_paragraph_that_says_what_why_and_what_to_do() -> None:
-    paragraphs = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", DOCS, flags=re.MULTILINE | re.DOTALL))
+    alerts = OPERATIONS[OPERATIONS.index("\n## Alerts\n") :]
+    paragraphs = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", alerts, flags=re.MULTILINE | re.DOTALL))
     assert sorted(paragraphs) == sorted(rule["alert"] for rule in RULES if "alert" in rule)
     for name, text in paragraphs.items():
         assert [word for word in ("**You see**", "**Why**", "**Do**") if word not in text] == [], name
+
+
+def test_each_reason_has_a_row_that_says_why_and_there_are_no_others() -> None:
+    failures = OPERATIONS[OPERATIONS.index("\n## Failures\n") : OPERATIONS.index("\n## Alerts\n")]
+    rows = re.findall(r"^\| (`[^|]*`) \|([^|]*)\|", failures, flags=re.MULTILINE)
+    assert all(says.strip() for _, says in rows)
+    trainer = REPOSITORY / "trainer_image" / "pipetransformer"
+    ends = re.compile(r'(?:trainer\.fail\(|_refuse\(identity, |reason=|reason: str = )"([A-Z]\w+)"')
+    of_trainers = {reason for file in trainer.rglob("*.py") for reason in ends.findall(file.read_text())}
+    told = {reason for names, _ in rows for reason in re.findall(r"`(\w+)`", names)}
+    assert told == {*map(str, Reason), *of_trainers} - OF_NO_CONDITION
 
 
 def test_rules_and_dashboards_ask_for_metrics_that_there_are(catalogue: dict[str, tuple[str, ...]]) -> None:

@@ -43,9 +43,9 @@ class ElasticPolicy(SpecModel):
     """How many workers the job may have. A worker is one accelerator."""
 
     workers: Workers = Field(description="Workers at the start: a multiple of pipeline.stages.")
-    min_workers: Workers = 1
+    min_workers: Workers = Field(default=1, description="No layout has fewer.")
     max_workers: Workers = Field(description="A ceiling; the largest legal layout below it is used.")
-    min_pipelines: Workers = 1
+    min_pipelines: Workers = Field(default=1, description="Smallest data-parallel width.")
     max_pipelines: Workers | None = Field(
         default=None, description="Largest data-parallel width; by default maxWorkers."
     )
@@ -91,7 +91,9 @@ class RunPolicy(SpecModel):
         default=600,
         description="Workers on a cordoned node are not evicted before they are replaced, or before so long.",
     )
-    active_deadline_seconds: Positive | None = None
+    active_deadline_seconds: Positive | None = Field(
+        default=None, description="The job fails if it is not done so long after its start."
+    )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="The job is deleted so long after its end."
     )
@@ -108,22 +110,32 @@ Quantities = dict[Annotated[str, Field(max_length=317)], int | str]
 
 
 class Resources(Opaque):
-    limits: Quantities = Field(default_factory=dict, max_length=16)
-    requests: Quantities = Field(default_factory=dict, max_length=16)
+    """As Kubernetes' ResourceRequirements."""
+
+    limits: Quantities = Field(
+        default_factory=dict, max_length=16, description="Of the trainer: with 1 of acceleratorResource."
+    )
+    requests: Quantities = Field(default_factory=dict, max_length=16, description="By default the limits.")
 
 
 class Container(Opaque):
-    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """As Kubernetes' Container; all its fields are kept."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="`trainer` for the one that trains.")
     resources: Resources = Field(default_factory=Resources)
 
 
 class PodSpec(Opaque):
-    containers: list[Container] = Field(min_length=1, max_length=16)
+    """As Kubernetes' PodSpec; all its fields are kept. A strict dry run of one pod checks them."""
+
+    containers: list[Container] = Field(min_length=1, max_length=16, description="The trainer and what goes with it.")
 
 
 class TemplateMetadata(Opaque):
-    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
-    annotations: dict[str, str] = Field(default_factory=dict, max_length=64)
+    """As Kubernetes' ObjectMeta."""
+
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64, description="Besides ours.")
+    annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Of each pod.")
 
 
 class PodTemplate(Opaque):
@@ -149,7 +161,9 @@ class JobSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
-    suspend: bool = False
+    suspend: bool = Field(
+        default=False, description="True gives all workers back, with a checkpoint; false starts again from it."
+    )
     accelerator_resource: Annotated[str, Field(max_length=317)] = Field(
         default="nvidia.com/gpu", description="Extended resource that each worker has one of; empty for CPU."
     )

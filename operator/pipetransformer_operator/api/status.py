@@ -27,13 +27,15 @@ MAX_MEMBERS = 8192
 
 
 class ConditionType(StrEnum):
+    """What conditions are about."""
+
     ADMITTED = "Admitted"  #: the job may have workers
     RUNNING = "Running"  #: a generation is published and its members train
     RESIZING = "Resizing"  #: another layout is being prepared or committed
     STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`
-    SUSPENDED = "Suspended"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
+    SUSPENDED = "Suspended"  #: `spec.suspend` is true
+    COMPLETE = "Complete"  #: the model is trained and durable
+    FAILED = "Failed"  #: it will not be tried again
 
 
 class Reason(StrEnum):
@@ -47,7 +49,6 @@ class Reason(StrEnum):
     QUEUE_UNAVAILABLE = "QueueUnavailable"  #: nothing is known of the queue
     NAME_CONFLICT = "NameConflict"  #: a pod with a worker's name belongs to someone else
     INVALID_SPEC = "InvalidSpec"
-    MANAGED_BY_OTHER = "ManagedByOther"
     # Running
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     TRAINING = "Training"
@@ -101,22 +102,22 @@ class ConditionStatus(StrEnum):
 class Condition(Wire):
     """As `metav1.Condition`. `last_transition_time` moves only when `status` does."""
 
-    type: ConditionType
-    status: ConditionStatus
-    reason: str = Field(max_length=1024)
-    message: str = Field(default="", max_length=32768)
-    last_transition_time: datetime
-    observed_generation: Count = 0
+    type: ConditionType = Field(description="What it is about.")
+    status: ConditionStatus = Field(description="Whether it holds.")
+    reason: str = Field(max_length=1024, description="Why, in one word: docs/operations.md has a row for each.")
+    message: str = Field(default="", max_length=32768, description="Why, in the words of whoever knows.")
+    last_transition_time: datetime = Field(description="When `status` last changed.")
+    observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
 
 
 class State(StrEnum):
     """One word for the printer column, derived from the conditions and never read back."""
 
-    PENDING = "Pending"
-    STARTING = "Starting"
-    RUNNING = "Running"
-    RESIZING = "Resizing"
-    STALLED = "Stalled"
+    PENDING = "Pending"  #: not admitted yet
+    STARTING = "Starting"  #: its first workers are awaited, or replacements without which it cannot train
+    RUNNING = "Running"  #: it trains
+    RESIZING = "Resizing"  #: it trains while another layout is prepared, or changes to it
+    STALLED = "Stalled"  #: no step was made for too long
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -130,18 +131,20 @@ class PublishedPlan(Wire):
     newest generation that the leader reported as committed: below `layout_generation` the change is still under way.
     """
 
-    layout_generation: Positive
-    stages: Positive
-    pipelines: Positive
-    members: list[Member] = Field(min_length=1, max_length=MAX_MEMBERS)
-    leavers: list[Member] = Field(default_factory=list, max_length=MAX_MEMBERS)
-    leader: Name
-    nonce: Name
+    layout_generation: Positive = Field(description="Number of the generation.")
+    stages: Positive = Field(description="Workers a pipeline (K).")
+    pipelines: Positive = Field(description="Data-parallel width (R).")
+    members: list[Member] = Field(min_length=1, max_length=MAX_MEMBERS, description="Workers in rank order.")
+    leavers: list[Member] = Field(
+        default_factory=list, max_length=MAX_MEMBERS, description="Workers that hold state until the members committed."
+    )
+    leader: Name = Field(description="Member that hosts the rendezvous and reports.")
+    nonce: Name = Field(description="Keeps the keys of two rendezvous apart.")
     reason: ResizeReason
-    boundary: Count = 0
-    boundary_step: Count = 0
-    confirmed_generation: Count = 0
-    published_time: datetime | None = None
+    boundary: Count = Field(default=0, description="Frozen blocks that the layout was chosen for.")
+    boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
+    confirmed_generation: Count = Field(default=0, description="Newest generation that the leader reported committed.")
+    published_time: datetime | None = Field(default=None, description="When it was published.")
 
     @property
     def layout(self) -> Layout:
@@ -184,8 +187,8 @@ class ResizePhase(StrEnum):
 class LayoutSize(Wire):
     """A layout as it stands in the status."""
 
-    stages: Positive
-    pipelines: Positive
+    stages: Positive = Field(description="Workers a pipeline (K).")
+    pipelines: Positive = Field(description="Data-parallel width (R).")
 
     @property
     def layout(self) -> Layout:
@@ -207,21 +210,21 @@ class Resize(Wire):
     to: LayoutSize
     phase: ResizePhase
     reason: ResizeReason
-    start_time: datetime
-    deadline: datetime | None = None
+    start_time: datetime = Field(description="When its present phase began.")
+    deadline: datetime | None = Field(default=None, description="When it is cancelled or taken back.")
 
 
 class LastReport(Report):
     """The newest report that was worth a write, and when it was folded in."""
 
-    time: datetime
+    time: datetime = Field(description="When it was folded in.")
 
 
 class Share(Wire):
     """Workers that the job may have while others want some, as computed for the layout of that generation."""
 
-    workers: Count
-    layout_generation: Count
+    workers: Count = Field(description="As many as it may have.")
+    layout_generation: Count = Field(description="Generation for which it holds.")
     yields: bool = Field(
         default=False,
         description="A claimed pipeline is for pods of other owners that wait: obeyed whatever `onPack` says.",
@@ -234,9 +237,9 @@ class QuotaRequest(Wire):
     A request's size is fixed. Quota that is not needed any more is returned worker by worker, and never comes back.
     """
 
-    name: Name
-    queue: Name
-    workers: Positive
+    name: Name = Field(description="Of the queue's object.")
+    queue: Name = Field(description="That is asked.")
+    workers: Positive = Field(description="That it is for.")
     returned: Count = Field(default=0, description="Of workers: those whose quota was given back.")
     admitted: bool = Field(default=False, description="The queue said yes, and the answer was used.")
     worker_ids: list[Count] = Field(
@@ -257,15 +260,15 @@ class QuotaRequest(Wire):
 class Gpus(Wire):
     """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls."""
 
-    held: Count = 0
-    released: Count = 0
+    held: Count = Field(default=0, description="Workers whose pod is not gone.")
+    released: Count = Field(default=0, description="Workers given back since the start.")
 
 
 class JobStatus(Wire):
     """See the module. Fields without a value are left out of the object."""
 
     state: State = State.PENDING
-    conditions: list[Condition] = Field(default_factory=list, max_length=16)
+    conditions: list[Condition] = Field(default_factory=list, max_length=16, description="See docs/operations.md.")
     plan: PublishedPlan | None = None
     resize: Resize | None = None
     last_report: LastReport | None = None
@@ -311,10 +314,10 @@ class JobStatus(Wire):
     gpu_seconds_saved: Seconds = Field(
         default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout."
     )
-    gpu_seconds_time: datetime | None = None
+    gpu_seconds_time: datetime | None = Field(default=None, description="Of `gpuSecondsSaved`.")
     frozen: str = Field(default="", max_length=32, description="Frozen blocks of all blocks, such as 6/12.")
-    start_time: datetime | None = None
-    completion_time: datetime | None = None
+    start_time: datetime | None = Field(default=None, description="When it first asked for its workers.")
+    completion_time: datetime | None = Field(default=None, description="When it ended, one way or the other.")
     failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
     resize_failures: Count = Field(
         default=0, description="Preparations cancelled in a row; each doubles the wait for the next."
@@ -326,7 +329,7 @@ class JobStatus(Wire):
     drain_deadline: datetime | None = Field(
         default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."
     )
-    observed_generation: Count = 0
+    observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, or None when it was never set."""

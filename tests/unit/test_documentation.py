@@ -1,0 +1,93 @@
+"""The site can be built, needs nobody else, and says what is so."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from pipetransformer_client.cli import app
+from pipetransformer_operator.api.schema import Schema, root_schema
+from pipetransformer_operator.api.validate import validate_manifest
+from tests.documented import ROOT, pages
+from tools.docs import values, write
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a link or anchor to nowhere, or a page that is not in the navigation, ends it."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_the_site_is_read_without_any_other_server(site: Path) -> None:
+    loads = re.compile(
+        r'<(?:script|img|iframe)\b[^>]*\ssrc="?(?:https?:)?//'
+        r'|<link\b(?=[^>]*rel="?(?:stylesheet|preload|preconnect|icon))[^>]*href="?(?:https?:)?//'
+    )
+    found = {page.name: loads.findall(page.read_text()) for page in site.rglob("*.html")}
+    assert len(found) > 30
+    assert not {page: what for page, what in found.items() if what}
+    assert not [style for style in site.rglob("*.css") if re.search(r"url\(['\"]?(?:https?:)?//", style.read_text())]
+
+
+@pytest.mark.parametrize("path", write.rendered(), ids=lambda path: path.name)
+def test_what_is_generated_is_what_make_generate_writes(path: Path) -> None:
+    assert path.read_text() == write.rendered()[path], "run `make generate`"
+
+
+def test_every_field_of_a_job_has_a_description_and_every_value_of_the_chart_or_its_group_a_comment() -> None:
+    spec, status = (root_schema()["properties"][name] for name in ("spec", "status"))
+    assert not [path for path, field in [*fields(spec), *fields(status)] if not field.get("description")]
+    commented = {path for path, comment in values.comments((values.CHART / "values.yaml").read_text()) if comment}
+    keys = [path for path, _ in values.comments((values.CHART / "values.yaml").read_text()) if len(path) == 1]
+    assert not [key for key in keys if not any(path[:1] == key for path in commented)]
+
+
+def fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field
+        yield from fields(field.get("items", field), f"{path}.{name}")
+
+
+def test_a_command_in_a_sentence_exists_with_its_options() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    texts = {(path.name, text) for path in pages() for text in re.findall(r"`([^`\n]+)`", path.read_text())}
+    ours = [(page, text.split()) for page, text in texts if re.match(r"(kubectl )?pipetransformer [a-z]", text)]
+    assert len(ours) > 10
+    for page, words in ours:
+        words = words[words.index("pipetransformer") + 1 :]
+        assert words[0] in group.commands, f"{page}: {words}"
+        known = {option for parameter in group.commands[words[0]].params for option in parameter.opts}
+        used = {word.strip("[]") for word in words if word.startswith(("-", "[-"))}
+        assert used <= known, f"{page}: {words}"
+    targets = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, flags=re.MULTILINE))
+    made = [(page, text.split()[1:]) for page, text in texts if text.startswith("make ")]
+    assert not [
+        (page, words) for page, words in made if not {w for w in words if re.fullmatch("[a-z-]+", w)} <= targets
+    ]
+
+
+def test_a_job_in_a_page_is_one_that_the_operator_takes() -> None:
+    blocks = [
+        (path.name, block)
+        for path in pages()
+        for block in re.findall(r"^ *```yaml\n(.*?)^ *```", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ]
+    jobs = [(page, yaml.safe_load(block)) for page, block in blocks if "kind: PipeTrainingJob" in block]
+    assert len(jobs) >= 2
+    for page, job in jobs:
+        assert validate_manifest(job) == [], page

@@ -1,0 +1,143 @@
+"""docs/benchmarks.md: what benchmarks/results holds, against what was aimed at; what was missed is called lost."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tools.devcluster.layout import REPOSITORY
+from tools.docs.markdown import GENERATED, table
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+_INTRODUCTION = """# Benchmarks
+
+Each figure is in `benchmarks/results/`, with the machine and the commit that it was measured on, and each command
+writes it anew. All workers are processes or pods on one machine's processors: figures of the software, not
+of GPUs.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row: where it is in a result (`*` stands for every key), what it is, and the aim.
+
+    `path` leads to a number or a truth. `limit` is a number, or the name of one in an object around it.
+    """
+
+    path: str
+    meaning: str
+    at_most: float | str | None = None
+    at_least: float | None = None
+
+
+FIGURES = {
+    "cache": (
+        Figure("bit_equal", "reading and computing give the same bits"),
+        Figure("corruption_noticed", "a damaged file is computed again"),
+        Figure("choice_right", "`Auto` reads where that is quicker"),
+        Figure("jobs_right", "whole jobs: losses, samples and hits as they ought to be"),
+    ),
+    "digits": (
+        Figure("accuracy_difference", "accuracy with freezing, less that without", at_least=-0.01),
+        Figure("speedup", "time without freezing, over that with it"),
+    ),
+    "equality": (
+        Figure("worst_relative_difference", "float64: losses and gradient norms of all steps", at_most=1e-9),
+        Figure("worst_float32_gradient_difference", "float32: each layer's gradient from one state", at_most=1e-5),
+        Figure("deaths", "workers that were killed meanwhile"),
+    ),
+    "overhead": (
+        Figure("cases.*.*.lower_bound", "our throughput over the baseline's, lower 95 % bound", at_least=0.97),
+        Figure("cases.*.*.ratio", "the same, median"),
+    ),
+    "partition": (
+        Figure("seconds_1000x64", "seconds to cut 1,000 layers into 64 stages", at_most=0.05),
+        Figure("measuring.share", "share of the time that measuring takes", at_most=0.011),
+    ),
+    "regroup": (
+        Figure(
+            "cases.*.*.pause_seconds.median",
+            "pause in seconds; at most 1.5 x bare P2P + 0.15 s",
+            at_most="allowed_seconds",
+        ),
+        Figure("ratio_10mb", "10 MB: torchrun's pause over ours", at_least=15.0),
+        Figure("ratio_100mb", "100 MB: the same", at_least=15.0),
+        Figure("ratio_1gb", "1 GB: the same", at_least=5.0),
+        Figure("ratio", "100 MB, four workers: the same", at_least=10.0),
+    ),
+    "release": (
+        Figure("p50_seconds", "seconds from a freeze to a GPU that another pod can use, median"),
+        Figure("p95_seconds", "the same, of 19 in 20", at_most=5.0),
+        Figure("phases.*.p50", "phase in seconds, median"),
+        Figure("phases.*.p95", "phase in seconds, of 19 in 20"),
+    ),
+    "scale": (
+        Figure("seconds_all_running_100", "100 jobs: seconds until all run"),
+        Figure("seconds_all_running_1000", "1,000 jobs: seconds until all run", at_most=120),
+        Figure("plan_p99_seconds_100", "100 jobs: seconds from a freeze report to its plan, 99 in 100", at_most=1.0),
+        Figure("plan_p99_seconds_1000", "1,000 jobs: the same", at_most=1.0),
+        Figure("rss_mb_100", "100 jobs: operator's largest resident size in MB", at_most=400),
+        Figure("rss_mb_1000", "1,000 jobs: the same", at_most=400),
+    ),
+}
+
+
+def rendered() -> str:
+    """The page."""
+    parts = [GENERATED + _INTRODUCTION]
+    for name, about in _targets().items():
+        file = RESULTS / f"{name}.json"
+        parts.append(f"## {name}\n\n{about}\n")
+        if file.exists():
+            parts += _result(name, json.loads(file.read_text()))
+        else:
+            parts.append(f"`make bench-{name}` has written no result yet.\n")
+    return "\n".join(parts)
+
+
+def _targets() -> dict[str, str]:
+    """What the Makefile says of each benchmark."""
+    rules = re.findall(r"^bench-(\w+):.*?## (.*)$", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
+    return dict(sorted(rules))
+
+
+def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
+    machine, day = result["machine"], str(result["time"])[:10]
+    where = f"{machine['cores']} cores ({machine['processor']}), torch {machine['torch']}"
+    changed = ", with uncommitted changes" if result["uncommitted_changes"] else ""
+    yield f"`{result['command']}`, {day}, commit `{result['commit'][:10]}`{changed}, {where}.\n"
+    rows = [row for figure in FIGURES.get(name, ()) for row in _rows(figure, result)]
+    if rows:
+        yield table(("", "figure", "measured", "aim", ""), rows)
+    for size, why in result.get("failed", {}).items():
+        yield f"**Lost**: {size} jobs did not get through: {why}\n"
+    picture = RESULTS / f"{name}.png"
+    if picture.exists():
+        yield f"![{name}](../benchmarks/results/{name}.png)\n"
+
+
+def _rows(figure: Figure, result: dict[str, Any]) -> Iterator[list[str]]:
+    for place, value, around in _found(figure.path.split("."), result):
+        limit = around[figure.at_most] if isinstance(figure.at_most, str) else figure.at_most
+        aim, met = "", True
+        if isinstance(value, bool):
+            aim, met = "yes", value
+        elif limit is not None:
+            aim, met = f"at most {limit:.4g}", value <= limit
+        elif figure.at_least is not None:
+            aim, met = f"at least {figure.at_least:.4g}", value >= figure.at_least
+        shown = ("yes" if value else "no") if isinstance(value, bool) else f"{value:.4g}"
+        yield [", ".join(place), figure.meaning, shown, aim, "" if not aim else "met" if met else "**lost**"]
+
+
+def _found(
+    path: Sequence[str], value: Any, place: tuple[str, ...] = (), around: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[tuple[tuple[str, ...], Any, Mapping[str, Any]]]:
+    """Where a path leads: the keys that its stars stood for, the value, and all that the objects around it hold."""
+    if not path:
+        yield place, value, around
+    elif isinstance(value, dict):
+        for key in value if path[0] == "*" else [path[0]] if path[0] in value else []:
+            yield from _found(path[1:], value[key], (*place, key) if path[0] == "*" else place, {**around, **value})

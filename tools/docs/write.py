@@ -1,0 +1,17 @@
+"""All that is generated below docs/, by file."""
+
+from pathlib import Path
+
+from tools.devcluster.layout import REPOSITORY
+from tools.docs import api, benchmarks, commandline, pictures, values
+
+DOCS = REPOSITORY / "docs"
+
+
+def rendered() -> dict[Path, str]:
+    """The text of each file."""
+    pages = {"api.md": api, "benchmarks.md": benchmarks, "commands.md": commandline, "values.md": values}
+    drawn = pictures.rendered()
+    return {DOCS / name: page.rendered() for name, page in pages.items()} | {
+        DOCS / "images" / name: text for name, text in drawn.items()
+    }
