@@ -112,7 +112,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-digits bench-equality bench-overhead bench-partition bench-regroup bench-release bench-scale
+.PHONY: bench-cache bench-digits bench-equality bench-overhead bench-partition bench-regroup bench-release bench-scale bench-tuning
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -136,6 +136,9 @@ bench-release: $(STAMP) ## Freeze to another owner's pod on the freed GPUs, by p
 
 bench-scale: $(STAMP) ## 100 and 1,000 jobs of 8 workers on fake nodes behind the real control plane (15 min).
 	$(BIN)/python -m benchmarks.scale
+
+bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing begins (8 min).
+	$(BIN)/python -m benchmarks.tuning
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and runs.

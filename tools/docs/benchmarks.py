@@ -81,6 +81,10 @@ FIGURES = {
         Figure("rss_mb_100", "100 jobs: operator's largest resident size in MB", at_most=400),
         Figure("rss_mb_1000", "1,000 jobs: the same", at_most=400),
     ),
+    "tuning": (
+        Figure("cases.*.mean_accuracy", "accuracy, mean of the seeds"),
+        Figure("cases.*.gpu_time", "GPU time held, nothing frozen = 1"),
+    ),
 }
 
 

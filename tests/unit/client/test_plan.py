@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.builders import JobBuilder, make_job
+from tests.documented import documented
 from tests.unit.client.test_cli import command
 from tools.devcluster.layout import REPOSITORY
 
@@ -48,7 +49,8 @@ def layouts(plan: dict[str, Any]) -> list[tuple[int, int]]:
 def test_the_demos_plan_is_what_its_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = planned(DEMO, tmp_path, monkeypatch, capsys)
+    (typed,) = documented("pipetransformer plan")
+    plan = planned(REPOSITORY / typed.split()[-1], tmp_path, monkeypatch, capsys)
     assert layouts(plan) == [(4, 1), (2, 2), (1, 4)]
     # 45 steps an epoch; the first of its decisions comes three epochs after the 20 without
     assert [(phase["firstStep"], phase["frozenLayers"]) for phase in plan["phases"]] == [

@@ -18,10 +18,11 @@ from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.local.manifest import read_job
 from pipetransformer_operator.local.run import run_job
 from tests.builders import JobBuilder, make_job
+from tests.documented import ROOT, documented
 
 pytestmark = pytest.mark.timeout(600)
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "train.py"
+SCRIPT = ROOT / "examples" / "train.py"
 STEPS = 4 * 15
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
@@ -79,6 +80,8 @@ def test_the_script_has_20_lines() -> None:
 
 
 def test_the_script_runs_alone(tmp_path: Path) -> None:
+    (typed,) = documented("python examples/train.py")
+    assert ROOT / typed.split()[-1] == SCRIPT
     printed = start(tmp_path, sys.executable)
 
     check_run(tmp_path / "run")
