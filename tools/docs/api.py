@@ -50,9 +50,9 @@ def _sections(path: str, schema: Schema, change: str) -> Iterator[str]:
         if inner := _object_in(field):
             children.append((here + ("[]" if field["type"] == "array" else ""), inner, changes))
         needed = name in schema.get("required", ())
-        cells = [code(name), _type(field, here), _default(field, needed), _bounds(field)]
+        cells = [code(name), ", ".join([_type(field, here), *_bounds(field)]), _default(field, needed)]
         rows.append([*cells, *([_fixed(changes)] if path == "spec" else []), field.get("description", "")])
-    titles = ["field", "type", "default", "bounds", *(["changes"] if path == "spec" else []), "meaning"]
+    titles = ["field", "type", "default", *(["changes"] if path == "spec" else []), "meaning"]
     if path.startswith("status"):
         rows, titles = [[row[0], row[1], row[-1]] for row in rows], ["field", "type", "meaning"]
     lines.append(table(titles, rows))
@@ -102,7 +102,7 @@ def _default(field: Schema, needed: bool) -> str:
     return '""' if default == "" else code(default if isinstance(default, str) else json.dumps(default))
 
 
-def _bounds(field: Schema) -> str:
+def _bounds(field: Schema) -> list[str]:
     items = field.get("items", {})
     least, most = field.get("minimum"), field.get("maximum")
     words = []
@@ -114,7 +114,7 @@ def _bounds(field: Schema) -> str:
         words.append(f"at most {most} entries")
     if (length := field.get("maxLength", items.get("maxLength"))) is not None:
         words.append(f"at most {length} characters")
-    return ", ".join(words)
+    return words
 
 
 def _number(value: float) -> str:
