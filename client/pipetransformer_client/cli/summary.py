@@ -16,7 +16,7 @@ COLUMNS = (
     ("first_step", "first step"),
     ("pause_seconds", "pause s"),
     ("total_seconds", "total s"),
-    ("bytes_moved", "bytes moved"),
+    ("bytes_moved", "bytes"),
 )
 
 
@@ -26,9 +26,9 @@ def print_summary(console: Console, run_dir: Path) -> None:
     if not file.exists():
         return
     summary: dict[str, Any] = json.loads(file.read_text())
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for _, title in COLUMNS:
-        table.add_column(title, justify="right", min_width=max(map(len, title.split())))
+        table.add_column(title, justify="right", no_wrap=True)
     for generation in summary["generations"]:
         table.add_row(*(_cell(generation.get(key)) for key, _ in COLUMNS))
     console.print(table)
