@@ -55,8 +55,14 @@ e2e: $(STAMP) ## Real trainers in pods on real kubelets of the development clust
 	$(BIN)/pytest tests/e2e -m "not slow"
 
 .PHONY: e2e-install
-e2e-install: $(STAMP) ## A new user's path on real kubelets: Helm, the command line, an upgrade, the model, removal (root).
-	$(BIN)/pytest tests/e2e/test_install.py
+e2e-install: $(STAMP) ## A new user's path on real kubelets: docs/install.md's commands, the command line, another release (root).
+	$(BIN)/python -m tools.devcluster programs --nodes
+	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
+
+.PHONY: pictures
+pictures: $(STAMP) ## The documentation's pictures of a run of examples/shared-cluster on real kubelets (root, 5 min).
+	$(BIN)/python -m tools.devcluster programs --nodes
+	$(BIN)/pytest tests/e2e/test_shared_cluster.py --pictures docs/images
 
 .PHONY: test-full
 test-full: $(STAMP) ## All tests, those that take long as well.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, Object
 from tools.devcluster import cluster as devcluster
 from tools.devcluster import controlplane, gobuild, images
 from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
@@ -37,6 +37,7 @@ class Cluster:
     images: dict[str, str]
     shared: Path
     kubeconfig: Path
+    is_ours: bool = True  #: the dev cluster, which may be emptied
     chart: Path = REPOSITORY / "charts/pipetransformer"
 
     def kube(self, namespace: str) -> Kube:
@@ -54,6 +55,7 @@ def cluster() -> Iterator[Cluster]:
             images=json.loads(os.environ["PIPETRANSFORMER_TEST_IMAGES"]),
             shared=Path(os.environ["PIPETRANSFORMER_TEST_SHARED"]),
             kubeconfig=Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube/config"),
+            is_ours=False,
         )
         return
     layout = Layout()
@@ -72,15 +74,35 @@ def cluster() -> Iterator[Cluster]:
             devcluster.down(layout)
 
 
-def install(cluster: Cluster) -> subprocess.CompletedProcess[str]:
-    """Installs the operator by Helm from the chart, and returns once it is ready."""
-    repository, _, tag = cluster.images["operator"].rpartition(":")
+def install(
+    cluster: Cluster, *, chart: Path | None = None, image: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Installs the operator by Helm, by default today's, or upgrades to it; returns once it is ready."""
+    repository, _, tag = (image or cluster.images["operator"]).rpartition(":")
     command = [
-        *cluster.helm, "upgrade", "--install", "pipetransformer", str(cluster.chart),
+        *cluster.helm, "upgrade", "--install", "pipetransformer", str(chart or cluster.chart),
         "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "90s",
         "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}",
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def operator_pod(kube: Kube) -> Object:
+    """The pod of the operator in a namespace, once it alone is there and leads."""
+
+    def settled(deployment: Object) -> bool:
+        status = deployment.get("status", {})
+        seen = status.get("observedGeneration") == deployment["metadata"]["generation"]
+        counts = [status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")]
+        return bool(seen and counts == [1, 1, 1])
+
+    kube.wait("deployment", "pipetransformer", settled, "one operator, which leads", seconds=90)
+    (pod,) = (
+        pod
+        for pod in kube.list("pods", "app.kubernetes.io/component=operator")
+        if "deletionTimestamp" not in pod["metadata"]
+    )
+    return pod
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +147,38 @@ def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
 
 
 @pytest.fixture
+def storage(cluster: Cluster, kube: Kube, shared: Path) -> Iterator[Path]:
+    """The folder behind the claim that `examples/storage.yaml` makes: a default storage class with one volume."""
+    name = f"{kube.namespace}-storage"
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    kube.delete("persistentvolume", name)  # one that a broken run left is bound to a claim that is gone
+    kube.apply(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": name, "annotations": default},
+            "provisioner": "kubernetes.io/no-provisioner",
+        }
+    )
+    kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": {
+                "capacity": {"storage": "10Gi"},
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": name,
+                "persistentVolumeReclaimPolicy": "Retain",
+                "hostPath": {"path": str(shared)},
+            },
+        }
+    )
+    yield shared
+    kube.run("delete", "persistentvolume,storageclass", name, "--wait=false")
+
+
+@pytest.fixture
 def shared(cluster: Cluster, kube: Kube) -> Iterator[Path]:
     """A folder that the test and the pods of every node can write."""
     folder = cluster.shared / kube.namespace
@@ -133,6 +187,20 @@ def shared(cluster: Cluster, kube: Kube) -> Iterator[Path]:
     folder.chmod(0o1777)
     yield folder
     shutil.rmtree(folder)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where tests that run what the documentation shows draw it."""
+    parser.addoption("--pictures", metavar="FOLDER", type=Path, help="draw the documentation's pictures there")
+
+
+@pytest.fixture
+def pictures_folder(request: pytest.FixtureRequest) -> Path | None:
+    """The folder of `--pictures`; None without it."""
+    folder: Path | None = request.config.getoption("--pictures", None)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _dumps() -> Path:

@@ -1,56 +1,154 @@
-"""As a new user: the chart's own test, a job by the command line, an upgrade in the middle, the model at home, and the
-operator's removal under a running job."""
+"""As a new user: the guide from an empty cluster to a model and back, the commands around a running job, and the
+operator's removal under one."""
 
 from __future__ import annotations
 
-import os
+import asyncio
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForSequenceClassification
 
-from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster, install
+from pipetransformer.data.dataset import lengths_of
+from pipetransformer.data.text import load_text
+from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster, install, operator_pod
+from tests.e2e.guide import Guide, checkout, defaults, programs
 from tests.e2e.kube import Kube, Object, has_condition
 from tests.e2e.manifests import digits_job
+from tests.e2e.terminal import Terminal
+from tests.integration.prometheus import Prometheus, queries
+from tools.devcluster import gobuild
+from tools.devcluster.layout import REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 JOB_SECONDS = 480
-EPOCHS = 40  #: that last until the operator was upgraded, rolled back or removed
+EPOCHS = 40  #: that last until the operator was removed, or the record of a running job was drawn
 WORKERS = "training.pipetransformer.io/job"
-
-
-class Terminal:
-    """The command `pipetransformer` in the test's namespace."""
-
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self._environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
-        self._namespace = namespace
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pipetransformer_client", *words, "-n", self._namespace]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=self._environment, stdout=pipe, stderr=pipe, text=True)
-
-    def run_plugin(self, kubectl: str, *words: str) -> str:
-        """The same as kubectl's plugin."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command = [kubectl, "pipetransformer", *words, "-n", self._namespace]
-        return subprocess.run(
-            command, env=self._environment | {"PATH": path}, capture_output=True, text=True, check=True
-        ).stdout
-
-    def run(self, *words: str) -> str:
-        process = self.start(*words)
-        out, err = process.communicate(timeout=JOB_SECONDS)
-        assert process.returncode == 0, f"{' '.join(words)}: {err}"
-        return out
+CRD = "pipetrainingjobs.training.pipetransformer.io"
+GUIDE = "docs/install.md"
+NAMESPACE = "pipetransformer"  #: of the operator, in the guide
 
 
 @pytest.fixture
 def terminal(cluster: Cluster, kube: Kube) -> Terminal:
     return Terminal(cluster, kube.namespace)
+
+
+@pytest.fixture
+def empty(cluster: Cluster) -> Iterator[Kube]:
+    """The cluster with nothing of ours, and the Prometheus Operator's definitions; yields the guide's namespace."""
+    if not cluster.is_ours:
+        pytest.skip("it removes the CRD and all jobs with it: the dev cluster's alone")
+    had = _helm(cluster, "list", "--short", "--namespace", SYSTEM_NAMESPACE).strip()
+    if had:
+        _helm(cluster, "uninstall", "pipetransformer", "--namespace", SYSTEM_NAMESPACE, "--wait")
+    kube = cluster.kube(NAMESPACE)
+    kube.delete("namespace", NAMESPACE)
+    kube.delete("crd", CRD)
+    definitions = gobuild.prometheus_operator_crds()
+    for file in definitions:
+        kube.run("apply", "--server-side", "-f", str(file))
+    yield kube
+    kube.delete("namespace", NAMESPACE)
+    for file in definitions:
+        kube.run("delete", "-f", str(file))
+    if had:
+        assert install(cluster).returncode == 0
+
+
+@pytest.fixture
+def guide(cluster: Cluster, kube: Kube, empty: Kube, tmp_path: Path) -> Guide:
+    """docs/install.md, its reader's jobs in the test's namespace."""
+    kubeconfig = tmp_path / "kubeconfig"
+    content = yaml.safe_load(cluster.kubeconfig.read_text())
+    for context in content["contexts"]:
+        context["context"]["namespace"] = kube.namespace
+    kubeconfig.write_text(yaml.safe_dump(content))
+    repository, _, operator_tag = cluster.images["operator"].rpartition(":")
+    trainer_tag = cluster.images["trainer"].rpartition(":")[2]
+    bases = defaults(REPOSITORY / "Dockerfile")
+    values = {
+        "REGISTRY": repository.removesuffix("/operator"),
+        "TAG": f"{operator_tag}-{trainer_tag}",  # a node that has pulled it need not pull it again
+        "BASE_IMAGE": bases["BASE_IMAGE"],
+        "RUNTIME_IMAGE": bases["RUNTIME_IMAGE"],
+    }
+    environment = {"KUBECONFIG": str(kubeconfig), "PATH": programs(tmp_path / "bin", Path(cluster.kubectl[0]))}
+    return Guide(GUIDE, checkout(tmp_path / "checkout"), values, environment)
+
+
+@pytest.mark.timeout(1500)
+async def test_the_guide_leads_from_an_empty_cluster_to_a_model_with_every_panel_filled_and_back(
+    kube: Kube, guide: Guide, empty: Kube, storage: Path, tmp_path: Path
+) -> None:
+    guide.play("Build the images")
+    assert "Phase:          Succeeded" in guide.play("Install the operator")
+    guide.play("See it in Prometheus and Grafana")
+
+    prometheus = _prometheus(empty, tmp_path)
+    await prometheus.start()
+    try:
+        wanted = _panels(empty, kube.namespace)
+        assert len(wanted) > 70
+        training = asyncio.create_task(asyncio.to_thread(guide.play, "Train a model", seconds=JOB_SECONDS))
+        seen: set[tuple[str, str]] = set()
+        while not training.done():
+            prometheus.show_pods(kube.list("pods", WORKERS))
+            seen |= await prometheus.filled(wanted - seen)
+            await asyncio.sleep(0.5)
+        printed = await training
+        assert await prometheus.unhealthy_rules() == []
+    finally:
+        await prometheus.stop()
+    assert f"{kube.namespace}/bert-text is complete" in printed
+    assert "BertForSequenceClassification" in printed
+    assert sorted(wanted - seen) == [], "panels that were empty all the time"
+    assert _accuracy(tmp_path / "checkout" / "model") > 0.5
+
+    guide.play("Upgrade and roll back")
+    guide.play("Remove")
+    assert kube.get("pipetrainingjob", "bert-text")["status"]["state"] == "Complete"
+    guide.play("Remove everything")
+    assert guide.at_its_end
+    assert kube.find("crd", CRD) is None
+
+
+def _prometheus(operator: Kube, folder: Path) -> Prometheus:
+    """A Prometheus that does what the objects in the cluster say."""
+    rules = folder / "rules.yaml"
+    rules.write_text(yaml.safe_dump(operator.get("prometheusrule", "pipetransformer")["spec"]))
+    pod = operator_pod(operator)
+    assert operator.find("servicemonitor", "pipetransformer") is not None
+    monitor = operator.get("podmonitor", "pipetransformer-workers")
+    return Prometheus(folder / "prometheus", f"{pod['status']['podIP']}:8080", monitor, rules)
+
+
+def _panels(operator: Kube, namespace: str) -> set[tuple[str, str]]:
+    """(panel, PromQL) of the dashboards in the cluster, for the guide's job."""
+    variables = {"namespace": namespace, "job": "bert-text", "__rate_interval": "15s", "__range": "5m"}
+    boards = operator.list("configmaps", "grafana_dashboard=1")
+    return {
+        found for board in boards for name, text in board["data"].items() for found in queries(name, text, variables)
+    }
+
+
+def _accuracy(folder: Path) -> float:
+    """Share of held-out texts that transformers, with nothing of ours, classifies right by the model in a folder."""
+    options = yaml.safe_load((REPOSITORY / "examples" / "bert-text.yaml").read_text())["spec"]["data"]["options"]
+    test = load_text(path="", dtype=torch.float32, **options).test
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    ids = range(min(len(test), 256))
+    inputs, targets = test.batch(ids)
+    used = lengths_of(test, ids, inputs.device)
+    assert used is not None
+    mask = torch.arange(inputs.shape[1]) < used[:, None]
+    with torch.no_grad():
+        logits = model(input_ids=inputs, attention_mask=mask.long()).logits
+    return float((logits.argmax(-1) == targets).float().mean())
 
 
 def _submit(terminal: Terminal, cluster: Cluster, shared: Path, folder: Path, *, on_pack: str) -> None:
@@ -62,8 +160,7 @@ def _submit(terminal: Terminal, cluster: Cluster, shared: Path, folder: Path, *,
 
 
 def _helm(cluster: Cluster, *words: str) -> str:
-    command = [*cluster.helm, *words, "--namespace", SYSTEM_NAMESPACE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([*cluster.helm, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"helm {' '.join(words)}: {done.stderr}"
     return done.stdout
 
@@ -72,22 +169,17 @@ def _uids(kube: Kube) -> set[str]:
     return {pod["metadata"]["uid"] for pod in kube.list("pods", WORKERS)}
 
 
-def test_a_new_user_watches_a_job_through_an_upgrade_and_a_rollback_and_takes_its_model_home(
+def test_a_job_is_watched_followed_and_drawn_while_it_trains_and_its_model_is_taken_home(
     kube: Kube, cluster: Cluster, operator: Kube, shared: Path, tmp_path: Path, terminal: Terminal
 ) -> None:
-    assert "Phase:          Succeeded" in _helm(cluster, "test", "pipetransformer")
     _submit(terminal, cluster, shared, tmp_path, on_pack="Widen")
     watched = terminal.start("watch", "digits")
     kube.wait("pipetrainingjob", "digits", has_condition("Running"), "Running", seconds=JOB_SECONDS)
     before = _uids(kube)
-
-    _helm(cluster, "upgrade", "pipetransformer", str(cluster.chart), "--reuse-values", "--set", "logLevel=debug",
-          "--wait", "--timeout", "90s")  # fmt: skip
-    _helm(cluster, "rollback", "pipetransformer", "--wait", "--timeout", "90s")
-    assert "digits" in terminal.run_plugin(cluster.kubectl[0], "list")
     followed = terminal.start("logs", "digits", "--follow")
     page = tmp_path / "live"
     terminal.run("timeline", "digits", str(page))
+    assert "not ended yet" in (page / "timeline.html").read_text()
 
     out, err = watched.communicate(timeout=JOB_SECONDS)
     assert watched.returncode == 0, err
@@ -96,7 +188,6 @@ def test_a_new_user_watches_a_job_through_an_upgrade_and_a_rollback_and_takes_it
     lines, err = followed.communicate(timeout=60)
     assert followed.returncode == 0, err
     assert {line.split()[1] for line in lines.splitlines()} == {f"digits-w{number}" for number in range(4)}
-    assert (page / "timeline.html").exists()
 
     terminal.run("fetch", "digits", str(tmp_path / "model"))
     there = shared / "output" / "digits" / "model"
@@ -117,7 +208,8 @@ def test_removing_the_operator_leaves_a_running_job_that_trains_on_and_can_be_de
     kube.wait("pipetrainingjob", "digits", has_condition("Running"), "Running", seconds=JOB_SECONDS)
     before = _uids(kube)
     try:
-        _helm(cluster, "uninstall", "pipetransformer", "--wait", "--timeout", "90s")
+        release = ("pipetransformer", "--namespace", SYSTEM_NAMESPACE)
+        _helm(cluster, "uninstall", *release, "--wait", "--timeout", "90s")
         steps = shared / "output" / "digits" / "steps.jsonl"
         reached = len(steps.read_text().splitlines())
         worker = kube.list("pods", WORKERS)[0]["metadata"]["name"]

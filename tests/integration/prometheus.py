@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,19 @@ def promtool(*arguments: str | Path) -> list[str]:
     return [str(debian.program("promtool")), *map(str, arguments)]
 
 
+def queries(title: str, dashboard: str, variables: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """(panel, PromQL) of a dashboard's JSON, its variables filled in."""
+    for panel in json.loads(dashboard)["panels"]:
+        for target in panel.get("targets", []):
+            filled = re.sub(r"\$(\w+)", lambda match: variables[match[1]], target["expr"])
+            yield f"{title}: {panel['title']}", filled
+
+
 class Prometheus:
     """One server with the chart's rules. Debian's build finds no pods by itself, so `show_pods` tells it what it would
     have found, by the labels that the Prometheus Operator's relabelling and the chart's PodMonitor read."""
 
-    def __init__(self, folder: Path, operator_port: int, pod_monitor: Object) -> None:
+    def __init__(self, folder: Path, operator: str, pod_monitor: Object, rules: Path = RULES) -> None:
         debian.obtain(debian.MONITORING)
         self._folder = folder
         self._port = free_port()
@@ -37,12 +47,12 @@ class Prometheus:
         (self._endpoint,) = pod_monitor["spec"]["podMetricsEndpoints"]
         configuration = {
             "global": {"scrape_interval": SECONDS, "evaluation_interval": SECONDS},
-            "rule_files": [str(RULES)],
+            "rule_files": [str(rules)],
             "scrape_configs": [
                 {
                     "job_name": "operator",
                     "honor_labels": True,
-                    "static_configs": [{"targets": [f"127.0.0.1:{operator_port}"], "labels": {"namespace": "system"}}],
+                    "static_configs": [{"targets": [operator], "labels": {"namespace": "system"}}],
                 },
                 {
                     "job_name": "workers",
@@ -113,6 +123,14 @@ class Prometheus:
         assert answer["status"] == "success", f"{expression}: {answer}"
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
+
+    async def filled(self, wanted: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Those of the (panel, PromQL) that show a number."""
+        return {
+            (panel, query)
+            for panel, query in wanted
+            if any(one["value"][1] != "NaN" for one in await self.query(query))
+        }
 
     async def unhealthy_rules(self) -> list[str]:
         """Rules that could not be evaluated, with why."""

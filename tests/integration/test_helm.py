@@ -48,6 +48,13 @@ def test_a_value_that_the_chart_does_not_know_is_refused_with_its_place(value: s
     assert words in done.stderr
 
 
+@pytest.mark.parametrize("name", ["1st", "team.a"])
+def test_a_release_that_no_service_can_be_named_after_is_refused_in_words(name: str) -> None:
+    done = helm("template", name, CHART, check=False)
+    assert done.returncode != 0
+    assert f"release name {name}: must begin with a letter and have no dot" in done.stderr
+
+
 def test_what_the_schema_takes_is_what_values_yaml_documents() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     values = yaml.safe_load((CHART / "values.yaml").read_text())

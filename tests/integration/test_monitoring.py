@@ -1,10 +1,9 @@
 """What a platform engineer sees: a real Prometheus on operator and trainers, the chart's rules and dashboards."""
 
-import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -17,7 +16,7 @@ from tools.devcluster.layout import REPOSITORY
 
 from .charts import monitors
 from .conftest import FakeKubelet, Namespace, Operator, until
-from .prometheus import RULES, Prometheus, promtool
+from .prometheus import RULES, Prometheus, promtool, queries
 
 pytestmark = pytest.mark.timeout(240)
 RULES_TEST = REPOSITORY / "tests" / "integration" / "rules_test.yaml"
@@ -41,20 +40,10 @@ def training_job(checkpoints: Path) -> JobBuilder:
 
 @pytest.fixture
 async def prometheus(operator: Operator, tmp_path: Path) -> AsyncIterator[Prometheus]:
-    server = Prometheus(tmp_path / "prometheus", operator.metrics_port, monitors()["PodMonitor"])
+    server = Prometheus(tmp_path / "prometheus", f"127.0.0.1:{operator.metrics_port}", monitors()["PodMonitor"])
     await server.start()
     yield server
     await server.stop()
-
-
-def queries(dashboard: str, variables: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """(panel, PromQL) of a dashboard, its variables filled in."""
-    for panel in json.loads((write.FOLDER / dashboard).read_text())["panels"]:
-        for target in panel.get("targets", []):
-            yield (
-                f"{dashboard}: {panel['title']}",
-                re.sub(r"\$(\w+)", lambda match: variables[match[1]], target["expr"]),
-            )
 
 
 async def test_no_panel_is_empty_while_real_trainers_shrink(
@@ -63,15 +52,14 @@ async def test_no_panel_is_empty_while_real_trainers_shrink(
     kubelet.command = [sys.executable, "-m", "pipetransformer"]
     await namespace.apply(training_job(tmp_path / "checkpoints"))
     variables = {"namespace": namespace.name, "job": "digits", "__rate_interval": "15s", "__range": "5m"}
-    wanted = {*queries("fleet.json", variables), *queries("job.json", variables)}
+    boards = {name: (write.FOLDER / name).read_text() for name in ("fleet.json", "job.json")}
+    wanted = {found for name, text in boards.items() for found in queries(name, text, variables)}
     assert len(wanted) > 70
     seen: set[tuple[str, str]] = set()
 
     async def all_filled() -> bool:
         prometheus.show_pods(list((await namespace.pods()).values()))
-        for panel, query in sorted(wanted - seen):
-            if any(one["value"][1] != "NaN" for one in await prometheus.query(query)):
-                seen.add((panel, query))
+        seen.update(await prometheus.filled(wanted - seen))
         return seen == wanted
 
     try:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipetransformer.job import Job
 from pipetransformer_operator.api.job import trainer_spec
 from pipetransformer_operator.local.manifest import read_job
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+_FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+EXAMPLES = [file for file in _FILES if yaml.safe_load(file.read_text())["kind"] == "PipeTrainingJob"]
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])

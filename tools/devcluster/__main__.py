@@ -7,11 +7,11 @@ import json
 import os
 import sys
 
-from tools.devcluster import cluster, controlplane, gobuild, images
+from tools.devcluster import cluster, controlplane, debian, gobuild, images
 from tools.devcluster.layout import Layout
 from tools.devcluster.process import CommandError
 
-_PASSED_ON = ("kubectl", "helm")
+_PASSED_ON = ("kubectl", "helm", "buildah")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(images.TARGETS)}; all by default",
     )
     for program in _PASSED_ON:
-        commands.add_parser(program, help=f"run {program} against the cluster, with all that follows")
+        commands.add_parser(program, help=f"run {program} on the cluster, with all that follows")
     return parser
 
 
@@ -88,6 +88,11 @@ def _dispatch(options: argparse.Namespace, layout: Layout, theirs: list[str]) ->
         case "helm":
             helm = str(gobuild.helm())
             os.execve(helm, [helm, *theirs], os.environ | {"KUBECONFIG": str(layout.kubeconfig)})
+        case "buildah":
+            images.obtain()
+            word, *arguments = theirs or ["--help"]
+            command = [str(part) for part in images.command(word, *arguments)]
+            os.execve(command[0], command, debian.environment())
     return 0
 
 

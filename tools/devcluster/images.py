@@ -32,49 +32,32 @@ _CERTIFICATES = "/etc/ssl/certs"
 _PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
-def _buildah(*arguments: str | Path) -> str:
+def command(word: str, *arguments: str | Path) -> list[str | Path]:
+    """buildah's command line on the cache's store, with what this machine needs: no registry but the cluster's own."""
     store = cache_dir() / "buildah"
     policy = store / "policy.json"
     if not policy.exists():
         policy.parent.mkdir(parents=True, exist_ok=True)
         policy.write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
-    command, *rest = arguments
-    trust: list[str | Path] = ["--signature-policy", policy] if command in ("bud", "commit", "from", "push") else []
-    return run(
-        [
-            debian.program("buildah"),
-            "--root",
-            store / "root",
-            "--runroot",
-            store / "run",
-            "--storage-driver",
-            "overlay",
-            command,
-            *trust,
-            *rest,
-        ],
-        env=debian.environment(),
-    ).strip()
+    places: list[str | Path] = ["--root", store / "root", "--runroot", store / "run", "--storage-driver", "overlay"]
+    needs: list[str | Path] = ["--signature-policy", policy] if word in ("build", "commit", "from", "push") else []
+    if word == "build":
+        settings = {"PIP_CERT": f"{_CERTIFICATES}/ca-certificates.crt"}
+        settings |= {key: os.environ[key] for key in _PIP_SETTINGS if key in os.environ}
+        needs += [part for key, value in settings.items() for part in ("--build-arg", f"{key}={value}")]
+        needs += ["--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull-never"]
+        needs += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro"]
+    if word == "push":
+        needs += ["--tls-verify=false"]
+    return [debian.program("buildah"), *places, word, *needs, *arguments]
+
+
+def _buildah(word: str, *arguments: str | Path) -> str:
+    return run(command(word, *arguments), env=debian.environment()).strip()
 
 
 def _exists(name: str) -> bool:
-    store = cache_dir() / "buildah"
-    return succeeds(
-        [
-            debian.program("buildah"),
-            "--root",
-            store / "root",
-            "--runroot",
-            store / "run",
-            "--storage-driver",
-            "overlay",
-            "inspect",
-            "--type",
-            "image",
-            name,
-        ],
-        env=debian.environment(),
-    )
+    return succeeds(command("inspect", "--type", "image", name), env=debian.environment())
 
 
 def _from_scratch(name: str, content: Path, destination: str, *entrypoint: str) -> None:
@@ -117,7 +100,7 @@ def push(layout: Layout, name: str) -> str:
     short = name.removeprefix("localhost/").partition(":")[0]
     identity = _buildah("images", "--quiet", "--no-trunc", name).removeprefix("sha256:")[:12]
     reference = f"{layout.registry}/{short}:{identity}"
-    _buildah("push", "--quiet", "--tls-verify=false", name, f"docker://{reference}")
+    _buildah("push", "--quiet", name, f"docker://{reference}")
     return reference
 
 
@@ -130,46 +113,37 @@ def push_program(layout: Layout, program: Path, *, entry: str = "") -> str:
     return push(layout, name)
 
 
-def build(target: str, source: Path = REPOSITORY) -> str:
+def build(target: str, source: Path = REPOSITORY, *, tag: str = "latest") -> str:
     """Build a target of the Dockerfile of the checkout `source`; return its local name."""
-    name = f"localhost/pipetransformer/{target}:latest"
-    settings = {"PIP_CERT": f"{_CERTIFICATES}/ca-certificates.crt"}
-    settings |= {key: os.environ[key] for key in _PIP_SETTINGS if key in os.environ}
-    settings["REVISION"] = run(["git", "-C", source, "rev-parse", "HEAD"]).strip()
-    arguments = [word for key, value in settings.items() for word in ("--build-arg", f"{key}={value}")]
-    _buildah(
-        "bud",
-        "--isolation",
-        "chroot",
-        "--network",
-        "host",
-        "--layers",
-        "--force-rm",
-        "--pull-never",
-        "--volume",
-        f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
-        *arguments,
-        "--target",
-        target,
-        "--tag",
-        name,
-        "--file",
-        source / "Dockerfile",
-        source,
-    )
+    name = f"localhost/pipetransformer/{target}:{tag}"
+    revision = run(["git", "-C", source, "rev-parse", "HEAD"]).strip()
+    _buildah("build", "--build-arg", f"REVISION={revision}", "--target", target, "--tag", name, source)
     return name
 
 
 def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str]:
     """Build and push `targets`; return target -> reference, also kept in the state folder as images.json."""
-    debian.obtain(debian.IMAGES)
-    make_bases()
+    obtain()
     record = layout.state / "images.json"
     references: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
     for target in targets:
         references[target] = push(layout, build(target))
     record.write_text(json.dumps(references, indent=1))
     return references
+
+
+def publish_revision(layout: Layout, revision: str, folder: Path) -> dict[str, str]:
+    """Check out an older revision in `folder`, build and push its images; return target -> reference."""
+    run(["git", "clone", "--quiet", "--shared", "--no-checkout", REPOSITORY, folder])
+    run(["git", "-C", folder, "checkout", "--quiet", "--detach", revision])
+    obtain()
+    return {target: push(layout, build(target, folder, tag=revision)) for target in TARGETS}
+
+
+def obtain() -> None:
+    """Make sure of the programs that builds need, and of the base images."""
+    debian.obtain(debian.IMAGES)
+    make_bases()
 
 
 def pause_reference(layout: Layout) -> str:

@@ -1,4 +1,7 @@
 {{- define "pipetransformer.fullname" -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
+{{- fail (printf "release name %s: must begin with a letter and have no dot, for a Service is named after it" .Release.Name) -}}
+{{- end -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 53 | trimSuffix "-" -}}
 {{- else -}}
@@ -22,7 +25,7 @@ app.kubernetes.io/component: test
 {{ include "pipetransformer.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "pipetransformer.serviceAccountName" -}}

@@ -44,7 +44,7 @@ class LiveView:
     """Stages by pipelines, frozen blocks shaded, redrawn at each change."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=8)
+        self._live = Live(self, console=console, refresh_per_second=8)
         self._name = ""
         self._status: JobStatus | None = None
         self._events: list[Text] = []
@@ -59,15 +59,15 @@ class LiveView:
     def changed(self, name: str, status: JobStatus) -> None:
         """The job's status changed."""
         self._name, self._status = name, status
-        self._live.update(self._draw())
+        self._live.refresh()
 
     def told(self, reason: str, message: str, *, warning: bool) -> None:
         """The operator decided something."""
         event = Text(f"{reason}: {message}", style="yellow" if warning else "dim")
         self._events = [*self._events, event][-NUM_EVENTS:]
-        self._live.update(self._draw())
+        self._live.refresh()
 
-    def _draw(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
         if self._status is None:
             return Panel(Group(*self._events), title="starting", title_align="left")
         report = self._status.last_report

@@ -1,5 +1,6 @@
 """`watch`: the layout of a job as it changes, and what the operator decides."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -26,15 +27,22 @@ def watch(
 def watch_job(client: Client, name: str, *, plain: bool = False, timeout: float | None = None) -> None:
     """Shows the job to its end; a failed one ends the command."""
     out = console()
-    told: set[str] = set()
     with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
-        for job in client.stream(name, timeout=timeout):
-            _tell(client, job, view, told)
-            view.changed(job.name, job.status)
-    if job.failure:
-        errors().print(f"Failed ({job.failure})")
+        for job in follow(client, name, view, timeout=timeout):
+            failure = job.failure
+    if failure:
+        errors().print(f"Failed ({failure})")
         raise typer.Exit(EXIT_FAILED)
     out.print(f"{job.namespace}/{job.name} is complete", highlight=False)
+
+
+def follow(client: Client, name: str, view: PlainView | LiveView, *, timeout: float | None = None) -> Iterator[Job]:
+    """Shows each change of a job, and gives it once it is shown; raises as `Client.stream`."""
+    told: set[str] = set()
+    for job in client.stream(name, timeout=timeout):
+        _tell(client, job, view, told)
+        view.changed(job.name, job.status)
+        yield job
 
 
 def _tell(client: Client, job: Job, view: PlainView | LiveView, told: set[str]) -> None:

@@ -11,6 +11,7 @@ from matplotlib.image import imread
 
 from pipetransformer_client.timeline import read, write
 from tests.unit.client.test_cli import command
+from tools import pictures
 from tools.devcluster import debian
 
 ROLES = {
@@ -91,11 +92,7 @@ def test_a_browser_without_a_network_shows_the_page(
 ) -> None:
     assert command(monkeypatch, "timeline", str(run_dir), str(tmp_path / "page")) == 0
     page = tmp_path / "page" / "timeline.html"
-    debian.obtain(debian.BROWSER)
-    browser = [
-        str(debian.program("chromium")), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1400",
-        f"--user-data-dir={tmp_path / 'data'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
-    ]  # fmt: skip
+    browser = [*pictures.browser(tmp_path / "data"), "--window-size=1200,1400"]
     ran = subprocess.run(
         [*browser, "--dump-dom", page.as_uri()], env=debian.environment(), capture_output=True, text=True, check=True
     )

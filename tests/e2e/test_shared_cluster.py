@@ -1,0 +1,110 @@
+"""examples/shared-cluster: a job gives back what its frozen blocks no longer need; another, waiting, starts on it.
+
+With `--pictures FOLDER` (`make pictures`) the run is drawn there: GPUs by job over time, `watch`, and the timeline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from pipetransformer_client import Client
+from pipetransformer_client.cli.view import LiveView
+from pipetransformer_client.cli.watch import follow
+from tests.e2e.conftest import Cluster
+from tests.e2e.kube import Kube, Object, has_condition
+from tests.e2e.manifests import idle_pod
+from tests.e2e.terminal import Terminal
+from tools import pictures
+from tools.devcluster.layout import REPOSITORY
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("operator")]
+EXAMPLES = REPOSITORY / "examples"
+FREE_GPUS = 4  #: that the fillers leave of the two nodes' sixteen
+JOB_SECONDS = 480
+POLL_SECONDS = 0.3
+
+
+def test_a_job_that_waits_starts_because_another_gives_gpus_back(
+    kube: Kube,
+    cluster: Cluster,
+    storage: Path,
+    tmp_path: Path,
+    pictures_folder: Path | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, gpus in (("filler-a", 8), ("filler-b", 8 - FREE_GPUS)):
+        kube.apply(idle_pod(name, image=cluster.images["operator"], gpus=gpus))
+        kube.wait("pod", name, lambda p: p["status"].get("phase") == "Running", "Running", seconds=90)
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    for name in ("storage.yaml", "shared-cluster/first.yaml"):
+        kube.apply(_example(name, cluster.images["trainer"]))
+    kube.wait("pipetrainingjob", "first", has_condition("Running"), "Running", seconds=JOB_SECONDS)
+
+    kube.apply(_example("shared-cluster/second.yaml", cluster.images["trainer"]))
+    samples: list[tuple[float, Counter[str]]] = []
+    with ThreadPoolExecutor() as pool:
+        watching = pool.submit(_watch_while_two_stages, Client.connect(namespace=kube.namespace), "first")
+        while not all(_complete(kube, job) for job in ("first", "second")):
+            samples.append((time.monotonic(), _held(kube)))
+            assert samples[-1][0] - samples[0][0] < JOB_SECONDS, samples[-1]
+            time.sleep(POLL_SECONDS)
+        watched = watching.result()
+
+    assert max(held.total() for _, held in samples) <= FREE_GPUS
+    assert samples[0][1] == {"first": 4}, "the second job did not have to wait"
+    started = next(held for _, held in samples if held["second"])
+    assert started == {"first": 2, "second": 2}, "it did not start on what the first gave back while that trained"
+    if pictures_folder is not None:
+        _draw(pictures_folder, samples, watched, Terminal(cluster, kube.namespace), tmp_path)
+
+
+def _example(name: str, image: str) -> Object:
+    """A file of the examples with the trainer's image in its place, as docs/install.md sets it."""
+    text = (EXAMPLES / name).read_text().replace("pipetransformer-trainer:latest", image)
+    manifest: Object = yaml.safe_load(text)
+    return manifest
+
+
+def _complete(kube: Kube, job: str) -> bool:
+    found = kube.get("pipetrainingjob", job)
+    assert not has_condition("Failed")(found), found["status"]["conditions"]
+    return has_condition("Complete")(found)
+
+
+def _held(kube: Kube) -> Counter[str]:
+    """GPUs by job: pods that have a node and have not ended."""
+    pods = kube.list("pods", "training.pipetransformer.io/job")
+    return Counter(
+        pod["metadata"]["labels"]["training.pipetransformer.io/job"]
+        for pod in pods
+        if pod["spec"].get("nodeName") and pod["status"]["phase"] in ("Pending", "Running")
+    )
+
+
+def _watch_while_two_stages(client: Client, name: str) -> str:
+    """The last that `watch` shows of the job while its pipeline has two stages."""
+    picture = ""
+    with LiveView(Console(width=pictures.TERMINAL_WIDTH, force_terminal=True, file=StringIO())) as view:
+        for job in follow(client, name, view, timeout=JOB_SECONDS):
+            if job.status.plan is not None and job.status.plan.stages == 2 and job.status.last_report is not None:
+                picture = pictures.terminal(view, f"kubectl pipetransformer watch {name}")
+    assert picture, "it never had two stages"
+    return picture
+
+
+def _draw(
+    folder: Path, samples: list[tuple[float, Counter[str]]], watched: str, terminal: Terminal, scratch: Path
+) -> None:
+    figure = pictures.gpus_by_job(samples, FREE_GPUS)
+    figure.savefig(folder / "shared-cluster.svg", metadata={"Date": None})
+    (folder / "watch.svg").write_text(watched)
+    terminal.run("timeline", "first", str(scratch))
+    pictures.screenshot(scratch / "timeline.html", folder / "timeline.png", width=1240, height=1320)
