@@ -34,6 +34,9 @@ def gpus_by_job(samples: Sequence[tuple[float, Mapping[str, int]]], capacity: in
         capacity: GPUs that there are for all of them.
     """
     start = samples[0][0]
+    before = [None, *(held for _, held in samples)]
+    changes = [one for one, held in zip(samples, before, strict=False) if one[1] != held]
+    samples = [*changes, samples[-1]]
     times = [time - start for time, _ in samples]
     jobs = list(dict.fromkeys(job for _, held in samples for job in held))
     figure = Figure(figsize=(9.0, 3.2), facecolor="white")

@@ -77,12 +77,12 @@ def test_jobs_change_their_size_under_an_operator_of_another_release_after_an_up
 
 
 def _job(name: str, image: str, shared: Path) -> Object:
-    """Two workers: one pipeline of two stages while the lower half trains, and two of one while it is frozen."""
+    """Two workers: one pipeline of two stages, and two of one while all blocks but the last are frozen."""
     job = digits_job(name, image=image, shared=str(shared), on_pack="Widen", epochs=EPOCHS)
     spec = job["spec"]
     steps = range(STEPS_BETWEEN, EPOCHS * (TRAIN_SAMPLES // 64), STEPS_BETWEEN)
     spec["freeze"]["boundaries"] = [
-        {"step": step, "boundary": 0 if index % 2 else 6} for index, step in enumerate(steps)
+        {"step": step, "boundary": 0 if index % 2 else 11} for index, step in enumerate(steps)
     ]
     spec["pipeline"]["stages"] = 2
     spec["elasticPolicy"] |= {"workers": 2, "maxWorkers": 2}
