@@ -113,7 +113,8 @@ class Client:
         """What the operator told about the job, oldest first; the cluster forgets events, by default after an hour."""
         path = f"/api/v1/namespaces/{job.namespace}/events"
         answer = self._kube.get(path, fieldSelector=f"involvedObject.uid={job.uid}")
-        return sorted((Event.of(item) for item in answer["items"]), key=lambda event: event.time)
+        written = sorted(answer["items"], key=lambda item: int(item["metadata"]["resourceVersion"]))
+        return sorted(map(Event.of, written), key=lambda event: event.time)  # whose times are whole seconds
 
     def logs(self, name: str, *, follow: bool = False, tail: int | None = None) -> Iterator[LogLine]:
         """Lines of all workers that there still are, merged by their time; `follow` goes on to the job's end.

@@ -79,11 +79,20 @@ def test_watching_a_job_that_fails_ends_with_exit_code_1_and_its_reason(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished("Failed")])
-    told = {"metadata": {"uid": "e"}, "reason": "WorkerLost", "message": "digits-w0", "type": "Warning"}
-    fake.objects["/api/v1/namespaces/default/events"] = {"items": [told | {"lastTimestamp": "2026-01-01T00:00:00Z"}]}
+    events = [
+        {
+            "metadata": {"uid": reason, "resourceVersion": version},
+            "reason": reason,
+            "message": "digits-w0",
+            "type": "Warning",
+            "lastTimestamp": "2026-01-01T00:00:00Z",
+        }
+        for reason, version in (("BackoffLimitExceeded", "10"), ("WorkerLost", "9"))
+    ]
+    fake.objects["/api/v1/namespaces/default/events"] = {"items": events}
     assert command(monkeypatch, "watch", "digits") == 1
     out, err = capsys.readouterr()
-    assert "WorkerLost: digits-w0" in out
+    assert out.index("WorkerLost: digits-w0") < out.index("BackoffLimitExceeded: digits-w0"), "not as they happened"
     assert "Because: so it is" in err
 
 
