@@ -60,9 +60,10 @@ e2e-install: $(STAMP) ## A new user's path on real kubelets: docs/install.md's c
 	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
 
 .PHONY: pictures
-pictures: $(STAMP) ## The documentation's pictures of a run of examples/shared-cluster on real kubelets (root, 5 min).
+pictures: $(STAMP) ## The documentation's pictures: a run of examples/shared-cluster on real kubelets, and its front page (root, 5 min).
 	$(BIN)/python -m tools.devcluster programs --nodes
 	$(BIN)/pytest tests/e2e/test_shared_cluster.py --pictures docs/images
+	$(BIN)/python -m tools.pictures
 
 .PHONY: test-full
 test-full: $(STAMP) ## All tests, those that take long as well.

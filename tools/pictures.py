@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
 
 from tools.devcluster import debian
+from tools.devcluster.layout import REPOSITORY
 
 TERMINAL_WIDTH = 100
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -71,3 +73,15 @@ def screenshot(page: Path, picture: Path, *, width: int, height: int) -> None:
         ]  # fmt: skip
         command = [*browser(Path(profile)), *look]
         subprocess.run(command, env=debian.environment(), check=True, capture_output=True)
+
+
+def main() -> None:
+    """Writes docs/images/front-page.png: the documentation as it is now, in a browser."""
+    with tempfile.TemporaryDirectory() as site:
+        build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", site]
+        subprocess.run(build, cwd=REPOSITORY, check=True)
+        screenshot(Path(site) / "index.html", REPOSITORY / "docs" / "images" / "front-page.png", width=1280, height=900)
+
+
+if __name__ == "__main__":
+    main()
