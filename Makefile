@@ -73,7 +73,7 @@ test-full: $(STAMP) ## All tests, those that take long as well.
 FAULTS ?= 200
 .PHONY: soak
 soak: $(STAMP) ## Random faults over several jobs of real trainers: make soak FAULTS=200 SEED=1 (20 min; SEED repeats a run).
-	$(BIN)/python -m tests.soak --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.soak --record --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: fmt lint types imports
 fmt: $(STAMP) ## Format the code.

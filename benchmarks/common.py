@@ -30,12 +30,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "count": len(values)}
 
 
-def write_result(name: str, figures: Mapping[str, object]) -> Path:
-    """Write `benchmarks/results/<name>.json`: the figures, the machine, the commit."""
+def write_result(name: str, figures: Mapping[str, object], command: str = "") -> Path:
+    """Write `benchmarks/results/<name>.json`: the figures, the machine, the commit, and `make bench-<name>` as the
+    command, if it is no other."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {
-        "command": f"make bench-{name}",
+        "command": command or f"make bench-{name}",
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),

@@ -28,6 +28,9 @@ class StubChannel:
         self.reports: list[Report] = []
         self.beats: list[Heartbeat] = []
         self.waiting: set[str] = set()
+        self.polls = 0
+        self.refused = 0
+        self.connections = 0
         self.generations: list[Generation] = []
         self.down = threading.Event()
         self._num_workers = num_workers
@@ -59,6 +62,12 @@ class StubChannel:
         with self._condition:
             return self._condition.wait_for(condition, timeout)
 
+    def refuse(self) -> int:
+        with self._condition:
+            self.refused += 1
+            self._condition.notify_all()
+            return 503
+
     def ready(self, worker: str, ready: Ready) -> None:
         with self._condition:
             self._ready[worker] = ready.address
@@ -73,6 +82,7 @@ class StubChannel:
 
         with self._condition:
             self.waiting.add(worker)
+            self.polls += 1
             self._condition.notify_all()
             self._condition.wait_for(lambda: newest() is not None or self.outcome is not None, timeout)
             return newest()
@@ -128,9 +138,13 @@ class StubChannel:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self) -> None:
+                channel.connections += 1
+                super().setup()
+
             def do_GET(self) -> None:
                 if channel.down.is_set():
-                    return self._answer(503)
+                    return self._answer(channel.refuse())
                 url = urlparse(self.path)
                 assert url.path == ChannelPath.GENERATION
                 query = parse_qs(url.query)
@@ -143,7 +157,7 @@ class StubChannel:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if channel.down.is_set():
-                    return self._answer(503)
+                    return self._answer(channel.refuse())
                 match self.path:
                     case ChannelPath.READY:
                         channel.ready(self.headers["X-Pipetransformer-Worker"], Ready.model_validate_json(body))

@@ -2,13 +2,16 @@
 
 import argparse
 import asyncio
+import gc
 import resource
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.common import print_table, write_result
 
+from .baseline import Baseline, run_baseline
 from .run import Figures, run_scale
 
 HEADLINE = ("seconds_all_running", "plan_p99_seconds", "rss_mb")
@@ -23,18 +26,28 @@ def main() -> int:
     arguments = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each request has a connection
+    gc.set_threshold(10_000, 10, 10)  # thousands of workers are kept here
     runs: list[Figures] = []
+    baselines: list[Baseline] = []
     failed: dict[int, str] = {}
     for jobs in arguments.jobs:
         try:
             runs.append(asyncio.run(run_scale(jobs, arguments.log, _say)))
-            _show(runs[-1])
+            _show(f"{jobs} jobs", runs[-1].document())
         except (RuntimeError, TimeoutError) as error:
             failed[jobs] = str(error) or type(error).__name__
             _say(f"{jobs} jobs: {failed[jobs]}")
+        baselines.append(asyncio.run(run_baseline(jobs, _say)))
+        _show(f"{jobs} plain Jobs", baselines[-1].document())
     if not arguments.dry:
-        headline = {f"{name}_{run.jobs}": getattr(run, name) for run in runs for name in HEADLINE}
-        print(write_result("scale", {**headline, "failed": failed, "runs": [run.document() for run in runs]}))
+        figures = {
+            **{f"{name}_{run.jobs}": getattr(run, name) for run in runs for name in HEADLINE},
+            **{f"seconds_all_running_{one.jobs}_plain_jobs": one.seconds_all_running for one in baselines},
+            "failed": failed,
+            "runs": [run.document() for run in runs],
+            "plain_jobs": [one.document() for one in baselines],
+        }
+        print(write_result("scale", figures))
     return int(bool(failed))
 
 
@@ -42,8 +55,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show(run: Figures) -> None:
-    print_table(f"{run.jobs} jobs", ["figure", "value"], [[name, value] for name, value in run.document().items()])
+def _show(title: str, document: Mapping[str, object]) -> None:
+    print_table(title, ["figure", "value"], list(document.items()))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -20,6 +21,8 @@ SYSTEM = "pipetransformer-system"
 CRD = REPOSITORY / "crds" / f"training.pipetransformer.io_{PLURAL}.yaml"
 START_SECONDS = 60
 _TICKS = os.sysconf("SC_CLK_TCK")
+_REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.M)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @contextlib.asynccontextmanager
@@ -34,39 +37,51 @@ async def control_plane() -> AsyncIterator[Layout]:
         await asyncio.to_thread(cluster.down, layout)
 
 
-async def install(api: ApiServer, namespaces: list[str]) -> None:
-    """The CRD, and namespaces that can hold pods."""
+async def install(api: ApiServer) -> None:
+    """The CRD, and the operator's namespace."""
     definition = yaml.safe_load(CRD.read_text())
     await api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-    for name in (SYSTEM, *namespaces):
+    await api.send("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
+    await _served(api, f"/apis/{GROUP}/{VERSION}/{PLURAL}")
+
+
+async def make_namespaces(api: ApiServer, names: list[str]) -> None:
+    """Namespaces that can hold pods."""
+    for name in names:
         await api.send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    for name in names:
+        await _served(api, f"/api/v1/namespaces/{name}/serviceaccounts/default")
+
+
+async def _served(api: ApiServer, path: str) -> None:
     async with asyncio.timeout(START_SECONDS):
-        for path in (
-            f"/apis/{GROUP}/{VERSION}/{PLURAL}",
-            *(f"/api/v1/namespaces/{name}/serviceaccounts/default" for name in namespaces),
-        ):
-            while True:
-                with contextlib.suppress(NotFound):
-                    await api.send("GET", path)
-                    break
-                await asyncio.sleep(0.1)
+        while True:
+            with contextlib.suppress(NotFound):
+                await api.send("GET", path)
+                return
+            await asyncio.sleep(0.1)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Processor seconds of each process since its start, and the operator's memory.
+def processor_seconds(layout: Layout, **others: int) -> dict[str, float]:
+    """What each part of the control plane has used since its start, and other processes by their ids."""
+    pids = {**controlplane.alive(layout), **others}
+    return {name: _cpu_seconds(pid) for name, pid in pids.items() if pid is not None}
 
-    Attributes:
-        seconds: by name.
-        operator_peak_mb: the operator's largest resident size so far, 10^6 bytes.
-    """
 
-    seconds: dict[str, float]
-    operator_peak_mb: float
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Processor seconds between two looks."""
+    return {name: round(value - before.get(name, 0.0), 1) for name, value in after.items()}
 
-    def since(self, before: "Cost") -> dict[str, float]:
-        """Processor seconds between two looks."""
-        return {name: round(value - before.seconds.get(name, 0.0), 1) for name, value in self.seconds.items()}
+
+async def requests(api: ApiServer) -> Counter[str]:
+    """Requests that the API server has answered, of anybody, by verb and resource."""
+    counted: Counter[str] = Counter()
+    for labels, count in _REQUESTS.findall(await api.text("/metrics")):
+        fields = dict(_LABEL.findall(labels))
+        if fields["resource"] and fields["verb"] != "WATCH":
+            resource = "/".join(filter(None, (fields["resource"], fields["subresource"])))
+            counted[f"{fields['verb']} {resource}"] += int(float(count))
+    return counted
 
 
 class OperatorProcess:
@@ -118,13 +133,11 @@ class OperatorProcess:
         """Its metrics, as Prometheus reads them."""
         return (await _get(self.metrics_port, "/metrics")).decode().partition("\r\n\r\n")[2]
 
-    def cost(self) -> Cost:
-        """What all processes have used; the workers and fake nodes are this very process."""
-        pids: dict[str, int | None] = {**controlplane.alive(self._layout), "operator": self.pid, "clients": os.getpid()}
-        seconds = {name: _cpu_seconds(pid) for name, pid in pids.items() if pid is not None}
+    @property
+    def peak_mb(self) -> float:
+        """Its largest resident size so far, 10^6 bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-        return Cost(seconds, peak * 1024 / 1e6)
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / 1e6
 
 
 def _cpu_seconds(pid: int) -> float:

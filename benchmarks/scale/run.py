@@ -1,6 +1,7 @@
 """One run: jobs are submitted, all train, some freeze; what it took."""
 
 import asyncio
+import os
 import random
 import re
 import statistics
@@ -17,8 +18,18 @@ from pipetransformer_operator.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_operator.kube.authority import SECRET
 from pipetransformer_operator.kube.pods import CA_FILE
 from pipetransformer_operator.plan.accounting import JOB_LABEL
+from tools.devcluster.layout import Layout
 
-from .cluster import SYSTEM, Cost, OperatorProcess, control_plane, install
+from .cluster import (
+    SYSTEM,
+    OperatorProcess,
+    control_plane,
+    install,
+    make_namespaces,
+    processor_seconds,
+    requests,
+    spent,
+)
 from .nodes import GPU, GPUS_PER_NODE, FakeNodes
 from .request import ChannelClient
 from .workers import Counts, Job, Worker
@@ -29,10 +40,7 @@ FREEZES_PER_SECOND = 2
 MOST_FREEZES = 200
 SUBMITTED_AT_ONCE = 16
 STEADY_SECONDS = 30
-PHASE_SECONDS = 400
-_LISTS = re.compile(r'^apiserver_request_total\{.*resource="(pods|pipetrainingjobs)".*verb="LIST".*\} (\S+)$', re.M)
-
-
+PHASE_SECONDS = 900
 _CALLS = re.compile(r'^pipetransformer_api_requests_total\{code="(.*)",resource="(.*)",verb="(.*)"\} (\S+)$', re.M)
 #: The operator's own, by the clock; watches are opened anew now and then.
 _UNCOUNTED = ("leases", "watch ")
@@ -50,6 +58,7 @@ class Figures:
         plan_p99_seconds: the same.
         rss_mb: the operator's largest resident size, 10^6 bytes.
         calls_per_job: requests of the operator to the API server from submission to running, by verb and resource.
+        requests_per_job: requests of anybody to the API server from submission to running, by verb and resource.
         calls_per_freeze: from the freeze until the freed workers' pods are gone, or more pipelines train.
         lists: LIST requests for pods or jobs that the API server got from anybody during the freezes and releases.
         beats_per_second: answered heartbeats while nothing changed.
@@ -67,6 +76,7 @@ class Figures:
     plan_p99_seconds: float
     rss_mb: float
     calls_per_job: dict[str, float]
+    requests_per_job: dict[str, float]
     calls_per_freeze: dict[str, float]
     lists: int
     beats_per_second: float
@@ -94,16 +104,33 @@ async def run_scale(jobs: int, log: Path, say: Callable[[str], None] = lambda te
     """
     async with control_plane() as layout, ApiServer(layout.kubeconfig) as api:
         namespaces = [f"team-{index}" for index in range(-(-jobs // JOBS_PER_NAMESPACE))]
-        await install(api, namespaces)
+        await install(api)
+        await make_namespaces(api, namespaces)
         async with OperatorProcess(layout, log) as operator:
-            return await _Run(jobs, api, operator, namespaces, say).all()
+            return await _Run(jobs, layout, api, operator, namespaces, say).all()
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was used and asked until a moment."""
+
+    seconds: dict[str, float]
+    calls: Counter[str]
+    requests: Counter[str]
 
 
 class _Run:
     def __init__(
-        self, jobs: int, api: ApiServer, operator: OperatorProcess, namespaces: list[str], say: Callable[[str], None]
+        self,
+        jobs: int,
+        layout: Layout,
+        api: ApiServer,
+        operator: OperatorProcess,
+        namespaces: list[str],
+        say: Callable[[str], None],
     ) -> None:
         self._count = jobs
+        self._layout = layout
         self._api = api
         self._operator = operator
         self._namespaces = namespaces
@@ -122,7 +149,7 @@ class _Run:
         self._say(f"{self._count} jobs of {STAGES} workers: nodes are there")
         self._keeping = asyncio.create_task(self._nodes.run())
         try:
-            costs, calls = [operator.cost()], [await self._calls()]
+            looks = [await self._look()]
             begun = time.monotonic()
             await self._submit()
             self._say(f"submitted in {time.monotonic() - begun:.1f} s")
@@ -130,51 +157,43 @@ class _Run:
             seconds = time.monotonic() - begun
             await self._check_running()
             self._say(f"all running after {seconds:.1f} s")
-            costs.append(operator.cost())
-            calls.append(await self._calls())
+            looks.append(await self._look())
             beats = self._counts.beats
             await asyncio.sleep(STEADY_SECONDS)  # nothing happens: that is what is measured
             rate = (self._counts.beats - beats) / STEADY_SECONDS
-            costs.append(operator.cost())
-            quiet = await self._calls()
-            listed = await self._lists()
+            looks.append(await self._look())
             latencies = await self._freeze()
             await self._until_released()
             self._say("all are through with the freeze")
-            costs.append(operator.cost())
-            calls.append(await self._calls())
-            lists = await self._lists() - listed
+            looks.append(await self._look())
         finally:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
-        return self._figures(seconds, latencies, rate, costs, [calls[0], calls[1], quiet, calls[2]], lists)
+        return self._figures(seconds, latencies, rate, looks)
 
-    def _figures(
-        self,
-        seconds: float,
-        latencies: list[float],
-        rate: float,
-        costs: list[Cost],
-        calls: list[dict[str, int]],
-        lists: int,
-    ) -> Figures:
-        start, ran, steady, end = costs
+    async def _look(self) -> _Look:
+        seconds = processor_seconds(self._layout, operator=self._operator.pid, clients=os.getpid())
+        return _Look(seconds, await self._calls(), await requests(self._api))
+
+    def _figures(self, seconds: float, latencies: list[float], rate: float, looks: list[_Look]) -> Figures:
+        start, ran, steady, end = looks
         return Figures(
             jobs=self._count,
             workers=self._count * STAGES,
             seconds_all_running=seconds,
             plan_p50_seconds=statistics.median(latencies),
             plan_p99_seconds=statistics.quantiles(latencies, n=100, method="inclusive")[98],
-            rss_mb=end.operator_peak_mb,
-            calls_per_job=_each(calls[0], calls[1], self._count),
-            calls_per_freeze=_each(calls[2], calls[3], len(self._frozen)),
-            lists=lists,
+            rss_mb=self._operator.peak_mb,
+            calls_per_job=_each(start.calls, ran.calls, self._count),
+            requests_per_job=_each(start.requests, ran.requests, self._count),
+            calls_per_freeze=_each(steady.calls, end.calls, len(self._frozen)),
+            lists=sum((end.requests - steady.requests)[f"LIST {kind}"] for kind in ("pods", PLURAL)),
             beats_per_second=rate,
             beat_p99_seconds=statistics.quantiles(self._counts.slow, n=100)[98],
             refused=dict(self._counts.refused),
-            cpu_start=ran.since(start),
-            cpu_steady={name: value / STEADY_SECONDS for name, value in steady.since(ran).items()},
-            cpu_freeze=end.since(steady),
+            cpu_start=spent(start.seconds, ran.seconds),
+            cpu_steady={name: value / STEADY_SECONDS for name, value in spent(ran.seconds, steady.seconds).items()},
+            cpu_freeze=spent(steady.seconds, end.seconds),
         )
 
     async def _submit(self) -> None:
@@ -245,15 +264,13 @@ class _Run:
         if states.count("Running") != self._count:
             raise RuntimeError(f"not all jobs run: {states}")
 
-    async def _calls(self) -> dict[str, int]:
-        text = await self._operator.metrics()
+    async def _calls(self) -> Counter[str]:
         calls: Counter[str] = Counter()
-        for _, resource, verb, count in _CALLS.findall(text):
-            calls[f"{verb} {resource}"] += int(float(count))
-        return {call: count for call, count in calls.items() if not any(one in call for one in _UNCOUNTED)}
-
-    async def _lists(self) -> int:
-        return int(sum(float(count) for _, count in _LISTS.findall(await self._api.text("/metrics"))))
+        for _, resource, verb, count in _CALLS.findall(await self._operator.metrics()):
+            call = f"{verb} {resource}"
+            if not any(one in call for one in _UNCOUNTED):
+                calls[call] += int(float(count))
+        return calls
 
     async def _until_all(self, what: str, reached: Callable[[Job], bool]) -> None:
         end = time.monotonic() + PHASE_SECONDS
@@ -262,13 +279,14 @@ class _Run:
                 if task.done() and not task.cancelled():
                     task.result()
             if time.monotonic() > end:
-                raise RuntimeError(f"after {PHASE_SECONDS} s {count} of {self._count} jobs {what}")
+                used = (await self._look()).seconds
+                raise RuntimeError(f"after {PHASE_SECONDS} s {count} of {self._count} jobs {what}: {used}")
             await asyncio.sleep(0.2)
 
 
-def _each(before: dict[str, int], after: dict[str, int], count: int) -> dict[str, float]:
-    spent = {call: value - before.get(call, 0) for call, value in sorted(after.items())}
-    return {call: value / count for call, value in spent.items() if value}
+def _each(before: Counter[str], after: Counter[str], count: int) -> dict[str, float]:
+    """What is new, for each of so many."""
+    return {call: value / count for call, value in sorted((after - before).items())}
 
 
 def _releases(index: int) -> bool:

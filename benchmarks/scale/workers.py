@@ -13,7 +13,7 @@ from typing import Any
 from pipetransformer_contract.messages import DurableCheckpoint, Generation, Heartbeat, Offer, Ready, Report
 from pipetransformer_contract.wire import Path, Wire
 
-from .request import ChannelClient, Refused
+from .request import ChannelClient, Line, Refused
 
 POLL_SECONDS = 20
 REPORT_SECONDS = 5.0
@@ -139,12 +139,13 @@ class Worker:
             beating.cancel()
 
     async def _next_generation(self, after: int) -> Generation:
-        while True:
-            await self._call("POST", Path.READY, Ready(address=f"{self._address}:29400"))
-            path = f"{Path.GENERATION}?after={after}&timeoutSeconds={POLL_SECONDS}"
-            answer = await self._call("GET", path, timeout=POLL_SECONDS + 10)
-            if answer:
-                return Generation.model_validate(answer)
+        async with self._channel.line() as line:
+            while True:
+                await self._call(line, "POST", Path.READY, Ready(address=f"{self._address}:29400"))
+                path = f"{Path.GENERATION}?after={after}&timeoutSeconds={POLL_SECONDS}"
+                answer = await self._call(line, "GET", path, timeout=POLL_SECONDS + 10)
+                if answer:
+                    return Generation.model_validate(answer)
 
     async def _follow(self) -> Generation:
         job = self._job
@@ -172,7 +173,8 @@ class Worker:
             job.frozen.clear()
             job.step += 1
             report = job.report()
-            answer = await self._call("POST", Path.REPORT, report, timeout=30)
+            async with self._channel.line() as line:
+                answer = await self._call(line, "POST", Path.REPORT, report, timeout=30)
             job.confirmed = max(job.confirmed, report.layout_generation)
             pause = answer.get("nextSeconds", REPORT_SECONDS)
             try:
@@ -188,19 +190,20 @@ class Worker:
             started = time.monotonic()
             beat = Heartbeat(layout_generation=self._committed, step=self._job.step)
             try:
-                answer = await self._call("POST", Path.HEARTBEAT, beat)
+                async with self._channel.line() as line:
+                    answer = await self._call(line, "POST", Path.HEARTBEAT, beat)
             except JobEnded:
                 return
             self._counts.beats += 1
             self._counts.slow.append(time.monotonic() - started)
             pause = answer.get("nextSeconds", HEARTBEAT_SECONDS)
 
-    async def _call(self, method: str, path: str, message: Wire | None = None, timeout: float = 10) -> Any:
+    async def _call(self, line: Line, method: str, path: str, message: Wire | None = None, timeout: float = 10) -> Any:
         wait = RETRY_SECONDS
         while True:
             try:
                 body = message.to_wire() if message else None
-                return await self._channel.send(method, path, self._headers, body, timeout)
+                return await line.send(method, path, self._headers, body, timeout)
             except Refused as error:
                 if error.code == ENDED:
                     raise JobEnded from error

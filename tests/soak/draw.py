@@ -9,15 +9,30 @@ from tests.builders import JobBuilder, make_job
 
 ACCELERATOR = "nvidia.com/gpu"
 SAMPLES = 1433
-EPOCHS = 5
+EPOCHS = 8
 GLOBAL_BATCH = 64
 BLOCKS = 4
+FREEZES = 5
 _STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
 #: Of so many faults one is of a given kind at least.
 SHARE = 13
 #: (stages, workers)
 _SHAPES = ((2, 4), (2, 2), (4, 4), (1, 3))
 _MAX_PIPELINES = 8
+#: Those that grow with their ceiling outnumber the others, which change their layout only as they freeze.
+_ON_PACK = ("Widen", "Widen", "Auto", "Auto", "Release", "Hold")
+
+
+class Moment(StrEnum):
+    """When it goes wrong."""
+
+    ANY = "any"  #: a while after the last recovery
+    PREPARED = "prepared"  #: as a change of the layout is being prepared
+    PUBLISHED = "published"  #: as one is published, and its workers have not all moved, or left
+
+
+#: Those in a resize outnumber the others, for they are what nobody can try by hand.
+_MOMENTS = (Moment.ANY, Moment.ANY, Moment.PREPARED, Moment.PUBLISHED, Moment.PUBLISHED)
 
 
 class Kind(StrEnum):
@@ -43,14 +58,14 @@ class Fault:
 
     Attributes:
         kind: what goes wrong.
-        resizing: whether to make the job change its size, and to strike in the middle of it.
-        delay: seconds to wait first, once the job trains, or once it changes its size.
+        moment: what the job has to be doing.
+        delay: seconds to wait first, once the job trains, or once it is doing that.
         victim: chooses among the workers that may be hit.
         seconds: how long it lasts, where something comes back.
     """
 
     kind: Kind
-    resizing: bool
+    moment: Moment
     delay: float
     victim: int
     seconds: float
@@ -66,10 +81,10 @@ def draw_faults(seed: int, count: int) -> list[Fault]:
 
 
 def _draw_fault(choose: random.Random, kind: Kind) -> Fault:
-    resizing = choose.random() < 0.6
-    delay = choose.choice([0.0, 0.05, 0.2]) if resizing else choose.uniform(0, 3)
+    moment = choose.choice(_MOMENTS)
+    delay = choose.uniform(0, 3) if moment is Moment.ANY else choose.choice([0.0, 0.05, 0.2])
     seconds = choose.choice([4.0, 90.0]) if kind is Kind.STOP else choose.uniform(0.5, 10)
-    return Fault(kind, resizing, delay, choose.randrange(2**16), seconds)
+    return Fault(kind, moment, delay, choose.randrange(2**16), seconds)
 
 
 def draw_job(seed: int, slot: int, number: int, folder: str) -> JobBuilder:
@@ -77,13 +92,13 @@ def draw_job(seed: int, slot: int, number: int, folder: str) -> JobBuilder:
     choose = random.Random(f"{seed}/{slot}/{number}")
     stages, workers = choose.choice(_SHAPES)
     name = f"soak-{slot}-{number}"
-    steps = sorted(choose.sample(range(10, _STEPS - 10), 3))
+    steps = sorted(choose.sample(range(10, _STEPS - 10), FREEZES))
     job = (
         make_job(name)
         .stages(stages)
         .workers(workers, least=2)
         .set("elasticPolicy.maxPipelines", _MAX_PIPELINES)
-        .on_pack(choose.choice(["Widen", "Release", "Hold", "Auto"]))
+        .on_pack(choose.choice(_ON_PACK))
         .checkpoint(f"{folder}/checkpoints/{name}")
         .set("checkpoint.everySteps", choose.choice([10, 40]))
         .set("model", {"name": "vit", "numLayers": BLOCKS, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32})

@@ -13,13 +13,17 @@ import logging
 import os
 import random
 import shutil
+import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from benchmarks.common import print_table, write_result
 from pipetransformer_operator.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
 from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound
@@ -52,9 +56,10 @@ class Breaker:
         self._blind: list[tuple[float, float]] = []
         self.problems: list[str] = []
 
-    async def kill(self, seconds: float) -> str:
-        """Kills the operator and starts it again after so long."""
+    async def kill(self, seconds: float, moment: Callable[[], Awaitable[None]]) -> str:
+        """Kills the operator when the moment has come, and starts it again after so long."""
         async with self._lock:
+            await moment()
             began = time.monotonic()
             assert self._operator.running, f"the operator ended by itself, see {self._operator.log}"
             await self._operator.kill()
@@ -65,9 +70,10 @@ class Breaker:
             self._blind.append((began, time.monotonic()))
         return f"the operator ended with {code} and was away for {self._blind[-1][1] - began:.1f} s"
 
-    async def cut(self, seconds: float) -> str:
-        """Cuts the operator off the API server for so long."""
+    async def cut(self, seconds: float, moment: Callable[[], Awaitable[None]]) -> str:
+        """Cuts the operator off the API server for so long when the moment has come."""
         async with self._lock:
+            await moment()
             began = time.monotonic()
             broken = await self._wire.cut()
             await asyncio.sleep(seconds)
@@ -94,8 +100,8 @@ class Breaker:
                 await asyncio.sleep(0.1)
 
 
-async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> list[str]:
-    """Runs it; returns what was wrong."""
+async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> tuple[dict[str, Any], list[str]]:
+    """Runs it; returns its figures, and what was wrong."""
     os.environ["KUBECONFIG"] = str(kubeconfig)
     connection = await Api.connect()
     api = PatientApi(connection)
@@ -142,8 +148,8 @@ async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> list[st
         await _clear(api, path)
         await connection.close()
     hits = [hit for slot in slots for hit in slot.hits]
-    _report(hits, sum(len(slot.jobs) for slot in slots), time.monotonic() - began)
-    return [*breaker.problems, *nodes.errors, *_too_few(hits, count)]
+    figures = _figures(hits, sum(len(slot.jobs) for slot in slots), time.monotonic() - began)
+    return figures, [*breaker.problems, *nodes.errors, *_too_few(hits, count)]
 
 
 async def _prepare(api: PatientApi) -> None:
@@ -179,20 +185,38 @@ def _too_few(hits: Iterable[Hit], count: int) -> list[str]:
         for kind in Kind
         if (struck := sum(hit.fault.kind is kind for hit in hits)) < count // SHARE
     ]
-    resizing = sum(bool(hit.resizing) for hit in hits)
+    resizing = sum(bool(hit.phase) for hit in hits)
     if 3 * resizing < count:
         problems.append(f"{resizing} of {len(hits)} faults struck during a resize, a third was wanted")
     return problems
 
 
-def _report(hits: list[Hit], jobs: int, seconds: float) -> None:
-    print(f"\n{'fault':16}{'struck':>8}{'in a resize':>14}{'median s':>10}{'longest s':>11}")
+def _figures(hits: list[Hit], jobs: int, seconds: float) -> dict[str, Any]:
+    """What struck, in which phase of a resize, and how long jobs took to train again."""
+    kinds = {}
     for kind in Kind:
         mine = [hit for hit in hits if hit.fault.kind is kind]
-        times = sorted(hit.seconds for hit in mine)
-        median, longest = (times[len(times) // 2], times[-1]) if times else (0.0, 0.0)
-        print(f"{kind.value:16}{len(mine):8}{sum(bool(h.resizing) for h in mine):14}{median:10.1f}{longest:11.1f}")
-    print(f"{len(hits)} faults over {jobs} jobs in {seconds:.0f} s")
+        times = [hit.seconds for hit in mine]
+        kinds[kind.value] = {
+            "struck": len(mine),
+            "in_a_resize": sum(bool(hit.phase) for hit in mine),
+            "median_seconds": round(statistics.median(times), 1) if times else None,
+            "longest_seconds": round(max(times), 1) if times else None,
+        }
+    return {
+        "faults": len(hits),
+        "jobs": jobs,
+        "seconds": round(seconds),
+        "in_a_resize": Counter(hit.phase for hit in hits if hit.phase),
+        "kinds": kinds,
+    }
+
+
+def _show(figures: Mapping[str, Any]) -> None:
+    columns = ["fault", "struck", "in a resize", "median s", "longest s"]
+    title = f"{figures['faults']} faults over {figures['jobs']} jobs in {figures['seconds']} s"
+    print_table(title, columns, [[kind, *row.values()] for kind, row in figures["kinds"].items()])
+    print(", ".join(f"{count} in {phase}" for phase, count in figures["in_a_resize"].items()))
 
 
 def main() -> int:
@@ -200,6 +224,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/soak.json")
     options = parser.parse_args()
     print(f"SEED={options.seed}", flush=True)
     logging.basicConfig(level=logging.WARNING)
@@ -209,10 +234,14 @@ def main() -> int:
     cluster.down(layout)  # what a soak left behind that was killed
     cluster.up_control_plane(layout)
     try:
-        problems = asyncio.run(soak(layout.kubeconfig, folder, options.seed, options.faults))
+        figures, problems = asyncio.run(soak(layout.kubeconfig, folder, options.seed, options.faults))
     finally:
         cluster.down(layout)
         print(f"SEED={options.seed}")
+    _show(figures)
+    if options.record:
+        command = f"make soak FAULTS={options.faults} SEED={options.seed}"
+        print(write_result("soak", {**figures, "problems": problems}, command))
     for problem in problems:
         print(problem)
     print(f"{len(problems)} problems" + (f", see {folder}" if problems else ""))

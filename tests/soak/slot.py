@@ -15,7 +15,7 @@ from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
 from tests.ledger_checker import check
 
 from .accounts import Account
-from .draw import EPOCHS, FAILURES, SAMPLES, Fault, Kind, draw_job
+from .draw import EPOCHS, FAILURES, SAMPLES, Fault, Kind, Moment, draw_job
 from .nodes import Nodes, Worker
 from .patient import PatientApi
 from .watch import Watch
@@ -23,7 +23,10 @@ from .watch import Watch
 START_SECONDS = 300
 RECOVERY_SECONDS = 300
 END_SECONDS = 300
-RESIZE_SECONDS = 10
+#: For a change of the layout after the ceiling was moved, and for one that can be struck in the phase that was drawn.
+RESIZE_SECONDS = 5
+MOMENT_SECONDS = 20
+_PHASES = {Moment.PREPARED: ("Prepare",), Moment.PUBLISHED: ("Commit", "Clean")}
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,19 @@ class Hit:
     """A fault that struck.
 
     Attributes:
-        resizing: the phase of the resize that it struck in; empty when there was none.
+        phase: of the resize that it struck in; empty when there was none.
         seconds: until the job trained again, all as it should be.
     """
 
     fault: Fault
     job: str
     evidence: str
-    resizing: str
+    phase: str
     seconds: float
+
+
+#: Breaks something that all share for so many seconds, as soon as the given moment has come and nobody else breaks it.
+Break = Callable[[float, Callable[[], Awaitable[None]]], Awaitable[str]]
 
 
 @dataclass
@@ -52,15 +59,15 @@ class World:
     nodes: Nodes
     namespace: str
     folder: Path
-    break_operator: Callable[[float], Awaitable[str]]
-    break_api: Callable[[float], Awaitable[str]]
+    break_operator: Break
+    break_api: Break
     outages: Callable[[float], float]
     path: str
     problems: list[str] = field(default_factory=list)
 
 
 class NotHit(Exception):
-    """There was nothing to strike: the job ended, or the worker did."""
+    """There was nothing to strike: the job ended, or the worker did, or the job does not change its layout."""
 
 
 class Slot:
@@ -90,15 +97,18 @@ class Slot:
         while self._faults:
             account = await self._begin()
             while self._faults and not self._ended:
-                with contextlib.suppress(NotHit):
-                    hit = await self._suffer(self._faults[0])
-                    self._faults.pop(0)
-                    self.hits.append(hit)
-                    print(
-                        f"{hit.job}: {hit.fault.kind.value}: {hit.evidence}{hit.resizing and ', in ' + hit.resizing};"
-                        f" trains after {hit.seconds:.1f} s; {len(self._faults)} faults left",
-                        flush=True,
-                    )
+                fault = self._faults.pop(0)
+                try:
+                    hit = await self._suffer(fault)
+                except NotHit:
+                    self._faults.append(fault)
+                    continue
+                self.hits.append(hit)
+                print(
+                    f"{hit.job}: {hit.fault.kind.value}: {hit.evidence}{hit.phase and ', in ' + hit.phase};"
+                    f" trains after {hit.seconds:.1f} s; {len(self._faults)} faults left",
+                    flush=True,
+                )
             await self._finish(account)
 
     # -- one job
@@ -203,48 +213,71 @@ class Slot:
     # -- one fault
 
     async def _suffer(self, fault: Fault) -> Hit:
-        resizing = await self._resize() if fault.resizing else ""
-        await asyncio.sleep(fault.delay)
-        before = self._resizing()
-        began, step = time.monotonic(), self._step
-        evidence = await self._strike(fault)
-        in_phase = before if resizing and before else ""
-        await self._trains(f"recovers from {fault.kind.value} ({evidence})", RECOVERY_SECONDS, step=step + 1)
-        return Hit(fault, self._name, evidence, in_phase, time.monotonic() - began)
+        phase, began, step = "", 0.0, 0
 
-    def _resizing(self) -> str:
+        async def moment() -> None:
+            nonlocal phase, began, step
+            phase = await self._moment(fault)
+            began, step = time.monotonic(), self._step
+
+        evidence = await self._strike(fault, moment)
+        await self._trains(f"recovers from {fault.kind.value} ({evidence})", RECOVERY_SECONDS, step=step + 1)
+        return Hit(fault, self._name, evidence, phase, time.monotonic() - began)
+
+    async def _moment(self, fault: Fault) -> str:
+        """Waits until the job does what the fault was drawn for; returns the phase of its resize, if it is in one.
+
+        Raises:
+            NotHit: it does not, although its ceiling was moved.
+        """
+        wanted = _PHASES.get(fault.moment)
+        if wanted is None:
+            await asyncio.sleep(fault.delay)
+            return self._phase
+        deadline = time.monotonic() + MOMENT_SECONDS
+        while time.monotonic() < deadline and not self._ended:
+            if not self._phase:
+                await self._move_ceiling()
+            with contextlib.suppress(TimeoutError):
+                await self._world.jobs.until("resizes", lambda: self._phase in wanted or self._ended, RESIZE_SECONDS)
+                await asyncio.sleep(fault.delay)
+                if (phase := self._phase) in wanted:
+                    return phase
+        raise NotHit
+
+    @property
+    def _phase(self) -> str:
         """The phase of the resize that is under way."""
         resize = self._status.get("resize")
         return str(resize["phase"]) if resize else ""
 
-    async def _resize(self) -> str:
-        """Makes the job change its size by moving its ceiling; returns the phase that it is in then."""
-        job = self._world.jobs.named(self._name)
-        if job is None or self._ended:
+    async def _move_ceiling(self) -> None:
+        """Lets the job grow if it has its starting size, else takes back what it has beyond that."""
+        job, plan = self._world.jobs.named(self._name), self._status.get("plan")
+        if job is None:
             raise NotHit
-        plan, elastic = self._status.get("plan"), job["spec"]["elasticPolicy"]
+        elastic = job["spec"]["elasticPolicy"]
         workers, stages = (plan["stages"] * plan["pipelines"], plan["stages"]) if plan else (0, 1)
         ceiling = elastic["workers"]
         if workers <= ceiling:  # more than before, and another number than the last time: an edit is tried at once
             ceiling += stages if elastic["maxWorkers"] != ceiling + stages else 2 * stages
         patch = {"spec": {"elasticPolicy": {"maxWorkers": ceiling}}}
-        with contextlib.suppress(NotFound, TimeoutError):
+        with contextlib.suppress(NotFound):
             path = f"{self._world.path}/{self._name}"
             await self._world.api.request("PATCH", path, patch, content_type=MERGE_PATCH)
-            return str(await self._world.jobs.until("resizes", self._resizing, RESIZE_SECONDS))
-        return ""
 
-    async def _strike(self, fault: Fault) -> str:
-        """Does it; returns what proves that it struck.
+    async def _strike(self, fault: Fault, moment: Callable[[], Awaitable[None]]) -> str:
+        """Does it when the moment has come; returns what proves that it struck.
 
         Raises:
             NotHit: there was nothing to strike.
         """
         match fault.kind:
             case Kind.KILL_OPERATOR:
-                return await self._world.break_operator(fault.seconds)
+                return await self._world.break_operator(fault.seconds, moment)
             case Kind.CUT_API:
-                return await self._world.break_api(fault.seconds)
+                return await self._world.break_api(fault.seconds, moment)
+        await moment()
         members = self._members()
         if self._ended or len(members) < 2:
             await self._trains("is well", RECOVERY_SECONDS, step=0)

@@ -45,7 +45,7 @@ class Pace:
     longest_retry: float = 30.0
     parallel_writes: int = 32  #: creations or deletions in flight, of all jobs together
     sharing: float = 10.0  #: between two looks at all jobs together
-    words: float = 2.0  #: between two writes of a status of which only messages for people differ
+    words: float = 5.0  #: between two writes of a status of which only messages for people differ
 
 
 class JobLoop:
@@ -179,6 +179,7 @@ class JobLoop:
             heard=self.board.heard,
             beats=self.board.beats,
             pace=timedelta(seconds=self.board.pulse.beat_seconds),
+            report_pace=timedelta(seconds=self.board.pulse.report_seconds),
             lost_peers=self.board.lost_peers,
             conflicts=tuple(sorted(self._conflicts)),
             refusal=self._refusal,
@@ -210,7 +211,7 @@ class JobLoop:
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
         conflicts = self._conflicts - attempted
         refusals: list[Refused] = []
-        if decided.min_available is not None:
+        if not decided.status.finished:
             try:
                 await self._pool.protect(job, decided.min_available)
             except Refused as error:

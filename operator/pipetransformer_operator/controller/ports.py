@@ -90,8 +90,10 @@ class WorkerPool(Protocol):
         """
         ...
 
-    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """Lets others take workers away only as long as `min_available` stay, and lets nobody else connect to them.
+
+        None: how many may be taken away is left as it is.
 
         Raises:
             Refused: the cluster does not take what protects them; the message says why.

@@ -101,7 +101,7 @@ class KubePool:
         self._gone.pop(key, None)
         self._protection.forget(key)
 
-    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """See `WorkerPool`."""
         await self._protection.apply(job, min_available)
 

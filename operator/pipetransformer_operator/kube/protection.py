@@ -24,18 +24,18 @@ class Protection:
         self._scraper = scraper
         self._applied: dict[JobKey, dict[str, Object]] = {}
 
-    async def apply(self, job: PipeTrainingJob, min_available: int) -> None:
-        """Makes both objects as they should be.
+    async def apply(self, job: PipeTrainingJob, min_available: int | None) -> None:
+        """Makes both objects as they should be; None: the budget is not touched.
 
         Raises:
             Refused: the cluster does not take them; the message says why.
             Unavailable: not now.
         """
         applied = self._applied.setdefault(JobKey(job.metadata.namespace, job.metadata.name), {})
-        for folder, body in (
-            ("/apis/networking.k8s.io/v1", network_policy(job, self._scraper)),
-            ("/apis/policy/v1", disruption_budget(job, min_available)),
-        ):
+        wanted = {"/apis/networking.k8s.io/v1": network_policy(job, self._scraper)}
+        if min_available is not None:
+            wanted["/apis/policy/v1"] = disruption_budget(job, min_available)
+        for folder, body in wanted.items():
             if applied.get(folder) == body:
                 continue
             kind = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}[body["kind"]]

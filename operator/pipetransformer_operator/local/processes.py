@@ -102,7 +102,7 @@ class ProcessPool:
         """See `WorkerPool`. Nobody else takes processes away."""
         return True
 
-    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """See `WorkerPool`."""
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

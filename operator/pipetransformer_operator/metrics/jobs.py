@@ -54,7 +54,7 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
         lambda status, now: status.last_report.boundary if status.last_report else None,
     ),
     "step": (
-        "Committed steps, as the status knows them: up to half a minute late.",
+        "Committed steps, as the status knows them: up to half a minute late, more where over 300 jobs run.",
         lambda status, now: status.last_report.step if status.last_report else None,
     ),
     "checkpoint_step": (

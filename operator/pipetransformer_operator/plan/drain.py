@@ -54,7 +54,12 @@ def replace(draft: Draft) -> bool:
 
 
 def limit(draft: Draft) -> None:
-    """Says how many workers must stay: one less than there are, and all while a stage of the model has one copy."""
+    """Says how many workers must stay: one less than there are, and all while a stage of the model has one copy.
+
+    Before the first layout there is nothing to lose; and the cluster would count anew with each pod that gets ready.
+    """
+    if draft.status.layout_generation == 0:
+        return
     ended = {worker.id for worker in draft.observed.workers if not worker.alive}
     present = len(set(draft.status.worker_ids) - ended)
     draft.min_available = max(0, present - (0 if _precious(draft) else 1))

@@ -14,6 +14,8 @@ from .draft import SILENCE, Draft
 #: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive; one
 #: that nobody names has `SILENCE`.
 NAMED_SILENCE = timedelta(seconds=10)
+#: Reports of progress that must be overdue, where many jobs share one operator, and each reports rarely.
+REPORTS_AWAITED = 3
 
 
 def stall_time(draft: Draft) -> datetime | None:
@@ -22,7 +24,7 @@ def stall_time(draft: Draft) -> datetime | None:
     if seconds is None or report is None or plan is None:
         return None
     since = [time for time in (report.time, draft.observed.since, plan.published_time) if time is not None]
-    return max(since) + timedelta(seconds=seconds)
+    return max(since) + max(timedelta(seconds=seconds), REPORTS_AWAITED * draft.observed.report_pace)
 
 
 def is_stalled(draft: Draft) -> bool:

@@ -123,6 +123,7 @@ class Observed:
         heard: by worker uid, when the worker last said anything.
         beats: by worker uid, its newest heartbeat.
         pace: between two heartbeats of a worker, as workers are asked for now.
+        report_pace: between two reports of mere progress, as leaders are asked for now.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
         conflicts: names of pods that should be workers of this job and belong to someone else.
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
@@ -145,6 +146,7 @@ class Observed:
     heard: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     beats: Mapping[str, Beat] = field(default_factory=lambda: MappingProxyType({}))
     pace: timedelta = SHORTEST_PACE
+    report_pace: timedelta = timedelta(0)
     lost_peers: frozenset[str] = frozenset()
     conflicts: tuple[str, ...] = ()
     refusal: str = ""
@@ -179,7 +181,7 @@ class Plan:
         create: ids of workers that ought to exist and do not; the worker's name is `worker_name(job, id)`.
         delete: (name, uid) of workers to delete; the uid is the precondition.
         requeue_after: seconds until time alone changes the answer; None when only an event can.
-        min_available: so many workers must stay when others take some away; None once the job has ended.
+        min_available: so many workers must stay when others take some away; None before the first layout.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 

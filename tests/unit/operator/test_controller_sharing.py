@@ -54,7 +54,7 @@ class Cluster:
         self.workers[job.metadata.name].append(Worker(worker_id, name, f"uid-{name}", phase, scheduled=placed))
         self.changed.set()
 
-    async def protect(self, job: PipeTrainingJob, min_available: int) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """Nobody takes workers away."""
 
     async def next_change(self) -> None:

@@ -271,6 +271,17 @@ def test_a_stalled_job_whose_members_are_all_heard_says_so_and_waits() -> None:
     assert world.state() is State.RUNNING
 
 
+def test_one_job_of_thousands_reports_too_rarely_to_be_stalled_so_soon() -> None:
+    world = stalling()
+    world.report_pace = timedelta(seconds=50)
+    world.wait(149)
+    world.settle()
+    assert world.state() is State.RUNNING
+    world.wait(1)
+    world.settle()
+    assert world.state() is State.STALLED
+
+
 def test_the_suspect_of_a_stall_is_named_and_replaced() -> None:
     world = stalling()
     world.silent = {"digits-w2"}

@@ -39,6 +39,7 @@ class World:
         self.metadata_generation = 1
         self.share: Share | None = None
         self.silent: set[str] = set()
+        self.report_pace = timedelta(0)
         self.lost_peers: set[str] = set()
         self._committed: dict[str, int] = {}
         self._waiting: dict[str, tuple[int, datetime]] = {}
@@ -74,6 +75,7 @@ class World:
             ready=ready,
             report=self.report,
             heard={w.uid: self.beat(w).time for w in self.workers.values()},
+            report_pace=self.report_pace,
             beats={w.uid: self.beat(w) for w in self.workers.values() if w.alive},
             lost_peers=frozenset(self.lost_peers),
             refusal=self.refusal,

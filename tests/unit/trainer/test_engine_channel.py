@@ -26,7 +26,7 @@ from pipetransformer.elastic.channel import (
 )
 from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store, split_address
 from pipetransformer_contract.choose import Layout
-from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Ready, Report, ResizeReason
 from tests.stub_channel import StubChannel
 
 pytestmark = pytest.mark.timeout(30)
@@ -54,6 +54,25 @@ def test_a_worker_says_that_it_is_ready_and_gets_its_generation(stub: StubChanne
 
     assert generation.layout_generation == 1
     assert generation.members[0].address == "127.0.0.1:1"
+
+
+def test_the_polls_of_a_worker_share_a_connection_until_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "POLL_SECONDS", 0)
+    stub = StubChannel(2, Layout(2, 1))
+    try:
+        source = ChannelSource(client(stub), "127.0.0.1:1")
+        threading.Thread(target=source.next_generation, args=(0,), daemon=True).start()
+        assert stub.wait_for(lambda: stub.polls >= 3, 10)
+        assert stub.connections == 1
+        stub.down.set()
+        assert stub.wait_for(lambda: stub.refused == 1, 10)
+        polls = stub.polls
+        stub.down.clear()
+        assert stub.wait_for(lambda: stub.polls >= polls + 3, 10)
+        assert stub.connections == 2
+    finally:
+        stub.ready("job-w1", Ready(address="127.0.0.1:3"))
+        stub.close()
 
 
 def test_a_worker_waits_until_the_operator_is_back(stub: StubChannel) -> None:

@@ -5,14 +5,15 @@ first wait for a generation: heartbeats and reports have a thread each, a report
 with back-off, until acknowledged.
 """
 
+import contextlib
 import http.client
 import json
 import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
 
@@ -47,14 +48,34 @@ class JobEndedError(RuntimeError):
 class _Connection(http.client.HTTPConnection):
     """One that gives up connecting long before it gives up waiting for an answer."""
 
+    _answer_seconds: float | None = None
+
+    def expect_within(self, seconds: float) -> None:
+        """Gives each of the next answers so long."""
+        self._answer_seconds = seconds
+        if self.sock is not None:
+            self.sock.settimeout(seconds)
+
     def connect(self) -> None:
-        answer_seconds, self.timeout = self.timeout, CONNECT_SECONDS
+        self.timeout = CONNECT_SECONDS
         super().connect()
-        self.sock.settimeout(answer_seconds)
+        self.sock.settimeout(self._answer_seconds)
 
 
 class _SecureConnection(_Connection, http.client.HTTPSConnection):
     """The same over TLS."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A connection that outlasts its requests."""
+
+    connection: _Connection | None = None
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +87,19 @@ class Channel:
     worker: str
     token_file: FilePath | None = None
     ca_file: FilePath | None = None
+    _kept: _Kept | None = None
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator["Channel"]:
+        """The same for one thread, with a connection that stays open from one request to the next: for who polls.
+
+        It is given up with the first request that fails: another operator may lead by then.
+        """
+        kept = _Kept()
+        try:
+            yield replace(self, _kept=kept)
+        finally:
+            kept.close()
 
     def ready(self, address: str) -> None:
         """Say that this worker is warm and that its store listens at `address` (host:port)."""
@@ -94,27 +128,33 @@ class Channel:
         if message is not None:
             headers["Content-Type"] = "application/json"
             data = json.dumps(message.to_wire()).encode()
-        server = urlsplit(self.url)
-        connection: _Connection
-        if server.scheme == "https":
-            trust = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
-            connection = _SecureConnection(server.netloc, timeout=timeout, context=trust)
-        else:
-            connection = _Connection(server.netloc, timeout=timeout)
+        server, kept = urlsplit(self.url), self._kept or _Kept()
+        connection, kept.connection = kept.connection or self._connection(), None
         try:
+            connection.expect_within(timeout)
             connection.request(method, server.path.rstrip("/") + path, data, headers)
             response = connection.getresponse()
             body = response.read()
+            if self._kept is not None and response.status < http.HTTPStatus.BAD_REQUEST:
+                kept.connection = connection
         except (OSError, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
         finally:
-            connection.close()
+            if kept.connection is None:
+                connection.close()
         if response.status == http.HTTPStatus.GONE:
             raise JobEndedError(f"{self.job} has ended")
         if response.status >= http.HTTPStatus.BAD_REQUEST:
             said = f"{method} {path}: HTTP {response.status} {response.reason}"
             raise ChannelUnavailableError(said, _retry_after(response.headers.get("Retry-After")))
         return body
+
+    def _connection(self) -> _Connection:
+        server = urlsplit(self.url)
+        if server.scheme != "https":
+            return _Connection(server.netloc)
+        trust = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+        return _SecureConnection(server.netloc, context=trust)
 
 
 def _retry_after(said: str | None) -> float:
@@ -150,11 +190,15 @@ class ChannelSource:
         self._newest = 0
 
     def next_generation(self, after: int) -> Generation:
+        with self._channel.kept() as channel:
+            return self._ask(channel, after)
+
+    def _ask(self, channel: Channel, after: int) -> Generation:
         backoff = Backoff(self._stop)
         while not self._stop.is_set():
             try:
-                self._channel.ready(self._address)
-                generation = self._channel.generation(after, POLL_SECONDS)
+                channel.ready(self._address)
+                generation = channel.generation(after, POLL_SECONDS)
                 backoff.reset()
             except JobEndedError as error:
                 raise RendezvousClosedError(str(error)) from error
