@@ -1,0 +1,69 @@
+"""The client of the API server: how it is connected."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from pipetransformer_operator.kube.api import Api
+
+pytestmark = pytest.mark.timeout(20)
+
+
+async def serve(answer: web.Request) -> web.Response:
+    return web.json_response({"host": answer.host, "user": answer.headers.get("Authorization")})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", serve)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield int(runner.addresses[0][1])
+    await runner.cleanup()
+
+
+def kubeconfig(folder: Path, server: str) -> str:
+    file = folder / "kubeconfig"
+    content = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+    }
+    file.write_text(json.dumps(content))
+    return str(file)
+
+
+async def test_a_netrc_file_is_not_looked_into(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("default login other password other")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    api = await Api.connect()
+    try:
+        assert (await api.get("/version"))["user"] == "Bearer secret"
+    finally:
+        await api.close()
+
+
+async def test_the_environments_proxy_is_used_unless_the_server_is_exempt(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, "http://kubernetes.example"))
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    api = await Api.connect()
+    try:
+        assert (await api.get("/version"))["host"] == "kubernetes.example"
+    finally:
+        await api.close()
+    monkeypatch.setenv("no_proxy", ".example")
+    api = await Api.connect()
+    try:
+        assert not api._client.configuration.proxy
+    finally:
+        await api.close()
