@@ -40,7 +40,7 @@ FREEZES_PER_SECOND = 2
 MOST_FREEZES = 200
 SUBMITTED_AT_ONCE = 16
 STEADY_SECONDS = 30
-PHASE_SECONDS = 900
+PHASE_SECONDS = 600
 _CALLS = re.compile(r'^pipetransformer_api_requests_total\{code="(.*)",resource="(.*)",verb="(.*)"\} (\S+)$', re.M)
 #: The operator's own, by the clock; watches are opened anew now and then.
 _UNCOUNTED = ("leases", "watch ")
