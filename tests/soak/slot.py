@@ -51,7 +51,11 @@ Break = Callable[[float, Callable[[], Awaitable[None]]], Awaitable[str]]
 
 @dataclass
 class World:
-    """What the slots share. `break_operator` and `break_api` last as long as they are awaited."""
+    """What the slots share. `break_operator` and `break_api` last as long as they are awaited.
+
+    Attributes:
+        bereft: jobs that lost a worker with its node, whichever slot's fault that was.
+    """
 
     api: PatientApi
     jobs: Watch
@@ -64,6 +68,7 @@ class World:
     outages: Callable[[float], float]
     path: str
     problems: list[str] = field(default_factory=list)
+    bereft: set[str] = field(default_factory=set)
 
 
 class NotHit(Exception):
@@ -148,7 +153,7 @@ class Slot:
         real = [hit for hit in self.hits if hit.job == self._name and hit.fault.kind in FAILURES]
         failures = self._status.get("failures", 0)
         print(f"{self._name}: complete, {findings.redone} steps redone, {failures} failures", flush=True)
-        if failures and not real:
+        if failures and not real and self._name not in self._world.bereft:
             problems.append(f"{self._name}: {failures} failures without one")
         await self._keep_events()
         await self._world.api.request("DELETE", f"{self._world.path}/{self._name}")
@@ -298,6 +303,7 @@ class Slot:
             case _:
                 node = victim.pod["spec"]["nodeName"]
                 lost = self._world.nodes.lose(node)
+                self._world.bereft |= {worker.job for worker in lost}
                 if victim not in lost:
                     raise NotHit
                 return f"{node} with {', '.join(worker.name for worker in lost)}"
