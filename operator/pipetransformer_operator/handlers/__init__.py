@@ -22,6 +22,10 @@ from ..settings import Settings
 from .session import Backoffs, log_in
 
 CONNECT_SECONDS = 10
+#: Objects of one answer to a list: 8,000 pods in one took 400 MB.
+LISTED_AT_ONCE = 250
+#: kopf keeps an object's newest event for so long.
+IDLE_SECONDS = 1.0
 JOBS, PODS = "watched_jobs", "watched_pods"
 
 
@@ -73,6 +77,8 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.client_timeout = WATCH_SECONDS + 30
     settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.watching.chunk_size = LISTED_AT_ONCE
+    settings.queueing.idle_timeout = IDLE_SECONDS
     settings.networking.error_backoffs = Backoffs()
     # Neither namespaces nor definitions are watched: the operator needs no right to see them.
     settings.scanning.disabled = True
