@@ -69,7 +69,7 @@ class Api:
         except config.ConfigException:
             # the client reads KUBECONFIG only once, when it is imported
             await config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=settings)
-        settings.proxy = settings.proxy or _proxy(settings.host)
+        settings.proxy = settings.proxy or _proxy(settings.host or "")
         api_client = client.ApiClient(configuration=settings)
         api_client.rest_client.pool_manager = _quick(api_client.rest_client.pool_manager)
         return cls(api_client, may_write, count)
