@@ -45,9 +45,13 @@ class Committer:
         """Make optimizer and gradients for what `state` trains at its boundary."""
         if self.gradients is None or not self.gradients.serve(state, layout):
             self.gradients = None  # its memory goes before the next one's comes
-            self.gradients = Gradients(state, layout)
+            self.gradients = Gradients(state, layout, self._job.no_decay)
         self._optimizer = make_optimizer(
-            self._job.spec.training.optimizer, state.trained_parameters(), state.moments, self._job.no_decay
+            self._job.spec.training.optimizer,
+            state.trained_parameters(),
+            state.moments,
+            self._job.no_decay,
+            self.gradients.packs,
         )
         self.layout = layout
         return self.gradients

@@ -5,10 +5,14 @@ to hundreds of small ones. Lives as long as the worker holds these units and its
 than the group it trained in: a step that was voted for can still be committed.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
 from .layout import StageLayout
+from .models import unit_name
+from .packs import Pack, packing_order
 from .state import WorkerState
 
 
@@ -18,11 +22,16 @@ class Gradients:
     Attributes:
         parameters: those of each unit that train and that no other unit shares, the last unit first, as a backward
             reaches them.
+        packs: those of them that an optimizer may step as one.
         of_unit: (elements,) each unit's part of the buffer, in the same order; the parts lie side by side.
     """
 
-    def __init__(self, state: WorkerState, layout: StageLayout) -> None:
-        self.parameters = {index: _own_parameters(state, index) for index in reversed(layout.span)}
+    def __init__(self, state: WorkerState, layout: StageLayout, no_decay: Collection[str] = ()) -> None:
+        self._no_decay = no_decay
+        groups = {index: _own_parameters(state, index, no_decay) for index in reversed(layout.span)}
+        self.parameters = {
+            index: [parameter for group in some for parameter in group.values()] for index, some in groups.items()
+        }
         self._shared = _shared_parameters(state, layout.span)
         trained = [parameter for parameters in self.parameters.values() for parameter in parameters]
         sizes = [parameter.numel() for parameter in trained]
@@ -33,13 +42,21 @@ class Gradients:
             (parameter, part.view_as(parameter))
             for parameter, part in zip(trained, torch.split(self._flat, sizes), strict=True)
         ]
+        packable = [group for some in groups.values() for group in some]
+        parts = torch.split(self._flat, [sum(parameter.numel() for parameter in group.values()) for group in packable])
+        self.packs = [Pack(group, part) for group, part in zip(packable, parts, strict=True) if len(group) > 1]
         units = [sum(parameter.numel() for parameter in parameters) for parameters in self.parameters.values()]
         self.of_unit = dict(zip(self.parameters, torch.split(self._flat, units), strict=True))
 
     def serve(self, state: WorkerState, layout: StageLayout) -> bool:
         """Whether what `state` trains in `layout` is just what these are of."""
         held = [*(parameter for some in self.parameters.values() for parameter in some), *self._shared]
-        trained = [parameter for index in reversed(layout.span) for parameter in _own_parameters(state, index)]
+        trained = [
+            parameter
+            for index in reversed(layout.span)
+            for group in _own_parameters(state, index, self._no_decay)
+            for parameter in group.values()
+        ]
         trained += _shared_parameters(state, layout.span)
         return [id(parameter) for parameter in held] == [id(parameter) for parameter in trained]
 
@@ -71,12 +88,15 @@ class Gradients:
         return self._flat[start : start + sum(part.numel() for part in parts)]
 
 
-def _own_parameters(state: WorkerState, index: int) -> list[nn.Parameter]:
-    return [
-        parameter
+def _own_parameters(state: WorkerState, index: int, no_decay: Collection[str]) -> list[dict[str, nn.Parameter]]:
+    """By whole-model name, those together that may be packed."""
+    prefix = unit_name(index, state.num_layers)
+    own = {
+        f"{prefix}.{name}": parameter
         for name, parameter in state.units[index].named_parameters()
         if parameter.requires_grad and state.ties.find(index, name) is None
-    ]
+    }
+    return [{name: own[name] for name in names} for names in packing_order(own, no_decay)]
 
 
 def _shared_parameters(state: WorkerState, span: range) -> list[nn.Parameter]:

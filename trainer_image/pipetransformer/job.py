@@ -145,6 +145,12 @@ class Job:
         """What the largest stage of the job's first layout needs, nothing frozen."""
         return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)
 
+    @cached_property
+    def stage_bytes(self) -> int:
+        """Parameters, gradients and moments of the largest stage of the job's first layout; later ones need no more."""
+        spans = self.cut(0, self.spec.pipeline.stages, 1, None).spans
+        return max(sum(self._trained_bytes(self.model.units[index]) for index in span) for span in spans)
+
     def min_stages(self, boundary: int) -> int:
         """The shortest pipeline whose largest stage needs no more than the first layout's; a restart begins with it."""
         stages = self.spec.pipeline.stages

@@ -17,19 +17,41 @@ from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShap
 
 from .errors import SpecError
 from .models import PipelineModel
+from .packs import Pack
 
 #: Optimizer state by whole-model parameter name, then by the optimizer's own key such as `exp_avg`.
 Moments = dict[str, dict[str, Tensor]]
 
 
 def make_optimizer(
-    spec: Optimizer, parameters: Iterable[tuple[str, nn.Parameter]], moments: Moments, no_decay: Collection[str] = ()
+    spec: Optimizer,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    moments: Moments,
+    no_decay: Collection[str] = (),
+    packs: Sequence[Pack] = (),
 ) -> torch.optim.Optimizer | None:
     """An optimizer of these named parameters that reads and writes `moments`; None when there are no parameters.
 
-    Weight decay leaves alone the parameters that `no_decay` names.
+    Weight decay leaves alone the parameters that `no_decay` names. Those of each of `packs` are stepped as one tensor,
+    which their data and moments move into; all of a pack began to train at the same step.
     """
-    named = list(parameters)
+    packed = {name for pack in packs for name in pack.parameters}
+    named: list[tuple[str, nn.Parameter]] = []
+    states: dict[Tensor, dict[str, Tensor]] = {}
+    for name, parameter in parameters:
+        state = moments.setdefault(name, {})
+        if name not in packed:
+            named.append((name, parameter))
+            states[parameter] = state
+        elif not state:
+            state |= {
+                key: torch.zeros(shape, dtype=dtype, device=parameter.device if shape else None)
+                for key, (shape, dtype) in moment_shapes(spec, parameter).items()
+            }
+    for pack in packs:
+        whole = pack.join()
+        named.append((next(iter(pack.parameters)), whole))
+        states[whole] = pack.join_moments(moments)
     if not named:
         return None
     groups: list[dict[str, Any]] = [
@@ -50,8 +72,7 @@ def make_optimizer(
         optimizer = torch.optim.SGD(
             trained, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
         )
-    for name, parameter in named:
-        optimizer.state[parameter] = moments.setdefault(name, {})
+    optimizer.state.update(states)
     return optimizer
 
 

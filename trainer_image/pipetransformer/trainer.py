@@ -44,6 +44,7 @@ from .membership import Membership, drop_groups
 from .moments import Moment, Reached, ignore
 from .monitoring import Meter, Position
 from .reduction import GradientReducer
+from .reserve import Reserve
 from .schedules import ModelError, StageRunner, StageSpec
 from .similarity import similarities
 from .state import Control, UnitCodec, WorkerState
@@ -111,6 +112,7 @@ class Trainer:
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._mirrors = self._make_mirrors()
         self._prefetcher = self._checkpointer.prefetcher()
+        self._reserve = Reserve()
         self._member: Membership | None = None
         self._in_doubt: WorkerState | None = None
         self._broken = 0
@@ -170,7 +172,7 @@ class Trainer:
             StorageError: a checkpoint or the model cannot be written.
         """
         gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
-        warm_up(self._job, self._transport.device)
+        warm_up(self._job, self._transport.device, self._reserve)
         self._watchdog.start()
         self._prefetcher.start()
         try:
@@ -293,6 +295,7 @@ class Trainer:
         if not member.stepped:
             self._note_first_step(member)
             member.drop_outgrown()
+            self._reserve.release()
             # The vote has shown that all have joined, so the first workers' addresses are in the store.
             self._cache.hand_over(layout, member.store)
         member.stepped = True

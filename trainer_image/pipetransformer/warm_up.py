@@ -1,6 +1,6 @@
 """Does once, before a worker says that it is ready, what a process does at its first step only: start the threads of
-autograd, load and compile kernels for the job's shapes, import the optimizers. A joiner's first step is in everybody's
-pause."""
+autograd, load and compile kernels for the job's shapes, import the optimizers, find memory. A joiner's first step is in
+everybody's pause."""
 
 import logging
 
@@ -10,16 +10,19 @@ import torch.distributed as dist
 from .elastic.groups import ensure_default_group
 from .job import Job
 from .optimizer import make_optimizer
+from .reserve import Reserve
 from .schedules import StageRunner, StageSpec
 from .state import WorkerState
 
 logger = logging.getLogger(__name__)
 
 
-def warm_up(job: Job, device: torch.device) -> None:
-    """Train a model of one block, all of it zeros, for one micro-batch."""
+def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
+    """Train a model of one block, all of it zeros, for one micro-batch; fill `reserve` with what a stage may need."""
     try:
         _train(job, device)
+        if device.type == "cpu":
+            reserve.fill(job.stage_bytes)
     except Exception:  # whatever it is, only the first step can tell whether it is more than the zeros
         logger.warning("this worker is not warm", exc_info=True)
 

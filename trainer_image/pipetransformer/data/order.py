@@ -31,7 +31,7 @@ class EpochOrder:
         self._shard_of = np.empty(num_samples, dtype=np.int64)
         for number, shard in enumerate(self._shards):
             self._shard_of[shard] = number
-        self._turns = _turns([len(shard) for shard in self._shards])
+        self._starts = _starts([len(shard) for shard in self._shards], self.global_batch)
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
         #: Sample ids of a global step, one list for each of the C shards.
         self.batch = lru_cache(maxsize=2)(self._batch)
@@ -56,19 +56,24 @@ class EpochOrder:
 
     def _batch(self, step: int) -> list[list[int]]:
         epoch, place = divmod(step, self.steps_per_epoch)
-        ids = self._shuffled(epoch)[place * self.global_batch : (place + 1) * self.global_batch]
-        turns = self._turns[place * self.global_batch : (place + 1) * self.global_batch]
-        return [ids[turns == shard].tolist() for shard in range(self.num_shards)]
+        starts, ends = self._starts[place], self._starts[place + 1]
+        return [ids[start:end].tolist() for ids, start, end in zip(self._shuffled(epoch), starts, ends, strict=True)]
 
-    def _shuffle(self, epoch: int) -> NDArray[np.int64]:
-        order = np.empty(self.num_samples, dtype=np.int64)
-        for number, shard in enumerate(self._shards):
-            order[self._turns == number] = np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard)
-        return order
+    def _shuffle(self, epoch: int) -> list[NDArray[np.int64]]:
+        return [
+            np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard)
+            for number, shard in enumerate(self._shards)
+        ]
 
 
-def _turns(sizes: list[int]) -> NDArray[np.int64]:
-    """Which shard gives the n-th sample of an epoch, so that every run of samples takes evenly from all shards."""
+def _starts(sizes: list[int], global_batch: int) -> list[list[int]]:
+    """How much each shard has given before each batch of an epoch, and after the last: every batch takes evenly from
+    all."""
     shards = np.concatenate([np.full(size, number) for number, size in enumerate(sizes)])
     shares = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
-    return shards[np.lexsort((shards, shares))].astype(np.int64)
+    turns = shards[np.lexsort((shards, shares))]
+    firsts = np.arange(0, len(turns) + global_batch, global_batch)
+    given: list[list[int]] = np.stack(
+        [np.searchsorted(np.flatnonzero(turns == number), firsts) for number in range(len(sizes))], axis=1
+    ).tolist()
+    return given

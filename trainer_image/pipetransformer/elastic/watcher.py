@@ -29,8 +29,7 @@ class GenerationWatcher:
 
     def found(self, after: int) -> Generation | None:
         """A generation above `after`, if one is known. Never blocks."""
-        with self._lock:
-            found = self._found
+        found = self._found
         return found if found is not None and found.layout_generation > after else None
 
     def _run(self, after: int) -> None:

@@ -5,8 +5,7 @@ like a broken connection, and the workers would regroup for ever.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SpecError
@@ -21,33 +20,37 @@ class PolicyCopy:
 
     def __init__(self, pristine: FreezePolicy, state: Mapping[str, Any]) -> None:
         self._name = type(pristine).__name__
-        with self._named():
+        try:
             self._policy = copy.deepcopy(pristine)
             if state:
                 self._policy.load_state_dict(state)
+        except Exception as error:
+            raise self._failed(error) from error
 
     def needs_similarities(self, step: int) -> bool:
         """As `FreezePolicy.needs_similarities`."""
-        with self._named():
+        try:
             return self._policy.needs_similarities(step)
+        except Exception as error:
+            raise self._failed(error) from error
 
     def decide(self, observation: FreezeObservation) -> int:
         """As `FreezePolicy.decide`, and within its limits."""
-        with self._named():
+        try:
             boundary = int(self._policy.decide(observation))
             if not 0 <= boundary <= observation.num_layers:
                 raise ValueError(f"boundary {boundary} of {observation.num_layers} blocks")
             return boundary
+        except Exception as error:
+            raise self._failed(error) from error
 
     def state_dict(self) -> dict[str, Any]:
         """As `FreezePolicy.state_dict`."""
-        with self._named():
-            return self._policy.state_dict()
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
         try:
-            yield
+            return self._policy.state_dict()
         except Exception as error:
-            message = f"{self._name} failed: {type(error).__name__}: {error}"
-            raise SpecError("spec.freeze.policy", message, reason="PolicyFailed") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> SpecError:
+        message = f"{self._name} failed: {type(error).__name__}: {error}"
+        return SpecError("spec.freeze.policy", message, reason="PolicyFailed")

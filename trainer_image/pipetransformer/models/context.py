@@ -21,7 +21,7 @@ class MicroBatchContext:
         lengths: (micro-batch,) leading positions of each sample that are no padding; None when nothing is padded.
         autocast: type to compute products in; None for that of the weights.
         recompute: whether units that train compute their forward again instead of keeping it for the backward.
-        draws: how often each place has drawn random numbers in this forward of one unit.
+        draws: how often each place has drawn random numbers in the present forward of one unit.
         memory: what layers keep for later slices of the same samples, such as keys and values, by layer.
     """
 

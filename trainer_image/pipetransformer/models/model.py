@@ -83,8 +83,8 @@ class PipelineModel:
             weight: (micro-batch,) 0 for padding.
         """
         losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
-        weights = _target_weights(target, weight)
-        return torch.dot(losses, weights.flatten().to(losses)), weights.sum()
+        weights = _target_weights(target, weight).flatten()
+        return torch.dot(losses, weights.to(losses.dtype)), weights.sum()
 
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """Summed weight of the targets that `output` gets right."""
@@ -93,4 +93,5 @@ class PipelineModel:
 
 def _target_weights(target: Tensor, weight: Tensor) -> Tensor:
     """The weight of each target: its sample's, or none where there is no target."""
-    return (target != _NO_TARGET) * weight.view(-1, *[1] * (target.dim() - 1))
+    of_samples = weight if target.dim() == 1 else weight.view(-1, *[1] * (target.dim() - 1))
+    return (target != _NO_TARGET) * of_samples

@@ -16,13 +16,18 @@ def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
     """
     context = current_micro_batch()
     if context.recompute and torch.is_grad_enabled():
-        output: Tensor = checkpoint(_forward, unit, x, context, use_reentrant=False)
+        output: Tensor = checkpoint(_forward_again, unit, x, context, use_reentrant=False)
         return output
+    context.draws.clear()
+    return _forward(unit, x, context)
+
+
+def _forward_again(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
+    set_micro_batch(context.before_draws())  # when it runs again, others have been current
     return _forward(unit, x, context)
 
 
 def _forward(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
-    set_micro_batch(context.before_draws())  # when it runs again, others have been current
     if context.autocast is None:
         return unit(x)  # type: ignore[no-any-return]
     with torch.autocast(x.device.type, dtype=context.autocast):

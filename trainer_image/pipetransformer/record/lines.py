@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 _MAX_LINE = 1 << 16
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
     """Add one object to a file with a single write, so that a reader never sees half of it followed by another's."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, allow_nan=False) + "\n")
+        file.write(_encode(line) + "\n")
 
 
 class Appender:
@@ -26,7 +27,7 @@ class Appender:
         """As `append`."""
         if self._file is None:
             self._file = FileIO(self._path, "a")
-        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+        self._file.write(f"{_encode(line)}\n".encode())
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

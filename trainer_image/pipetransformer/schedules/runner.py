@@ -5,6 +5,7 @@ frozen prefix sends and receives no gradients. Whatever changes those facts (a f
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -91,9 +92,10 @@ class StageModule(nn.Module):
                 x = self.prefix.take()
             assert x is not None
             set_micro_batch(context)
-            with torch.no_grad():
-                for unit in self.frozen:
-                    x = run_unit(unit, x)
+            if self.frozen:
+                with torch.no_grad():
+                    for unit in self.frozen:
+                        x = run_unit(unit, x)
             for unit in self.active:
                 x = run_unit(unit, x)
         except Exception as error:
@@ -144,8 +146,8 @@ class StageRunner:
         if not losses:
             return RoundSums()
         # One wait for the device, not one a micro-batch.
-        sums = torch.stack([torch.stack(losses).detach().sum(), torch.stack(self._target.take_weights()).sum()])
-        return RoundSums(*sums.tolist())
+        sums = torch.stack([*losses, *self._target.take_weights()]).tolist()
+        return RoundSums(math.fsum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
 
     def evaluate(
         self, micro_batches: Sequence[MicroBatch], split: Split, metrics: Sequence[Metric] = (), *, name: str
