@@ -6,7 +6,6 @@ while it goes on through those below. All workers start the sums in the same ord
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ class GradientReducer:
     """Sums the gradients of all that a worker holds, while it holds it and its boundary stands.
 
     Args:
-        gradients: whose parameters get hooks, until `close`.
+        gradients: of the generation.
         state: whose parameters they are.
         layout: of the generation.
         groups: of the generation.
@@ -37,17 +36,15 @@ class GradientReducer:
         self._group = groups.data_parallel
         #: With one pipeline there is nobody to sum with, and nothing has to be noticed during the backward.
         self._buckets = _buckets(gradients) if self._group.size() > 1 else []
-        #: Gradients of the round that each bucket still waits for; empty outside of a round.
+        self._bucket_of = {unit: number for number, units in enumerate(self._buckets) for unit in units}
+        #: Units' backwards of the round that each bucket still waits for; empty outside of a round.
         self._missing: list[int] = []
         self._sums: list[dist.Work] = []
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._accumulated, number)
-            )
-            for number, units in enumerate(self._buckets)
-            for index in units
-            for parameter in gradients.parameters[index]
-        ]
+
+    @property
+    def sums(self) -> bool:
+        """Whether there is anybody to sum with, and so whether `passed` wants to be told."""
+        return bool(self._buckets)
 
     @property
     def under_way(self) -> list[int]:
@@ -57,10 +54,7 @@ class GradientReducer:
     def begin(self, num_micro_batches: int) -> None:
         """A round of so many micro-batches begins; all gradients are zero."""
         self._gradients.clear()
-        self._missing = [
-            num_micro_batches * sum(len(self._gradients.parameters[index]) for index in units)
-            for units in self._buckets
-        ]
+        self._missing = [num_micro_batches * len(units) for units in self._buckets]
         self._sums = []
 
     def finish(self) -> list[float]:
@@ -93,15 +87,15 @@ class GradientReducer:
         return norms
 
     def close(self) -> None:
-        """Take the hooks off, and let go of sums that broke."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._sums = [], []
+        """Let go of sums that broke, and start no more."""
+        self._missing, self._sums = [], []
 
-    def _accumulated(self, bucket: int, parameter: nn.Parameter) -> None:
-        if not self._missing:
-            return  # a measurement between rounds
-        self._missing[bucket] -= 1
+    def passed(self, unit: int) -> None:
+        """The backward of a micro-batch has passed this unit: all its gradients are there. One that nobody tells of
+        waits for `finish`."""
+        if not self._missing or unit not in self._bucket_of:
+            return
+        self._missing[self._bucket_of[unit]] -= 1
         # A bucket waits for those before it, so that all workers start in the same order.
         while len(self._sums) < len(self._missing) and not self._missing[len(self._sums)]:
             self._start()

@@ -424,6 +424,8 @@ class Trainer:
             member.reducer.close()
         gradients = self._committer.equip(self._state, member.layout)
         member.reducer = GradientReducer(gradients, self._state, member.layout, member.groups)
+        if member.reducer.sums:
+            member.runner.tell(member.reducer.passed)
 
     def _make_runner(self, layout: StageLayout, groups: GenerationGroups) -> StageRunner:
         assert groups.pipeline is not None

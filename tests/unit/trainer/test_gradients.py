@@ -3,6 +3,7 @@
 import datetime
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -48,10 +49,15 @@ class Replica:
         """Of one micro-batch."""
         x = self.inputs()[number]
         for index, unit in self.state.units.items():
+            if x.requires_grad:
+                x.register_hook(partial(self.passed, index))
             x = torch.tanh(unit(x))
             if index == 2 and number == 0:
                 x = x * self.rare
         torch.autograd.backward(x.sum())
+
+    def passed(self, index: int, _: Tensor) -> None:
+        self.reducer.passed(index)
 
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for _, parameter in self.state.trained_parameters() if parameter.grad is not None]

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -81,9 +82,10 @@ class StageModule(nn.Module):
         self.units = nn.ModuleList(units)
         self.num_frozen = num_frozen
         self.frozen = [] if prefix is not None else list(units[:num_frozen])
-        self.active = list(units[num_frozen:])
+        self.active = list(enumerate(units))[num_frozen:]
         self.prefix = prefix
         self.upcoming: list[MicroBatchContext] = []
+        self.passed: Callable[[int], None] | None = None
 
     def forward(self, x: Tensor | None) -> Tensor:
         context = self.upcoming.pop(0)
@@ -96,11 +98,18 @@ class StageModule(nn.Module):
                 with torch.no_grad():
                     for unit in self.frozen:
                         x = run_unit(unit, x)
-            for unit in self.active:
+            for number, unit in self.active:
+                if self.passed is not None and x.grad_fn is not None:
+                    # The engine runs what was computed later first, so all of the unit's gradients are there by then.
+                    x.register_hook(partial(_tell, self.passed, number))
                 x = run_unit(unit, x)
         except Exception as error:
             raise ModelError(f"forward failed: {type(error).__name__}: {error}") from error
         return x
+
+
+def _tell(passed: Callable[[int], None], number: int, _: Tensor) -> None:
+    passed(number)
 
 
 class StageRunner:
@@ -138,6 +147,12 @@ class StageRunner:
         self._module = StageModule(units, num_frozen, self._prefix)
         self._schedules: dict[tuple[bool, int, int | None], PipelineScheduleSingle] = {}
         self._target = _Target()
+
+    def tell(self, passed: Callable[[int], None]) -> None:
+        """From now on tell of each unit, by its index in the model, that the backward of a micro-batch has passed it:
+        at once for those whose input has a gradient that goes on to a unit of this stage, of others never."""
+        start = self.spec.span.start
+        self._module.passed = lambda number: passed(start + number)
 
     def train(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
         """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters."""
