@@ -50,7 +50,7 @@ class Replica:
         x = self.inputs()[number]
         for index, unit in self.state.units.items():
             if x.requires_grad:
-                x.register_hook(partial(self.passed, index))
+                x.register_hook(partial(self.passed, index))  # type: ignore[no-untyped-call]
             x = torch.tanh(unit(x))
             if index == 2 and number == 0:
                 x = x * self.rare

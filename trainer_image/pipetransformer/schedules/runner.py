@@ -101,7 +101,7 @@ class StageModule(nn.Module):
             for number, unit in self.active:
                 if self.passed is not None and x.grad_fn is not None:
                     # The engine runs what was computed later first, so all of the unit's gradients are there by then.
-                    x.register_hook(partial(_tell, self.passed, number))
+                    x.register_hook(partial(_tell, self.passed, number))  # type: ignore[no-untyped-call]
                 x = run_unit(unit, x)
         except Exception as error:
             raise ModelError(f"forward failed: {type(error).__name__}: {error}") from error
