@@ -218,9 +218,13 @@ class Operator:
 
     async def figure(self, name: str) -> float:
         """A metric, as its line begins."""
-        async with aiohttp.ClientSession() as session, session.get(self.metrics) as response:
-            lines = (await response.text()).splitlines()
+        lines = (await self.figures()).splitlines()
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+    async def figures(self) -> str:
+        """All metrics."""
+        async with aiohttp.ClientSession() as session, session.get(self.metrics) as response:
+            return await response.text()
 
     @property
     def metrics(self) -> str:

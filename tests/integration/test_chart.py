@@ -117,6 +117,14 @@ def test_a_namespaced_operator_has_no_right_over_the_cluster_but_to_check_tokens
     assert roles == ["team-a", "team-b", SYSTEM]
 
 
+def test_a_namespaced_operator_yields_to_nobody_for_it_sees_no_pods_of_others() -> None:
+    done = template("x", namespaces='["team-a"]', **{"yielding.enabled": "true"})
+    assert "yielding.enabled: pods of others are seen only by an operator of all namespaces" in done.stderr
+    assert "YIELD" not in yaml.safe_dump_all(render("x"))
+    rules = [[d.get("rules") for d in render("x", **{"yielding.enabled": on})] for on in ("false", "true")]
+    assert rules[0] == rules[1], "it needs no right besides"
+
+
 def test_nothing_of_kueue_is_needed_where_it_is_not_used() -> None:
     assert "kueue" not in yaml.safe_dump_all(render("x"))
 

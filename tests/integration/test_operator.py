@@ -3,7 +3,6 @@
 import signal
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.builders import JobBuilder, make_job
@@ -63,9 +62,7 @@ async def test_a_releasing_job_gives_its_pods_back_while_it_trains(
     )
 
     async def counted() -> bool:
-        url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            text = await response.text()
+        text = await operator.figures()
         return all(figure in text for figure in figures)
 
     await until("the figures show the release", counted)
@@ -99,6 +96,8 @@ async def test_a_killed_worker_is_replaced_by_a_new_pod(
 
     await until("a new worker took the place", regrown)
     assert (await namespace.status())["failures"] == 1
+    refused = [line for line in (await operator.figures()).splitlines() if 'refusals_total{reason="Foreign' in line]
+    assert not refused, "a worker that had just been created was taken for a stranger"
     namespace.advance(30)
     await namespace.state("Complete")
 

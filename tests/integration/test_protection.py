@@ -81,3 +81,35 @@ async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
     await namespace.told("WorkersDraining", "GenerationConfirmed")
     namespace.advance(30)
     assert (await namespace.state("Complete")).get("failures", 0) == 0
+
+
+async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_turn(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    node = f"node-{namespace.name}"
+    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+    kubelet.room = 2
+    await namespace.apply(packing_job().stages(1).workers(2).set("elasticPolicy.maxPipelines", 2))
+    assert await namespace.layout(1) == (1, 2)
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    path = f"{namespace.core}/pods/digits-w1/status"
+    await namespace.api.request("PATCH", path, {"status": {"conditions": [target]}}, content_type=MERGE_PATCH)
+    assert await namespace.layout(2) == (1, 1)
+
+    async def created(name: str) -> bool:
+        return name in await namespace.pods()
+
+    await until("a replacement", lambda: created("digits-w2"))
+    binding = {"metadata": {"name": "digits-w2"}, "target": {"kind": "Node", "name": node}}
+    await namespace.api.request("POST", f"{namespace.core}/pods/digits-w2/binding", binding)
+    silent = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+    path = f"/api/v1/nodes/{node}/status"
+    await namespace.api.request("PATCH", path, {"status": {"conditions": [silent]}}, content_type=MERGE_PATCH)
+
+    await until("another replacement", lambda: created("digits-w3"))
+    kubelet.room = 8192
+    assert await namespace.layout(3) == (1, 2)
+    names = {member["name"] for member in (await namespace.status())["plan"]["members"]}
+    assert names == {"digits-w0", "digits-w3"}
+    namespace.advance(30)
+    assert (await namespace.state("Complete")).get("failures", 0) == 0
