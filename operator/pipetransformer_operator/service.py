@@ -59,6 +59,7 @@ class Service:
         metrics: Metrics,
         controller: Controller,
         pool: KubePool,
+        publisher: Publisher,
         tokens: TokenReviewer,
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
@@ -72,6 +73,7 @@ class Service:
         self._lease = lease
         self._controller = controller
         self._pool = pool
+        self._publisher = publisher
         self._tokens = tokens
         self._runners = runners
         self._renewing = renewing
@@ -146,7 +148,19 @@ class Service:
             runners.append(runner)
         renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
         return cls(
-            [own, api], lease, health, metrics, controller, pool, tokens, runners, renewing, nodes, quota, others
+            [own, api],
+            lease,
+            health,
+            metrics,
+            controller,
+            pool,
+            publisher,
+            tokens,
+            runners,
+            renewing,
+            nodes,
+            quota,
+            others,
         )
 
     async def lead(self) -> None:
@@ -183,6 +197,7 @@ class Service:
         if deleted:
             self._pool.forget(key)
             self._quota.forget(key)
+            self._publisher.forget(key.namespace)  # which may be gone, too, and come again
         self._controller.wake(key)
 
     def pod_changed(self, key: JobKey) -> None:
@@ -210,12 +225,13 @@ def _certificate(api: Api, settings: Settings) -> Certificate:
 
 
 async def _renew(certificate: Certificate, publisher: Publisher, controller: Controller) -> None:
-    """Renews for ever what the channel shows, and tells namespaces of running jobs what to trust."""
+    """Renews for ever what the channel shows, and tells namespaces of running jobs what to trust, anew each time."""
     while True:
         await asyncio.sleep(CERTIFICATE_SECONDS)
         try:
             await certificate.refresh()
             for namespace in {job.metadata.namespace for job in controller.jobs()}:
+                publisher.forget(namespace)
                 await publisher.publish(namespace)
         except (Conflict, NotFound, Unavailable, ValueError) as error:
             logger.warning("certificates are not renewed: %s; again in %g s", error, CERTIFICATE_SECONDS)

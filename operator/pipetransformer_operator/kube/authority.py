@@ -113,6 +113,10 @@ class Publisher:
                 await self._write(namespace, trusted)
                 self._done[namespace] = trusted
 
+    def forget(self, namespace: str) -> None:
+        """The namespace may have lost them: it is told again when it is asked for next."""
+        self._done.pop(namespace, None)
+
     async def _write(self, namespace: str, trusted: bytes) -> None:
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         data = {CA_FILE: trusted.decode()}

@@ -102,6 +102,10 @@ async def test_namespaces_are_told_again_only_when_there_is_something_new() -> N
     trusted.append(b"old and new")
     await publisher.publish("team")
     assert api.object["data"] == {"ca.crt": "old and new"}
+    api.object = None  # the namespace was deleted with its jobs, and made again
+    publisher.forget("team")
+    await publisher.publish("team")
+    assert api.object is not None
 
 
 async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
