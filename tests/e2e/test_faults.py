@@ -4,6 +4,7 @@ same, with each sample exactly once, or fails with the words that its user needs
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -37,11 +38,11 @@ EPOCHS = 100
 WARM = 5
 OUTAGE_SECONDS = 60
 _failed = has_condition("Failed")
-_KILL = """
-import os, pathlib, signal
+_SIGNAL = """
+import os, pathlib, sys
 for process in pathlib.Path("/proc").glob("[0-9]*"):
     if int(process.name) != os.getpid() and b"pipetransformer" in (process / "cmdline").read_bytes():
-        os.kill(int(process.name), signal.SIGKILL)
+        os.kill(int(process.name), int(sys.argv[1]))
 """
 
 
@@ -73,6 +74,12 @@ class Place:
         names = sorted((m["name"] for m in plan["members"]), key=lambda name: name == plan["leader"])
         return self.kube.get("pod", names[0])
 
+    def signal(self, number: int) -> str:
+        """Sends it to the trainer in such a pod; the pod's name."""
+        name: str = self.member()["metadata"]["name"]
+        self.kube.run("exec", name, "--", "python", "-c", _SIGNAL, str(number))
+        return name
+
     def patch(self, spec: Object) -> None:
         self.kube.run("patch", "pipetrainingjob", JOB, "--type=merge", "-p", json.dumps({"spec": spec}))
 
@@ -99,8 +106,20 @@ class Place:
 
 
 def kill(place: Place) -> None:
-    place.kube.run("exec", place.member()["metadata"]["name"], "--", "python", "-c", _KILL)
+    place.signal(signal.SIGKILL)
     place.wait("the loss is counted", lambda job: job["status"].get("failures", 0) == 1)
+
+
+def stop(place: Place) -> None:
+    """It hangs, and its pod looks alive: the job stands still, says who is the reason, and replaces it."""
+    place.patch({"runPolicy": {"stallTimeoutSeconds": 15}})
+    name = place.signal(signal.SIGSTOP)
+    job = place.wait("Stalled", has_condition("Stalled"))
+    stalled = next(condition for condition in job["status"]["conditions"] if condition["type"] == "Stalled")
+    place.wait("the loss is counted", lambda job: job["status"].get("failures", 0) == 1)
+    assert "stallTimeoutSeconds (15 s)" in stalled["message"]
+    events = place.kube.list("events")
+    assert any(one["reason"] == "WorkerLost" and name in one["message"] for one in events)
 
 
 def delete(place: Place) -> None:
@@ -140,6 +159,8 @@ def lose_node(place: Place) -> None:
     node.stop(layout, index)
     try:
         place.wait("the loss is counted", lambda job: job["status"].get("failures", 0) >= 1)
+        (ready,) = (c for c in place.kube.get("node", name)["status"]["conditions"] if c["type"] == "Ready")
+        assert ready["status"] == "True", "its peers said it, before the cluster did"
         lost = {p["metadata"]["uid"] for p in place.kube.list("pods", JOB_LABEL) if p["spec"].get("nodeName") == name}
 
         def goes_on(job: Object) -> bool:
@@ -185,6 +206,22 @@ def stop_api(place: Place) -> None:
     assert after > before, "the job stood still"
 
 
+def end_without_operator(place: Place) -> None:
+    """Nobody hears that the model is written: the operator that comes later finds it."""
+    system = place.cluster.kube(SYSTEM_NAMESPACE)
+    system.run("scale", "deployment", "--selector", OPERATOR_LABELS, "--replicas=0")
+    try:
+        system.wait_gone("pods", OPERATOR_LABELS, seconds=60)
+
+        def ended(_: Object) -> bool:
+            return all(pod["status"]["phase"] == "Succeeded" for pod in place.kube.list("pods", JOB_LABEL))
+
+        place.wait("all workers have ended", ended)
+        assert not _complete(place.kube.get("pipetrainingjob", JOB))
+    finally:
+        system.run("scale", "deployment", "--selector", OPERATOR_LABELS, "--replicas=1")
+
+
 @dataclass(frozen=True)
 class Row:
     """A fault and what becomes of its job.
@@ -204,6 +241,7 @@ class Row:
 
 ROWS = [
     Row(kill, failures=1),
+    Row(stop, failures=1),
     Row(delete),
     Row(evict),
     Row(drain, stages=2),
@@ -211,6 +249,7 @@ ROWS = [
     Row(suspend),
     Row(lose_operator_preparing),
     Row(lose_operator_committing),
+    Row(end_without_operator),
     Row(stop_api, epochs=150),
 ]
 

@@ -110,6 +110,26 @@ async def test_an_operator_outlives_an_outage_of_the_api_server_and_its_job_trai
     assert cut_off.running
 
 
+async def test_a_worker_that_died_while_no_operator_was_there_is_replaced_by_the_next(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().stages(2).workers(4, least=2))
+    assert await namespace.layout(1) == (2, 2)
+    pod = (await namespace.pods())["digits-w3"]
+    await operator.kill()
+    kubelet.processes[pod["metadata"]["uid"]].kill()
+
+    async def failed() -> bool:
+        return bool((await namespace.pods())["digits-w3"]["status"]["phase"] == "Failed")
+
+    await until("the worker is dead", failed)
+    await operator.start()
+    assert await namespace.layout(2) == (2, 1)
+    assert await namespace.layout(3) == (2, 2)
+    namespace.advance(30)
+    assert (await namespace.state("Complete"))["failures"] == 1
+
+
 @pytest.mark.slow
 async def test_a_watch_that_dies_without_a_word_is_opened_again(
     namespace: Namespace, cut_off: Operator, wire: Wire, kubelet: FakeKubelet

@@ -1,0 +1,92 @@
+"""What users do to a job besides letting it train, against a real API server."""
+
+from typing import Any
+
+import pytest
+
+from pipetransformer_operator.kube.api import MERGE_PATCH
+
+from .conftest import FakeKubelet, Namespace, Operator, until
+from .test_operator import packing_job
+
+pytestmark = pytest.mark.timeout(180)
+
+
+async def test_a_suspended_job_gives_all_back_and_resumes_in_the_size_of_its_checkpoint(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().release())
+    assert await namespace.layout(1) == (4, 1)
+    namespace.advance(15)
+    assert await namespace.layout(2) == (2, 1)
+    await namespace.patch("digits", {"suspend": True})
+    await namespace.state("Suspended")
+
+    async def gone() -> bool:
+        return not await namespace.pods()
+
+    await until("all workers are gone", gone)
+    await namespace.patch("digits", {"suspend": False})
+    assert await namespace.layout(3) == (1, 1), "its checkpoint fits one worker"
+    namespace.advance(30)
+    assert (await namespace.state("Complete")).get("failures", 0) == 0
+
+
+async def test_a_job_that_outlives_its_deadline_fails_and_holds_nothing(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().set("runPolicy.activeDeadlineSeconds", 2))
+    status = await namespace.state("Failed")
+    failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
+    assert failed["reason"] == "DeadlineExceeded"
+    assert "not done within 2 s" in failed["message"]
+
+    async def gone() -> bool:
+        return not await namespace.pods()
+
+    await until("all workers are gone", gone)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("None", 2), ("Running", 2), ("All", 0)])
+async def test_pods_that_have_ended_are_kept_or_not_as_the_job_says(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, policy: str, left: int
+) -> None:
+    job = packing_job().stages(1).workers(2).set("elasticPolicy.maxPipelines", 2)
+    await namespace.apply(job.set("runPolicy.cleanPodPolicy", policy))
+    assert await namespace.layout(1) == (1, 2)
+    namespace.advance(30)
+    await namespace.state("Complete")
+
+    async def settled() -> bool:
+        phases = [pod["status"].get("phase") for pod in (await namespace.pods()).values()]
+        return phases == ["Succeeded"] * left
+
+    await until(f"{left} pods are left, and have ended", settled)
+    assert (await namespace.status())["gpus"]["held"] == 0
+
+
+async def test_the_scale_subresource_is_a_ceiling_in_pods(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().stages(1).workers(1).set("elasticPolicy.maxPipelines", 4))
+    assert await namespace.layout(1) == (1, 1)
+    path = f"{namespace.jobs}/digits/scale"
+    await namespace.api.request("PATCH", path, {"spec": {"replicas": 2}}, content_type=MERGE_PATCH)
+    assert await namespace.layout(2) == (1, 2)
+    scale: dict[str, Any] = await namespace.api.get(path)
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
+    selected = f"{namespace.core}/pods?labelSelector={scale['status']['selector'].replace('=', '%3D')}"
+    assert {pod["metadata"]["name"] for pod in (await namespace.api.get(selected))["items"]} == {
+        "digits-w0",
+        "digits-w1",
+    }
+
+
+async def test_a_job_that_somebody_else_manages_is_left_alone(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job("foreign").set("managedBy", "kueue.x-k8s.io/multikueue"))
+    await namespace.apply(packing_job("own").stages(1).workers(1))
+    assert await namespace.layout(1, "own") == (1, 1)
+    assert await namespace.status("foreign") == {}
+    assert set(await namespace.pods()) == {"own-w0"}
