@@ -131,6 +131,17 @@ def test_shares_are_legal_sizes_and_never_more_than_there_is(made: list[Demand])
 
 
 @settings(max_examples=200, deadline=None)
+@given(demands())
+def test_shares_that_everybody_has_are_not_changed(made: list[Demand]) -> None:
+    shares = allocate(made)
+    obeyed = [
+        replace(demand, held=share, share=share) if (share := shares[demand.key]) is not None else demand
+        for demand in made
+    ]
+    assert allocate(obeyed) == shares
+
+
+@settings(max_examples=200, deadline=None)
 @given(demands(), st.randoms())
 def test_the_order_of_jobs_changes_nothing(made: list[Demand], random: "st.DrawFn") -> None:
     shuffled = list(made)

@@ -98,6 +98,54 @@ class Checked(World):
     def durable(self, plan: PublishedPlan) -> bool:
         return plan.covered_by(self.status.checkpoint)
 
+    def recover(self) -> None:
+        """All is well from now on: the job comes to rest, training in a layout that it should have."""
+        self.unschedulable, self.share = False, None
+        if self.queue:
+            self.queue.size, self.queue.problem = 8192, ""
+        self.silent.clear()
+        self.lost_peers.clear()
+        for name, worker in self.workers.items():
+            self.change(name, draining=False, disrupted=False, node_lost=False) if worker.alive else None
+        for _ in range(16):
+            self.bury()
+            self.schedule()
+            self.warm_up()
+            if self.trains:
+                self.commit(checkpoint=self.report.boundary if self.report else 0)
+                self.leave()
+            self.wait(3601)
+            self.settle()
+        if self.status.finished:
+            assert self.status.is_true(ConditionType.FAILED)
+            assert self.status.failures > self.spec.run_policy.backoff_limit
+            return
+        assert self.state() is State.RUNNING, self.status.conditions
+        assert self.plan.confirmed and not self.status.leaving_ids and self.status.resize is None
+        members = {member.name for member in self.plan.members}
+        spares = set(self.workers) - members
+        assert not spares or self.spec.elastic_policy.on_pack == "Hold"
+        if self.queue:
+            held = {key for request in self.status.quota_requests for key in request.worker_ids}
+            assert held == set(self.status.worker_ids) and self.queue.held == len(held)
+        self.finish(Outcome.SUCCEEDED)
+        assert self.state() is State.COMPLETE
+
+    @property
+    def trains(self) -> bool:
+        """Whether all members of the published generation live."""
+        plan = self.status.plan
+        if plan is None or self.status.finished or self.spec.suspend:
+            return False
+        workers = [self.workers.get(member.name) for member in plan.members]
+        return all(worker is not None and worker.alive and worker.name not in self.silent for worker in workers)
+
+    def schedule(self) -> None:
+        """Every pod gets a node."""
+        for name, worker in self.workers.items():
+            if not worker.scheduled:
+                self.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
+
 
 class Life(RuleBasedStateMachine):
     """A job and all that may happen to it."""
@@ -129,18 +177,18 @@ class Life(RuleBasedStateMachine):
 
     @rule(checkpoint=st.booleans())
     def members_commit(self, checkpoint: bool) -> None:
-        if self.trains:
+        if self.world.trains:
             boundary = self.world.report.boundary if self.world.report else 0
             self.world.commit(checkpoint=boundary if checkpoint else None)
 
     @rule(boundary=st.integers(0, LAYERS - 1))
     def layers_freeze_or_thaw(self, boundary: int) -> None:
-        if self.trains:
+        if self.world.trains:
             self.world.commit(boundary=boundary)
 
     @rule()
     def leavers_leave(self) -> None:
-        if self.trains and self.world.plan.confirmed:
+        if self.world.trains and self.world.plan.confirmed:
             self.world.leave()
 
     @rule(everyone=st.booleans(), number=NUMBER)
@@ -180,15 +228,13 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def terminating_pods_go(self) -> None:
-        for name in [name for name, worker in self.world.workers.items() if worker.terminating]:
-            self.world.kill(name)
-        self.world.settle()
+        self.world.bury()
 
     @rule(unschedulable=st.booleans())
     def the_cluster_fills_or_empties(self, unschedulable: bool) -> None:
         self.world.unschedulable = unschedulable
         if not unschedulable:
-            self.schedule()
+            self.world.schedule()
         self.world.settle()
 
     @rule(number=NUMBER)
@@ -272,61 +318,73 @@ class Life(RuleBasedStateMachine):
         assert (again.status, again.create, again.delete, again.events) == (before, (), (), ())
 
     def teardown(self) -> None:
-        """All is well from now on: the job comes to rest, training in a layout that it should have."""
-        if not hasattr(self, "world"):
-            return
-        world = self.world
-        world.builder.suspended(False)
-        world.unschedulable, world.share = False, None
-        if world.queue:
-            world.queue.size, world.queue.problem = 8192, ""
-        world.silent.clear()
-        world.lost_peers.clear()
-        for name, worker in world.workers.items():
-            world.change(name, draining=False, disrupted=False, node_lost=False) if worker.alive else None
-        for _ in range(16):
-            self.terminating_pods_go()
-            self.schedule()
-            world.warm_up()
-            if self.trains:
-                world.commit(checkpoint=world.report.boundary if world.report else 0)
-                world.leave()
-            world.wait(3601)
-            world.settle()
-        if world.status.finished:
-            assert world.status.is_true(ConditionType.FAILED)
-            assert world.status.failures > 8
-            return
-        assert world.state() is State.RUNNING, world.status.conditions
-        assert world.plan.confirmed and not world.status.leaving_ids and world.status.resize is None
-        members = {member.name for member in world.plan.members}
-        spares = set(world.workers) - members
-        assert not spares or world.spec.elastic_policy.on_pack == "Hold"
-        if world.queue:
-            held = {key for request in world.status.quota_requests for key in request.worker_ids}
-            assert held == set(world.status.worker_ids) and world.queue.held == len(held)
-        world.finish(Outcome.SUCCEEDED)
-        assert world.state() is State.COMPLETE
-
-    @property
-    def trains(self) -> bool:
-        """Whether all members of the published generation live."""
-        plan = self.world.status.plan
-        if plan is None or self.world.status.finished or self.world.spec.suspend:
-            return False
-        workers = [self.world.workers.get(member.name) for member in plan.members]
-        return all(worker is not None and worker.alive and worker.name not in self.world.silent for worker in workers)
-
-    def schedule(self) -> None:
-        for name, worker in self.world.workers.items():
-            if not worker.scheduled:
-                self.world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
+        """All is well from now on."""
+        if hasattr(self, "world"):
+            self.world.builder.suspended(False)
+            self.world.recover()
 
 
 Life.TestCase.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_whatever_happens = Life.TestCase
+
+FATES: dict[str, tuple[dict[str, object], bool]] = {
+    "well": ({}, False),
+    "crashed": ({"phase": WorkerPhase.FAILED, "exit_code": 1}, True),
+    "left": ({"phase": WorkerPhase.SUCCEEDED, "exit_code": 0, "message": '{"outcome": "Left"}'}, False),
+    "taken away": ({"disrupted": True}, False),
+    "terminating": ({"terminating": True}, False),
+    "on a cordoned node": ({"draining": True}, False),
+    "on a lost node": ({"node_lost": True}, True),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.sampled_from([(1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]),
+    on_pack=st.sampled_from(["Widen", "Release", "Hold", "Auto"]),
+    spare=st.integers(0, 4),
+    boundary=st.integers(0, LAYERS - 1),
+    confirmed=st.booleans(),
+    durable=st.booleans(),
+    fates=st.lists(st.sampled_from([*FATES, "gone"]), min_size=12, max_size=12),
+    forgetful=st.booleans(),
+)
+def test_from_any_state_of_its_workers_a_job_comes_to_rest(
+    shape: tuple[int, int],
+    on_pack: str,
+    spare: int,
+    boundary: int,
+    confirmed: bool,
+    durable: bool,
+    fates: list[str],
+    forgetful: bool,
+) -> None:
+    """Everything at once, in the middle of whatever was going on, under this operator or the next."""
+    stages, pipelines = shape
+    workers = stages * pipelines
+    job = make_job().stages(stages).workers(workers, most=workers + spare).checkpoint().on_pack(on_pack)
+    world = Checked(job.set("runPolicy.backoffLimit", 8))
+    world.start()
+    world.commit(boundary=boundary)
+    if confirmed:
+        world.commit(checkpoint=boundary if durable else None)
+    for name, fate in zip(sorted(world.workers), fates, strict=False):
+        if fate == "gone":
+            world.kill(name)
+            continue
+        change, counts = FATES[fate]
+        world.change(name, **change)
+        world.real_failures += counts
+        if fate == "on a lost node":
+            world.silent.add(name)
+    if forgetful:
+        world.since = world.now
+        world.warm.clear()
+    world.wait(60)
+    world.settle()
+    world.recover()
 
 
 @settings(max_examples=40, deadline=None)
