@@ -1,6 +1,7 @@
 """The chart as the API server takes it: its rights are enough for an operator that runs as its ServiceAccount."""
 
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def test_helm_waits_until_an_operator_leads() -> None:
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_the_operator_leaves_a_lost_node_soon() -> None:
+    own = [{"key": "gpu", "operator": "Exists"}]
+    for given in ([], own):
+        documents = render("x", tolerations=json.dumps(given))
+        (deployment,) = (document for document in documents if document["kind"] == "Deployment")
+        first, second, *others = deployment["spec"]["template"]["spec"]["tolerations"]
+        assert {first["key"], second["key"]} == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+        assert first["tolerationSeconds"] == second["tolerationSeconds"] == 15
+        assert others == given
 
 
 def test_the_operator_meets_the_restricted_pod_security_standard() -> None:
