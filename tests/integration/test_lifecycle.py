@@ -59,10 +59,10 @@ async def test_pods_that_have_ended_are_kept_or_not_as_the_job_says(
 
     async def settled() -> bool:
         phases = [pod["status"].get("phase") for pod in (await namespace.pods()).values()]
-        return phases == ["Succeeded"] * left
+        held: int = (await namespace.status())["gpus"]["held"]
+        return phases == ["Succeeded"] * left and held == 0
 
     await until(f"{left} pods are left, and have ended", settled)
-    assert (await namespace.status())["gpus"]["held"] == 0
 
 
 async def test_the_scale_subresource_is_a_ceiling_in_pods(

@@ -9,7 +9,7 @@ import pytest
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop, Pace
-from pipetransformer_operator.controller.ports import JobKey, Recorder
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Recorder, TurnResult
 from tests.builders import make_job
 from tests.unit.operator.test_controller_sharing import Cluster
 
@@ -56,3 +56,32 @@ async def test_what_is_more_than_words_is_written_at_once() -> None:
 
     assert cluster.statuses == settled + 1
     assert cluster.status("digits").workers == 3
+
+
+class Contested(Written):
+    """Somebody else writes the job just before its first status is written."""
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        if self.statuses == 0:
+            self.statuses += 1
+            raise Conflict("the object has been modified")
+        await super().write_status(job, status)
+
+
+async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_again() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    cluster = Contested(4, make_job().workers(4).job())
+    turns: list[TurnResult] = []
+
+    class Told(Recorder):
+        def turned(self, result: TurnResult, seconds: float) -> None:
+            turns.append(result)
+            assert result is not TurnResult.CONFLICT or not cluster.workers["digits"], "pods without a durable status"
+
+    pace = Pace(debounce=0.001)
+    loop = JobLoop(KEY, cluster, cluster, lambda: now, pace, Told(), Pulse(), asyncio.Semaphore())
+    running = asyncio.create_task(loop.run())
+    while len(cluster.workers["digits"]) < 4:
+        await cluster.next_change()
+    running.cancel()
+    assert turns[0] is TurnResult.CONFLICT
