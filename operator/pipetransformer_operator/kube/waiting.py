@@ -65,9 +65,11 @@ class WaitingPods:
 
 def waiting_of(pod: Object) -> Waiting | None:
     """What the pod waits for, by the scheduler's own words; None if it waits for no resource."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    said: Object = next((one for one in conditions if one["type"] == "PodScheduled"), {})
+    status = pod.get("status", {})
+    said: Object = next((one for one in status.get("conditions", []) if one["type"] == "PodScheduled"), {})
     if said.get("reason") != "Unschedulable" or "deletionTimestamp" in pod["metadata"]:
+        return None
+    if status.get("nominatedNodeName"):  # others are preempted for it already
         return None
     lacking = {name.rstrip(".,") for name in re.findall(r"Insufficient (\S+)", said.get("message", ""))}
     lacks: dict[str, int] = {}

@@ -124,6 +124,10 @@ def pod(message: str, *, reason: str = "Unschedulable", uid: str = "pod", **want
     return {"metadata": {"uid": uid}, "spec": spec, "status": {"conditions": [condition]}}
 
 
+def nominated(shown: dict[str, Any]) -> dict[str, Any]:
+    return shown | {"status": shown["status"] | {"nominatedNodeName": "node-1"}}
+
+
 @pytest.mark.parametrize(
     ("shown", "lacks"),
     [
@@ -132,9 +136,10 @@ def pod(message: str, *, reason: str = "Unschedulable", uid: str = "pod", **want
         (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu-shared.", nvidia="1"), None),
         (pod("0/2 nodes are available: 2 node(s) didn't match", nvidia="1"), None),
         (pod("2 Insufficient nvidia.com/gpu.", reason="SchedulingGated", nvidia="1"), None),
+        (nominated(pod("2 Insufficient nvidia.com/gpu.", nvidia="1")), None),
         ({"metadata": {"uid": "pod"}, "spec": {"containers": []}, "status": {}}, None),
     ],
-    ids=["gpus", "the one that lacks", "another resource", "the wrong nodes", "gated", "new"],
+    ids=["gpus", "the one that lacks", "another resource", "the wrong nodes", "gated", "preempts", "new"],
 )
 def test_the_scheduler_says_what_a_pod_waits_for(shown: dict[str, Any], lacks: dict[str, int] | None) -> None:
     found = waiting_of(shown)
