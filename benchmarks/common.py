@@ -15,6 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tools.docs import benchmarks
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -32,7 +34,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def write_result(name: str, figures: Mapping[str, object], command: str = "") -> Path:
     """Write `benchmarks/results/<name>.json`: the figures, the machine, the commit, and `make bench-<name>` as the
-    command, if it is no other."""
+    command, if it is no other. The documentation's page of benchmarks follows."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {
@@ -50,6 +52,7 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
         **figures,
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
+    (ROOT / "docs" / "benchmarks.md").write_text(benchmarks.rendered())
     return path
 
 

@@ -91,3 +91,10 @@ def test_a_job_in_a_page_is_one_that_the_operator_takes() -> None:
     assert len(jobs) >= 2
     for page, job in jobs:
         assert validate_manifest(job) == [], page
+
+
+def test_every_example_is_shown_in_a_page() -> None:
+    text = "".join(path.read_text() for path in pages())
+    examples = [path for path in (ROOT / "examples").rglob("*") if path.is_file()]
+    assert len(examples) > 5
+    assert not [path.name for path in examples if path.name not in text]

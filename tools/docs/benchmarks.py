@@ -23,7 +23,8 @@ of GPUs.
 class Figure:
     """One row: where it is in a result (`*` stands for every key), what it is, and the aim.
 
-    `path` leads to a number or a truth. `limit` is a number, or the name of one in an object around it.
+    `path` leads to a number, a truth, or a list, whose length counts. `at_most` is a number, or the name of one in an
+    object around it.
     """
 
     path: str
@@ -81,6 +82,12 @@ FIGURES = {
         Figure("rss_mb_100", "100 jobs: operator's largest resident size in MB", at_most=400),
         Figure("rss_mb_1000", "1,000 jobs: the same", at_most=400),
     ),
+    "soak": (
+        Figure("faults", "faults that struck running jobs"),
+        Figure("kinds.*.struck", "of each kind", at_least=15),
+        Figure("kinds.*.median_seconds", "seconds until the job trains again, median"),
+        Figure("problems", "what a checker found wrong in the end", at_most=0),
+    ),
     "tuning": (
         Figure("cases.*.mean_accuracy", "accuracy, mean of the seeds"),
         Figure("cases.*.gpu_time", "GPU time held, nothing frozen = 1"),
@@ -97,14 +104,14 @@ def rendered() -> str:
         if file.exists():
             parts += _result(name, json.loads(file.read_text()))
         else:
-            parts.append(f"`make bench-{name}` has written no result yet.\n")
+            parts.append("It has written no result yet.\n")
     return "\n".join(parts)
 
 
 def _targets() -> dict[str, str]:
-    """What the Makefile says of each benchmark."""
-    rules = re.findall(r"^bench-(\w+):.*?## (.*)$", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
-    return dict(sorted(rules))
+    """What the Makefile says of each benchmark, and of the soak."""
+    text = (REPOSITORY / "Makefile").read_text()
+    return dict(sorted(re.findall(r"^(?:bench-|(?=soak:))(\w+):.*?## (.*)$", text, flags=re.MULTILINE)))
 
 
 def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
@@ -123,7 +130,8 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
 
 
 def _rows(figure: Figure, result: dict[str, Any]) -> Iterator[list[str]]:
-    for place, value, around in _found(figure.path.split("."), result):
+    for place, found, around in _found(figure.path.split("."), result):
+        value = len(found) if isinstance(found, list) else found
         limit = around[figure.at_most] if isinstance(figure.at_most, str) else figure.at_most
         aim, met = "", True
         if isinstance(value, bool):
