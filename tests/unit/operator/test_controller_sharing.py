@@ -73,7 +73,7 @@ async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_m
         controller.wake(key)
     while not len(cluster.workers["first"]) == len(cluster.workers["second"]) == 2:
         await cluster.next_change()
-    controller.share()
+    await controller.share()
     assert cluster.status("second").share is None, "a scheduler needs a moment"
     cluster.now += timedelta(seconds=10)
     while cluster.status("second").share is None:
