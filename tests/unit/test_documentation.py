@@ -1,8 +1,11 @@
 """The site can be built, needs nobody else, and says what is so."""
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import yaml
 from typer.core import TyperGroup
 
 from pipetransformer_client.cli import app
-from pipetransformer_operator.api.schema import Schema, root_schema
+from pipetransformer_operator.api.schema import Schema, pruned, root_schema
 from pipetransformer_operator.api.validate import validate_manifest
 from tests.documented import ROOT, pages
 from tools.docs import values, write
@@ -81,16 +84,35 @@ def test_a_command_in_a_sentence_exists_with_its_options() -> None:
     ]
 
 
-def test_a_job_in_a_page_is_one_that_the_operator_takes() -> None:
-    blocks = [
-        (path.name, block)
-        for path in pages()
-        for block in re.findall(r"^ *```yaml\n(.*?)^ *```", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    ]
-    jobs = [(page, yaml.safe_load(block)) for page, block in blocks if "kind: PipeTrainingJob" in block]
-    assert len(jobs) >= 2
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Pages and their blocks of code in a language."""
+    fenced = re.compile(rf"^( *)```{language}\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+    return [(path.name, textwrap.dedent(block)) for path in pages() for _, block in fenced.findall(path.read_text())]
+
+
+def test_a_job_in_a_page_is_one_that_the_operator_takes_and_a_part_of_one_has_fields_that_there_are() -> None:
+    written = [(page, yaml.safe_load(block)) for page, block in blocks("yaml")]
+    jobs = [(page, job) for page, job in written if job.get("kind") == "PipeTrainingJob"]
+    parts = [(page, job["spec"]) for page, job in written if job.keys() == {"spec"}]
+    assert len(jobs) >= 2 and len(parts) >= 2
     for page, job in jobs:
         assert validate_manifest(job) == [], page
+    for page, spec in parts:
+        assert pruned(root_schema()["properties"]["spec"], spec) == spec, page
+
+
+def test_python_in_a_page_imports_what_there_is() -> None:
+    imports = [
+        (page, node)
+        for page, block in blocks("python")
+        if "--8<--" not in block
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pipetransformer")
+    ]
+    assert len(imports) >= 3
+    for page, node in imports:
+        module = importlib.import_module(str(node.module))
+        assert not [name.name for name in node.names if not hasattr(module, name.name)], page
 
 
 def test_every_example_is_shown_in_a_page() -> None:
