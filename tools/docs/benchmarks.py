@@ -77,6 +77,7 @@ FIGURES = {
     "scale": (
         Figure("seconds_all_running_100", "100 jobs: seconds until all run"),
         Figure("seconds_all_running_1000", "1,000 jobs: seconds until all run", at_most=120),
+        Figure("seconds_all_running_1000_plain_jobs", "1,000 plain Jobs of Kubernetes, without an operator: the same"),
         Figure("plan_p99_seconds_100", "100 jobs: seconds from a freeze report to its plan, 99 in 100", at_most=1.0),
         Figure("plan_p99_seconds_1000", "1,000 jobs: the same", at_most=1.0),
         Figure("rss_mb_100", "100 jobs: operator's largest resident size in MB", at_most=400),
