@@ -32,8 +32,8 @@ class Findings:
         return not (self.lost or self.repeated or self.problems)
 
 
-def check(run_dir: Path, samples: int, epochs: int) -> Findings:
-    """Check a run directory.
+def check(run_dir: Path, samples: int, epochs: int, *, goes_on: bool = False) -> Findings:
+    """Check a run directory; of a run that `goes_on`, later epochs are left out.
 
     Several workers of a pipeline may note the same line; they must agree. One worker that notes a line twice
     committed it twice, and that counts as repeated.
@@ -46,6 +46,8 @@ def check(run_dir: Path, samples: int, epochs: int) -> Findings:
                 line = json.loads(text)
             except json.JSONDecodeError:
                 findings.problems.append(f"{path.name}: torn line {text[:60]!r}")
+                continue
+            if goes_on and line["epoch"] >= epochs:
                 continue
             place = (line["step"], line["layoutGeneration"], line["pipeline"])
             claims[place].append((path.name, line["epoch"], line["samples"]))
