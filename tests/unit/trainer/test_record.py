@@ -192,3 +192,12 @@ def test_a_torn_last_line_of_a_killed_leader_does_not_spoil_the_ledger(tmp_path:
     with (tmp_path / "ledger" / "job-w0.jsonl").open("a") as file:
         file.write('{"step": 8, "epo')
     assert audit(tmp_path, ORDER, NUM_STEPS).lost == 0
+
+
+def test_of_a_run_that_goes_on_whole_epochs_are_checked(tmp_path: Path) -> None:
+    for step in range(NUM_STEPS - 1):
+        commit_step(tmp_path, step)
+    assert ledger_checker.check(tmp_path, SAMPLES, 1).repeated > 0, "a later epoch is more than was asked for"
+    assert ledger_checker.check(tmp_path, SAMPLES, 1, goes_on=True).clean
+    commit_step(tmp_path, 1, generation=2, drop=1)
+    assert ledger_checker.check(tmp_path, SAMPLES, 1, goes_on=True).lost == 1
