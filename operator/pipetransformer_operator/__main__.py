@@ -11,7 +11,8 @@ from .settings import Settings
 
 #: New objects, collections of the young, and of the middle-aged, after which the next older ones are looked through.
 #: Python's own 700 are for small programs: all pods and jobs are kept here, and a quarter of the time went into that.
-_COLLECT_AFTER = (10_000, 10, 10)
+#: Little waits for it: a connection leaves 1 kB of garbage.
+_COLLECT_AFTER = (20_000, 20, 100)
 
 
 def main() -> int:

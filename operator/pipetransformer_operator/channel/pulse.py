@@ -8,7 +8,7 @@ twenty milliseconds. What decides something is said at once, whatever the pace.
 from ..plan.types import SHORTEST_PACE
 
 #: Of all workers together.
-BEATS_PER_SECOND = 100
+BEATS_PER_SECOND = 50
 #: Mere progress, of all leaders together.
 REPORTS_PER_SECOND = 10
 SHORTEST_REPORT_SECONDS = 5.0
