@@ -141,7 +141,7 @@ bench-regroup: $(STAMP) ## Pause of a regroup against torchrun's restart and aga
 bench-release: $(STAMP) ## Freeze to another owner's pod on the freed GPUs, by phase, on real kubelets (root, 15 min).
 	$(BIN)/python -m benchmarks.release
 
-bench-scale: $(STAMP) ## 100 and 1,000 jobs of 8 workers on fake nodes behind the real control plane (15 min).
+bench-scale: $(STAMP) ## 100 and 1,000 jobs of 8 workers on fake nodes behind the real control plane, then as many plain Jobs (20 min).
 	$(BIN)/python -m benchmarks.scale
 
 bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing begins (8 min).
