@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import secrets
 import socket
 import ssl
@@ -420,8 +421,10 @@ async def kubelet(namespace: Namespace, tmp_path: Path) -> AsyncIterator[FakeKub
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of loopback that nobody listens on, below those that the kernel gives to connections: whoever listens
+    there may be killed, and come back to it."""
+    for port in random.sample(range(22000, 32000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("a hundred ports of loopback are taken")
