@@ -41,13 +41,19 @@ async def environment(api: Requests, pod: Object, folder: Path, *, address: str,
     (folder / CA_FILE).write_text(authority)
     fields = {"metadata.uid": pod["metadata"]["uid"], "status.podIP": address, "spec.nodeName": node}
     return {
-        entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        entry["name"]: without_escapes(entry.get("value", "")) or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for entry in pod["spec"]["containers"][0]["env"]
     } | {
         Env.CHANNEL_TOKEN_FILE: str(folder / "token"),
         Env.CHANNEL_CA_FILE: str(folder / CA_FILE),
         Env.TERMINATION_LOG: str(folder / "termination-log"),
     }
+
+
+def without_escapes(value: str) -> str:
+    """A variable's value as the container gets it; it refers to no other."""
+    assert "$(" not in value.replace("$$", ""), f"{value} refers to another variable"
+    return value.replace("$$", "$")
 
 
 def _core(pod: Object) -> str:

@@ -24,6 +24,8 @@ from pipetransformer_contract.messages import (
 from pipetransformer_contract.wire import Wire
 
 MAX_MEMBERS = 8192
+#: Of a condition, in characters. Whose words it passes on may say more: it is cut there.
+MAX_CONDITION_MESSAGE = 32768
 
 
 class ConditionType(StrEnum):
@@ -105,7 +107,9 @@ class Condition(Wire):
     type: ConditionType = Field(description="What it is about.")
     status: ConditionStatus = Field(description="Whether it holds.")
     reason: str = Field(max_length=1024, description="Why, in one word: docs/operations.md has a row for each.")
-    message: str = Field(default="", max_length=32768, description="Why, in the words of whoever knows.")
+    message: str = Field(
+        default="", max_length=MAX_CONDITION_MESSAGE, description="Why, in the words of whoever knows."
+    )
     last_transition_time: datetime = Field(description="When `status` last changed.")
     observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
 

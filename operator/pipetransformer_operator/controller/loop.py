@@ -231,7 +231,7 @@ class JobLoop:
                 errors.append(error)
         if errors:
             raise errors[0]
-        if decided.create or known or conflicts != self._conflicts:
+        if attempted - conflicts or known or conflicts != self._conflicts:
             self._conflicts = conflicts
             self.wake()
 

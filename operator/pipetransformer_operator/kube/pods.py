@@ -13,6 +13,7 @@ from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 
 from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
+from ..controller.ports import Refused
 from ..plan import Worker, WorkerPhase, worker_name
 from ..plan.accounting import JOB_LABEL
 from .nodes import Nodes
@@ -65,7 +66,11 @@ def render(
     classes: PriorityClasses = NO_CLASSES,
     assignment: Assignment = ANYWHERE,
 ) -> Object:
-    """The pod of a worker: the user's template and what the trainer needs besides."""
+    """The pod of a worker: the user's template and what the trainer needs besides.
+
+    Raises:
+        Refused: the template cannot be added to, for a list in it is none. All else the API server says.
+    """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata, spec = template.get("metadata", {}), copy.deepcopy(template["spec"])
     name = worker_name(job.metadata.name, worker_id)
@@ -86,9 +91,9 @@ def render(
     elif classes.base:
         spec.setdefault("priorityClassName", classes.base)
     if assignment.node_selector:
-        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **assignment.node_selector}
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **assignment.node_selector}
     if assignment.tolerations:
-        spec["tolerations"] = [*spec.get("tolerations", []), *assignment.tolerations]
+        _items(spec, "tolerations").extend(assignment.tolerations)
     group = placement_group(job, worker_id)
     if "topologySpreadConstraints" not in spec:
         spec.setdefault("affinity", affinity(job, group))
@@ -271,7 +276,8 @@ def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url
         "HF_HOME": f"{SCRATCH_FOLDER}/huggingface",
     }
     by_field = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
-    return [*by_field, *({"name": key, "value": value} for key, value in values.items())]
+    # A kubelet puts variables in the place of $(NAME), and $ in that of $$.
+    return [*by_field, *({"name": key, "value": value.replace("$", "$$")} for key, value in values.items())]
 
 
 def _run_dir(job: PipeTrainingJob) -> str:
@@ -288,29 +294,40 @@ def _results(location: str, job: PipeTrainingJob) -> str:
 def _set_environment(container: Object, environment: list[Object]) -> None:
     """Ours first, so that the user's may refer to it; ours wins over the user's of the same name, but for the scratch
     folders."""
-    given = {entry["name"] for entry in container.get("env", [])}
+    theirs = _items(container, "env")
+    given = {entry.get("name") for entry in theirs}
     ours = [
         entry for entry in environment if entry["name"] not in given or entry["name"].startswith("PIPETRANSFORMER_")
     ]
     names = {entry["name"] for entry in ours}
-    container["env"] = [*ours, *(entry for entry in container.get("env", []) if entry["name"] not in names)]
+    container["env"] = [*ours, *(entry for entry in theirs if entry.get("name") not in names)]
 
 
 def _serve_metrics(container: Object) -> None:
     """Tells the trainer to show its metrics, and Prometheus where."""
     container["env"].append({"name": Env.METRICS_PORT, "value": str(METRICS_PORT)})
-    ports = container.setdefault("ports", [])
-    if not any(port["containerPort"] == METRICS_PORT for port in ports):
+    ports = _items(container, "ports")
+    if not any(port.get("containerPort") == METRICS_PORT for port in ports):
         ports.append({"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"})
 
 
 def _mount(spec: Object, container: Object, name: str, path: str, source: Object, *, read_only: bool = False) -> None:
     """Mounts a volume of ours unless the template mounts something there itself."""
-    mounts = container.setdefault("volumeMounts", [])
-    if any(mount["mountPath"].rstrip("/") == path for mount in mounts):
+    mounts = _items(container, "volumeMounts")
+    if any(str(mount.get("mountPath")).rstrip("/") == path for mount in mounts):
         return
     mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})})
-    spec.setdefault("volumes", []).append({"name": name, **source})
+    _items(spec, "volumes").append({"name": name, **source})
+
+
+def _items(holder: Object, field: str) -> list[Object]:
+    """A list of the template, to be added to; made where there is none, or null."""
+    if holder.get(field) is None:
+        holder[field] = []
+    items = holder[field]
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise Refused(f"{field}: must be a list of objects")
+    return items
 
 
 def _channel_volume() -> Object:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
-from ..plan import Worker
+from ..plan import Worker, worker_name
 from .api import Api, NotFound, Object
 from .nodes import Nodes
 from .pods import (
@@ -109,17 +109,17 @@ class KubePool:
         """See `WorkerPool`."""
         await self._prepare(job.metadata.namespace)
         assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
-        pod = render(
-            job,
-            number,
-            status,
-            channel_url=self._channel_url,
-            classes=self._priority_classes,
-            assignment=assignment,
-        )
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
-        name = pod["metadata"]["name"]
+        name = worker_name(job.metadata.name, number)
         try:
+            pod = render(
+                job,
+                number,
+                status,
+                channel_url=self._channel_url,
+                classes=self._priority_classes,
+                assignment=assignment,
+            )
             created = await self._api.request("POST", path, pod, strict=True)
         except Refused as error:
             raise Refused(f"spec.podTemplate: {error}") from error

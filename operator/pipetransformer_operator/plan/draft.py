@@ -14,6 +14,7 @@ from pipetransformer_contract.messages import Member, Offer, ResizeReason
 from ..api.job import CleanPodPolicy, JobSpec
 from ..api.labels import label_errors
 from ..api.status import (
+    MAX_CONDITION_MESSAGE,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -76,7 +77,7 @@ class Draft:
             type=kind,
             status=value,
             reason=reason,
-            message=message,
+            message=message[:MAX_CONDITION_MESSAGE],
             last_transition_time=self.now
             if before is None or before.status is not value
             else before.last_transition_time,

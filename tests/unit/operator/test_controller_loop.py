@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
+from pipetransformer_operator.api.status import Reason
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop, Pace
-from pipetransformer_operator.controller.ports import Conflict, JobKey, Recorder, TurnResult
+from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Recorder, TurnResult
+from pipetransformer_operator.plan import worker_name
 from tests.builders import make_job
 from tests.unit.operator.test_controller_sharing import Cluster
 
@@ -85,3 +87,37 @@ async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_
         await cluster.next_change()
     running.cancel()
     assert turns[0] is TurnResult.CONFLICT
+
+
+class Taken(Cluster):
+    """All names of workers are taken by pods of others."""
+
+    attempts = 0
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        self.attempts += 1
+        raise NameConflict(worker_name(job.metadata.name, worker_id))
+
+
+async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    cluster = Taken(4, make_job().workers(2).job())
+    turns = asyncio.Semaphore(0)
+
+    class Told(Recorder):
+        def turned(self, result: TurnResult, seconds: float) -> None:
+            turns.release()
+
+    pace = Pace(debounce=0.001, resync=0.2)
+    loop = JobLoop(KEY, cluster, cluster, lambda: now, pace, Told(), Pulse(), asyncio.Semaphore(2))
+    running = asyncio.create_task(loop.run())
+    for _ in range(2):  # tried, and said
+        await turns.acquire()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(pace.resync / 2):
+            await turns.acquire()
+    assert cluster.attempts == 4
+    await turns.acquire()
+    running.cancel()
+    conditions = {condition.reason for condition in cluster.status("digits").conditions}
+    assert Reason.NAME_CONFLICT in conditions and cluster.attempts == 6

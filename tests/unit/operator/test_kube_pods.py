@@ -10,6 +10,7 @@ import pytest
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.placement import GROUP_LABEL
 from pipetransformer_operator.kube.pods import (
@@ -24,6 +25,7 @@ from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.kube.protection import network_policy
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
+from tests.kubelet import without_escapes
 
 CHANNEL = "https://operator.system.svc:8443"
 
@@ -49,6 +51,13 @@ def test_a_worker_gets_its_job_its_name_and_the_way_to_the_channel() -> None:
     assert TrainerSpec.model_validate(json.loads(given[Env.JOB_SPEC])).num_shards == 4
 
 
+def test_a_job_that_speaks_of_variables_reaches_the_worker_as_it_is() -> None:
+    job = make_job().set("data.options", {"pattern": "$(PIPETRANSFORMER_JOB_NAME)/$$[0-9]$"})
+    container = pod_of(job)["spec"]["containers"][0]
+    by_kubelet = without_escapes(environment(container)[Env.JOB_SPEC])
+    assert TrainerSpec.model_validate_json(by_kubelet).data == job.job().spec.data
+
+
 def test_the_trainer_is_the_container_of_that_name_and_sidecars_are_left_alone() -> None:
     sidecar = {"name": "logs", "image": "logs"}
     pod = pod_of(with_containers(sidecar, {"name": "trainer", "image": "trainer"}))
@@ -64,6 +73,21 @@ def test_what_the_user_wrote_in_the_template_is_kept() -> None:
     assert trainer["workingDir"] == "/src"
     assert pod["spec"]["nodeSelector"] == {"zone": "a"}
     assert pod["spec"]["automountServiceAccountToken"] is True
+
+
+@pytest.mark.parametrize("field", ["env", "volumeMounts", "ports", "volumes"])
+def test_a_list_of_the_template_may_be_empty_or_wrong_and_nothing_else_comes_of_it(field: str) -> None:
+    def pod(value: Any) -> dict[str, Any]:
+        inside = field != "volumes"
+        container = {"name": "trainer", "image": "x"} | ({field: value} if inside else {})
+        return pod_of(with_containers(container, **({} if inside else {field: value})))
+
+    assert pod(None) == pod([])
+    (odd,) = [item for item in (pod([{"odd": 1}])["spec"], pod([{"odd": 1}])["spec"]["containers"][0]) if field in item]
+    assert {"odd": 1} in odd[field], "what it lacks is said by the API server"
+    for wrong in ({"A": "b"}, ["A=b"], "A=b"):
+        with pytest.raises(Refused, match=f"{field}: must be a list of objects"):
+            pod(wrong)
 
 
 def test_the_user_cannot_pretend_to_be_another_worker() -> None:

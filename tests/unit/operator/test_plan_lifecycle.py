@@ -56,6 +56,14 @@ def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes()
     assert reason(world, ConditionType.RUNNING) == "WaitingForWorkers"
 
 
+def test_words_that_no_condition_holds_are_cut() -> None:
+    world = World(make_job())
+    world.refusal = "forbidden: " + "x" * 100_000
+    world.turn()
+    running = world.status.condition(ConditionType.RUNNING)
+    assert running is not None and running.message.startswith("forbidden: x")
+
+
 def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -> None:
     world = widening()
     world.start()
