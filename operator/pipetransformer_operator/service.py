@@ -5,7 +5,7 @@ An operator that waits for the lease listens already, so that its metrics show, 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
 from .kube.lease import Lease
 from .kube.nodes import Nodes
+from .kube.pod_watch import PodWatch
 from .kube.pods import PriorityClasses
 from .kube.pool import KubePool
 from .kube.store import KubeStore, served
@@ -44,11 +45,12 @@ CERTIFICATE_SECONDS = 600.0
 
 
 class Service:
-    """See the module. The event sources call `job_changed`, `pod_changed`, `pod_gone` and `node_changed`.
+    """See the module. The event sources call `job_changed` and `node_changed`.
 
     Attributes:
         health: is to be told of each watch that is opened.
         metrics: is to be told of requests to the API server.
+        pods: the watch of workers' pods, to be run once this operator leads.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class Service:
         metrics: Metrics,
         controller: Controller,
         pool: KubePool,
+        pods: PodWatch,
         publisher: Publisher,
-        tokens: TokenReviewer,
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
         nodes: Nodes,
@@ -69,12 +71,12 @@ class Service:
     ) -> None:
         self.health = health
         self.metrics = metrics
+        self.pods = pods
         self._apis = apis
         self._lease = lease
         self._controller = controller
         self._pool = pool
         self._publisher = publisher
-        self._tokens = tokens
         self._runners = runners
         self._renewing = renewing
         self._nodes = nodes
@@ -83,18 +85,12 @@ class Service:
         self._watching: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def start(
-        cls,
-        settings: Settings,
-        watched_job: Callable[[JobKey], Object | None],
-        watched_pods: Callable[[JobKey], Iterable[Object]],
-    ) -> "Service":
+    async def start(cls, settings: Settings, watched_job: Callable[[JobKey], Object | None]) -> "Service":
         """Connects to the cluster and listens.
 
         Args:
             settings: from the environment.
             watched_job: a job as the watch last showed it.
-            watched_pods: pods with a job's label as the watch last showed them.
 
         Raises:
             Unavailable: the API server does not let the operator start now.
@@ -117,9 +113,18 @@ class Service:
         quota: KueueQuota | NoKueue = NoKueue()
         if settings.kueue:
             quota = KueueQuota(api, settings.namespaces, lambda key: controller.wake_known(key))
+
+        def pod_gone(key: JobKey, uid: str) -> None:
+            pool.gone(key, uid)
+            tokens.forget(uid)
+            controller.wake(key)
+
+        pods = PodWatch(
+            api, settings.namespaces, WATCH_SECONDS, lambda key: controller.wake(key), pod_gone, health.opened
+        )
         pool = KubePool(
             api,
-            watched_pods,
+            pods.of,
             settings.channel_url,
             publisher.publish,
             None if settings.namespaces else nodes,
@@ -154,8 +159,8 @@ class Service:
             metrics,
             controller,
             pool,
+            pods,
             publisher,
-            tokens,
             runners,
             renewing,
             nodes,
@@ -198,16 +203,6 @@ class Service:
             self._pool.forget(key)
             self._quota.forget(key)
             self._publisher.forget(key.namespace)  # which may be gone, too, and come again
-        self._controller.wake(key)
-
-    def pod_changed(self, key: JobKey) -> None:
-        """The watch showed something new of a worker's pod."""
-        self._controller.wake(key)
-
-    def pod_gone(self, key: JobKey, uid: str) -> None:
-        """The watch showed that a worker's pod is gone."""
-        self._pool.gone(key, uid)
-        self._tokens.forget(uid)
         self._controller.wake(key)
 
     def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:

@@ -60,7 +60,9 @@ def root_schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": spec,
-            "status": structural(JobStatus, defaults=False),
+            # One writer replaces it whole. Else the API server compares all its fields, and keeps their list, which is
+            # half of the object, at each write.
+            "status": structural(JobStatus, defaults=False) | {"x-kubernetes-map-type": "atomic"},
         },
         "x-kubernetes-validations": [_validation(rule) for rule in ROOT_RULES],
     }

@@ -345,12 +345,16 @@ class JobStatus(Wire):
         return condition is not None and condition.status is ConditionStatus.TRUE
 
     def says_the_same_as(self, other: "JobStatus") -> bool:
-        """Whether both differ in nothing but the messages of conditions."""
-        return self._without_messages() == other._without_messages()
+        """Whether both differ in nothing but what changes with every pod while a job starts: words of conditions, and
+        how many pods there are before anything trains."""
+        return self._without_words() == other._without_words()
 
-    def _without_messages(self) -> "JobStatus":
-        conditions = [condition.model_copy(update={"message": ""}) for condition in self.conditions]
-        return self.model_copy(update={"conditions": conditions})
+    def _without_words(self) -> "JobStatus":
+        conditions = [one.model_copy(update={"reason": "", "message": ""}) for one in self.conditions]
+        status = self.model_copy(update={"conditions": conditions})
+        if self.plan is None:
+            status = status.model_copy(update={"workers": 0, "gpus": self.gpus.model_copy(update={"held": 0})})
+        return status
 
     @property
     def finished(self) -> bool:

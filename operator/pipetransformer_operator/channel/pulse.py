@@ -1,4 +1,5 @@
-"""How often workers are to speak: the more there are, the more rarely, so that one operator hears them all.
+"""How often workers are to speak, and statuses to change in words alone: the more there are, the more rarely, so that one
+operator and one API server hear them all.
 
 A worker opens a connection for each heartbeat, which costs the operator a millisecond; one that stayed open would cost
 it memory instead. A report of mere progress costs a write of the status besides, for which the API server needs up to
@@ -11,11 +12,14 @@ from ..plan.types import SHORTEST_PACE
 BEATS_PER_SECOND = 50
 #: Mere progress, of all leaders together.
 REPORTS_PER_SECOND = 10
+#: Statuses, of all jobs together, of which only words for people differ.
+WORDS_PER_SECOND = 10
 SHORTEST_REPORT_SECONDS = 5.0
+SHORTEST_WORDS_SECONDS = 1.0
 
 
 class Pulse:
-    """The pace of all workers of one operator. Boards say how many there are."""
+    """The pace of all workers and jobs of one operator. Boards say how many there are."""
 
     def __init__(self) -> None:
         self._workers = 0
@@ -35,3 +39,8 @@ class Pulse:
     def report_seconds(self) -> float:
         """Between two reports of mere progress of one leader."""
         return max(SHORTEST_REPORT_SECONDS, self._jobs / REPORTS_PER_SECOND)
+
+    @property
+    def words_seconds(self) -> float:
+        """Between two writes of one job's status of which only words for people differ."""
+        return max(SHORTEST_WORDS_SECONDS, self._jobs / WORDS_PER_SECOND)

@@ -45,7 +45,6 @@ class Pace:
     longest_retry: float = 30.0
     parallel_writes: int = 32  #: creations or deletions in flight, of all jobs together
     sharing: float = 10.0  #: between two looks at all jobs together
-    words: float = 5.0  #: between two writes of a status of which only messages for people differ
 
 
 class JobLoop:
@@ -158,11 +157,12 @@ class JobLoop:
         return min(filter(None, (words_wait, decided.requeue_after)), default=None)
 
     def _words_wait(self, job: PipeTrainingJob, decided: Plan) -> float:
-        """Seconds for which the new status may wait: while a job starts, its messages change with every pod."""
+        """Seconds for which the new status may wait: while a job starts, its words change with every pod."""
+        pause = self.board.pulse.words_seconds
         waited = asyncio.get_running_loop().time() - self._written
-        if waited >= self._pace.words or decided.events or not decided.status.says_the_same_as(job.status):
+        if waited >= pause or decided.events or not decided.status.says_the_same_as(job.status):
             return 0.0
-        return self._pace.words - waited
+        return pause - waited
 
     def observe(self, job: PipeTrainingJob) -> Observed:
         """One look at the job as it was read."""

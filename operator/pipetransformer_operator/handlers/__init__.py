@@ -1,8 +1,7 @@
-"""kopf's part: it watches jobs, pods and nodes and wakes the controller. No decision is made here.
+"""kopf's part: it watches jobs and nodes and wakes the controller. No decision is made here.
 
-The indexes are the caches that everything else reads. kopf fills them completely before it calls any event handler, so
-the first turn of a job sees all of its pods; and it starts only once this operator holds the lease, so they show all
-that an operator before it wrote.
+Watches start only once this operator holds the lease, so they show all that an operator before it wrote, and those of
+jobs only once all pods were listed, so the first turn of a job sees all of its pods.
 """
 
 import asyncio
@@ -15,18 +14,16 @@ import kopf
 from ..api import GROUP, PLURAL, VERSION
 from ..controller.ports import JobKey
 from ..kube.api import Object
-from ..kube.pods import observable
-from ..plan.accounting import JOB_LABEL
 from ..service import WATCH_SECONDS, Service
 from ..settings import Settings
 from .session import Backoffs, log_in
 
 CONNECT_SECONDS = 10
-#: Objects of one answer to a list: 8,000 pods in one took 400 MB.
+#: Objects of one answer to a list.
 LISTED_AT_ONCE = 250
 #: kopf keeps an object's newest event for so long.
 IDLE_SECONDS = 1.0
-JOBS, PODS = "watched_jobs", "watched_pods"
+JOBS = "watched_jobs"
 
 
 async def operate(settings: Settings) -> None:
@@ -37,9 +34,7 @@ async def operate(settings: Settings) -> None:
     """
     indexes: dict[str, kopf.Index[JobKey, Object]] = {}
     service = await Service.start(
-        settings,
-        watched_job=lambda key: next(iter(indexes[JOBS].get(key, ())), None),
-        watched_pods=lambda key: indexes[PODS].get(key, ()),
+        settings, lambda key: next(iter(indexes[JOBS].get(key, ())), None) if indexes else None
     )
     registry = kopf.OperatorRegistry()
     _register(registry, service, indexes)
@@ -49,15 +44,7 @@ async def operate(settings: Settings) -> None:
     try:
         await service.lead()
         keeping = asyncio.create_task(service.keep_leading())
-        watching = asyncio.create_task(
-            kopf.operator(
-                registry=registry,
-                settings=_kopf_settings(),
-                standalone=True,
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
-            )
-        )
+        watching = asyncio.create_task(_watch(settings, service, registry))
         await asyncio.wait({keeping, watching}, return_when=asyncio.FIRST_COMPLETED)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -70,10 +57,23 @@ async def operate(settings: Settings) -> None:
         await service.stop()
 
 
+async def _watch(settings: Settings, service: Service, registry: kopf.OperatorRegistry) -> None:
+    """Watches until a signal tells kopf to stop."""
+    async with asyncio.TaskGroup() as tasks:
+        pods = tasks.create_task(service.pods.run())
+        await service.pods.listed()
+        await kopf.operator(
+            registry=registry,
+            settings=_kopf_settings(),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+        )
+        pods.cancel()
+
+
 def _kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    # The key is the plural name alone: `v1/pods` silently matches nothing, and every pod of the cluster is watched.
-    settings.watching.label_selectors["pods"] = JOB_LABEL
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.client_timeout = WATCH_SECONDS + 30
     settings.watching.connect_timeout = CONNECT_SECONDS
@@ -114,27 +114,13 @@ def _register(
     async def index_jobs(*, namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:
         return {JobKey(namespace or "", name): _without_managed_fields(body)}
 
-    @kopf.index("pods", id=PODS, labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
-    async def index_pods(
-        *, namespace: str | None, labels: kopf.Labels, body: kopf.Body, **_: Any
-    ) -> dict[JobKey, Object]:
-        return {JobKey(namespace or "", labels[JOB_LABEL]): observable(body)}
-
     @kopf.on.startup(registry=registry)
     async def start(**arguments: Any) -> None:
-        indexes.update({name: arguments[name] for name in (JOBS, PODS)})
+        indexes[JOBS] = arguments[JOBS]
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(*, namespace: str | None, name: str, type: str, **_: Any) -> None:
         service.job_changed(JobKey(namespace or "", name), deleted=type == "DELETED")
-
-    @kopf.on.event("pods", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
-    async def pod_changed(*, namespace: str | None, uid: str, labels: kopf.Labels, type: str, **_: Any) -> None:
-        key = JobKey(namespace or "", labels[JOB_LABEL])
-        if type == "DELETED":
-            service.pod_gone(key, uid)
-        else:
-            service.pod_changed(key)
 
 
 def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:

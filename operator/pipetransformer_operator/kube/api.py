@@ -82,14 +82,19 @@ class Api:
         """Reads an object. Raises as `request`."""
         return await self.request("GET", path, timeout=timeout)
 
-    async def watch(self, path: str, version: str, seconds: int) -> AsyncIterator[Object]:
+    async def watch(
+        self, path: str, version: str, seconds: int, opened: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[Object]:
         """Events of the list at `path`, which has a query already, from a resourceVersion on; ends after `seconds`.
+
+        `opened` is called once the server has begun.
 
         Raises:
             Unavailable: it cannot be opened, it broke, or the server no longer has that version.
         """
         query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
         timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=seconds + TIMEOUT_SECONDS)
+        started = time.perf_counter()
         try:
             answer = await self._client.call_api(
                 f"{path}&{urlencode(query)}",
@@ -100,8 +105,10 @@ class Api:
                 _request_timeout=timeout,
             )
             async with answer:
+                self._count(*describe("GET", path, watch=True), answer.status, time.perf_counter() - started)
                 if answer.status != 200:
                     raise Unavailable(f"watch {path}: {answer.status} {answer.reason}")
+                opened()
                 rest = b""
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")

@@ -44,8 +44,9 @@ class Demand:
 
 
 def allocate(demands: Sequence[Demand]) -> dict[str, int | None]:
-    """The share of each job, in workers; None, as many as it can get, for all of them while none waits in vain."""
-    if not any(demand.waiting for demand in demands):
+    """The share of each job, in workers; None, as many as it can get, for all of them while none waits in vain, or none
+    trains that could make room."""
+    if not any(demand.waiting for demand in demands) or all(demand.starting for demand in demands):
         return dict.fromkeys((demand.key for demand in demands), None)
     left = _capacity(demands)
     shares: dict[str, int] = {}

@@ -41,13 +41,13 @@ async def test_workers_beat_the_more_rarely_the_more_there_are() -> None:
     assert pulse.beat_seconds == 2.0
 
 
-def test_leaders_report_progress_the_more_rarely_the_more_jobs_there_are() -> None:
+def test_progress_and_words_are_the_rarer_the_more_jobs_there_are() -> None:
     pulse = Pulse()
     boards = [board_of(pulse) for _ in range(1000)]
-    assert pulse.report_seconds == 100.0
+    assert pulse.report_seconds == pulse.words_seconds == 100.0
     for board in boards[10:]:
         board.close()
-    assert pulse.report_seconds == 5.0
+    assert (pulse.report_seconds, pulse.words_seconds) == (5.0, 1.0)
 
 
 async def test_a_tls_connection_has_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
