@@ -1,5 +1,5 @@
-"""How often workers are to speak, and statuses to change in words alone: the more there are, the more rarely, so that one
-operator and one API server hear them all.
+"""How often workers are to speak, and statuses to change in words alone: the more there are, the more rarely, so that
+one operator and one API server hear them all.
 
 A worker opens a connection for each heartbeat, which costs the operator a millisecond; one that stayed open would cost
 it memory instead. A report of mere progress costs a write of the status besides, for which the API server needs up to
@@ -14,6 +14,8 @@ BEATS_PER_SECOND = 50
 REPORTS_PER_SECOND = 10
 #: Statuses, of all jobs together, of which only words for people differ.
 WORDS_PER_SECOND = 10
+#: Turns of all loops together, about, that nobody waits for.
+NOTICES_PER_SECOND = 2000
 SHORTEST_REPORT_SECONDS = 5.0
 SHORTEST_WORDS_SECONDS = 1.0
 
@@ -44,3 +46,8 @@ class Pulse:
     def words_seconds(self) -> float:
         """Between two writes of one job's status of which only words for people differ."""
         return max(SHORTEST_WORDS_SECONDS, self._jobs / WORDS_PER_SECOND)
+
+    @property
+    def notice_seconds(self) -> float:
+        """How long a job's loop waits for more before it looks at a change that nobody waits for an answer to."""
+        return self._jobs / NOTICES_PER_SECOND

@@ -84,8 +84,9 @@ class JobLoop:
         self._recorder = recorder
         self._quota = quota
         self._since = clock()
+        self._noticed = asyncio.Event()
+        self._noticed.set()
         self._woken = asyncio.Event()
-        self._woken.set()
         self._conflicts: set[str] = set()
         self._refusal = ""
         self._grant: tuple[Share | None] | None = None
@@ -93,14 +94,19 @@ class JobLoop:
         self._writes = writes
 
     def wake(self) -> None:
-        """Something may have changed: a turn follows soon."""
+        """Somebody waits for an answer: a turn follows at once."""
+        self._noticed.set()
         self._woken.set()
+
+    def notice(self) -> None:
+        """Something may have changed, and more may follow, as pods come by the dozen: a turn follows soon."""
+        self._noticed.set()
 
     def grant(self, share: Share | None) -> None:
         """What the job may have of the workers that several jobs share; until it is said, what the status says."""
         if self._grant != (share,):
             self._grant = (share,)
-            self.wake()
+            self.notice()
 
     async def run(self) -> None:
         """Turns until the job is gone."""
@@ -233,14 +239,22 @@ class JobLoop:
             raise errors[0]
         if attempted - conflicts or known or conflicts != self._conflicts:
             self._conflicts = conflicts
-            self.wake()
+            self.notice()
 
     async def _wait(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
+        if await _comes(self._noticed, seconds):
+            await _comes(self._woken, self.board.pulse.notice_seconds)
             await asyncio.sleep(self._pace.debounce)
+        self._noticed.clear()
         self._woken.clear()
+
+
+async def _comes(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for the event; whether it came in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False
 
 
 async def _together(calls: list[Coroutine[None, None, None]]) -> None:

@@ -9,7 +9,7 @@ from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
 from ..channel.pulse import Pulse
-from ..plan import Waiting, allocate, claims_of, demand_of
+from ..plan import Waiting, allocate, claims_of, demand_of, may_demand
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
 from .yielding import Yielding
@@ -69,7 +69,7 @@ class Controller:
         """Something about the job may have changed, or it is new."""
         loop = self._loops.get(key)
         if loop is not None:
-            loop.wake()
+            loop.notice()
         elif not self._stopping and self._store.read(key) is not None:
             loop = self._loops[key] = JobLoop(
                 key,
@@ -91,7 +91,7 @@ class Controller:
         """Something that the job asked about may have changed; None: any job. One without a loop is not looked for."""
         for known, loop in self._loops.items():
             if key in (None, known):
-                loop.wake()
+                loop.notice()
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
         """Jobs that have a loop, as last read or written."""
@@ -114,6 +114,8 @@ class Controller:
         now = self._clock()
         seen = []
         for loop, job in looks.values():
+            if self._yielding is None and not may_demand(job):
+                continue
             seen.append((job.spec, loop.observe(job), now))
             await asyncio.sleep(0)  # a look at a thousand jobs takes a third of a second
         allocated = allocate([demand for one in seen if (demand := demand_of(*one)) is not None])

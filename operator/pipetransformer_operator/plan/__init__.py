@@ -1,7 +1,7 @@
 """The decisions of the operator: pure, one rule per file, no I/O and no clock."""
 
 from .allocate import Demand, allocate
-from .demand import demand_of
+from .demand import demand_of, may_demand
 from .turn import plan
 from .types import (
     Answer,
@@ -34,6 +34,7 @@ __all__ = [
     "choose_claim",
     "claims_of",
     "demand_of",
+    "may_demand",
     "plan",
     "worker_name",
 ]

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from pipetransformer_contract.choose import Layout, OnPack
 
-from ..api.job import JobSpec
+from ..api.job import JobSpec, PipeTrainingJob
 from ..api.status import ConditionType, Reason, ResizePhase
 from .allocate import Demand
 from .draft import Draft
@@ -16,6 +16,11 @@ PATIENCE = timedelta(seconds=10)
 #: Wider layouts are not looked at, as the trainer predicts none.
 MAX_WIDTHS = 64
 _NOT_FOR_WANT_OF_WORKERS = (Reason.IMAGE_PULL, Reason.NOT_READY, Reason.WORKER_FAILED)
+
+
+def may_demand(job: PipeTrainingJob) -> bool:
+    """Whether `demand_of` may say anything of the job: most of a thousand train and are not Auto, and need no look."""
+    return job.status.plan is None or job.spec.elastic_policy.on_pack is OnPack.AUTO
 
 
 def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:

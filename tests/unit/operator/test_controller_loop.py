@@ -128,3 +128,31 @@ async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None
     running.cancel()
     conditions = {condition.reason for condition in cluster.status("digits").conditions}
     assert Reason.NAME_CONFLICT in conditions and cluster.attempts == 6
+
+
+async def test_a_change_is_looked_at_with_those_that_follow_it_and_a_question_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulse, "NOTICES_PER_SECOND", 1 / 60)  # this one job's changes wait for a minute
+    cluster = Cluster(4, make_job().workers(4).job())
+    turned = asyncio.Semaphore(0)
+
+    class Told(Recorder):
+        def turned(self, result: TurnResult, seconds: float) -> None:
+            turned.release()
+
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(debounce=0.0), Told(), Pulse(), asyncio.Semaphore())
+    running = asyncio.create_task(loop.run())
+    loop.wake()
+    await turned.acquire()
+    loop.notice()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert turned.locked(), "it waits for more changes"
+    loop.wake()
+    await turned.acquire()
+    monkeypatch.setattr(pulse, "NOTICES_PER_SECOND", 1000)
+    loop.notice()
+    await turned.acquire()
+    running.cancel()
