@@ -1,7 +1,7 @@
 """What is known of Workloads: by lists, by events, and by what was written here, in whatever order they arrive."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -38,7 +38,9 @@ class FakeApi(Api):
         version, items, self._events = answer
         return {"metadata": {"resourceVersion": str(version)}, "items": items}
 
-    async def watch(self, path: str, version: str, seconds: int) -> AsyncIterator[Object]:
+    async def watch(
+        self, path: str, version: str, seconds: int, opened: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[Object]:
         for event in self._events:
             yield event
 
