@@ -56,7 +56,7 @@ def accuracy(spec: JobSpec) -> float:
 
 def gpu_time(spec: JobSpec, costs: ModelCosts) -> float:
     """GPU time that the job holds, as a share of what it would hold with nothing frozen."""
-    forecast = Forecast.of(trainer_spec(spec, spec.max_pipelines), costs)
+    forecast = Forecast.of(trainer_spec(spec), costs)
     saved = savings(phases(spec, forecast), spec, forecast)
     assert saved is not None, "the schedule does not depend on gradients"
     return 1 - saved.gpu_time
@@ -96,7 +96,7 @@ def main() -> int:
         for alpha in ALPHAS:
             freeze = {"policy": "PaperSchedule", "alpha": alpha, "startAfterEpochs": epochs, "intervalEpochs": 1}
             policies[f"alpha {alpha:.2g} after {epochs} epochs"] = freeze
-    costs = measure_here(Job.load(trainer_spec(job_spec({"policy": "None"}, 0), 1)))
+    costs = measure_here(Job.load(trainer_spec(job_spec({"policy": "None"}, 0), num_shards=1)))
     cases: dict[str, Any] = {}
     for name, freeze in policies.items():
         found = [accuracy(job_spec(freeze, seed)) for seed in seeds]

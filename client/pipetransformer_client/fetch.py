@@ -134,7 +134,7 @@ def reader_pod(job: Job) -> Object:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": f"{job.name[:40]}-reader-{secrets.token_hex(4)}",
+            "name": f"{job.name[:40].rstrip('-.')}-reader-{secrets.token_hex(4)}",
             "namespace": job.namespace,
             "ownerReferences": [owner],
         },

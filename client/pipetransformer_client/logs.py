@@ -15,7 +15,7 @@ from pipetransformer_operator.plan.accounting import JOB_LABEL
 
 from .errors import ClientError, NotFound, Refused, Unavailable
 from .job import Job
-from .kube import Kube, Query
+from .kube import Kube, Object, Query
 
 POLL_SECONDS = 1.0
 
@@ -99,7 +99,7 @@ class WorkerLogs:
 
     def _workers(self) -> list[str]:
         answer = self._kube.get(self._pods, labelSelector=f"{JOB_LABEL}={self._job.name}")
-        return [pod["metadata"]["name"] for pod in answer["items"]]
+        return [pod["metadata"]["name"] for pod in answer["items"] if _belongs(pod, self._job)]
 
     def _started(self, worker: str) -> bool:
         try:
@@ -111,3 +111,8 @@ class WorkerLogs:
     @property
     def _pods(self) -> str:
         return f"/api/v1/namespaces/{self._job.namespace}/pods"
+
+
+def _belongs(pod: Object, job: Job) -> bool:
+    """Whether it is a pod of the job, and not of one before it, or of somebody who has its label."""
+    return any(owner["uid"] == job.uid for owner in pod["metadata"].get("ownerReferences", []))

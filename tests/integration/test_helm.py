@@ -1,6 +1,7 @@
 """The chart in the hands of the real Helm: what it takes and refuses, and a release's life on a real API server."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_a_value_that_the_chart_does_not_know_is_refused_with_its_place(value: s
     done = helm("template", "x", CHART, "--set", value, check=False)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_names_that_look_like_numbers_are_names() -> None:
+    digits = ("priorityClassName", "serviceAccount.name", "channel.certificateSecret", "namespaces[0]")
+    settings = [word for value in digits for word in ("--set-string", f"{value}=1701")]
+    prometheus = [
+        "--set-string",
+        "monitoring.podMonitor.prometheusNamespace=1701",
+        "--set",
+        "monitoring.podMonitor.enabled=true",
+    ]
+    known = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"]
+    done = helm("template", "x", CHART, "--namespace", "1701", *settings, *prometheus, *known)
+    text = json.dumps([document for document in yaml.safe_load_all(done.stdout) if document])
+    assert '"1701"' in text
+    assert re.findall(r": 1701[,}]", text) == []
 
 
 @pytest.mark.parametrize("name", ["1st", "team.a"])

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from ..client import Client
 from . import app
@@ -26,4 +26,5 @@ def logs(
         rank = "-" if line.rank is None else str(line.rank)
         number = int(line.worker.rpartition("-w")[2])
         colour = _COLOURS[number % len(_COLOURS)]
-        out.print(f"[{colour}]{rank:>4} {line.worker}[/] {escape(line.text)}", highlight=False, soft_wrap=True)
+        text = Text.assemble((f"{rank:>4} {line.worker}", colour), f" {line.text}")
+        out.print(text, soft_wrap=True)

@@ -44,8 +44,8 @@ Output = Annotated[Format | None, typer.Option("--output", "-o", help="For progr
 
 
 def console() -> Console:
-    """Writes to standard output."""
-    return Console()
+    """Writes to standard output; text that looks like markup, as parts of messages do, is text."""
+    return Console(markup=False, emoji=False)
 
 
 def errors() -> Console:

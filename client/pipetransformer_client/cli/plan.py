@@ -47,7 +47,7 @@ def plan(
             raise typer.BadParameter(f"--costs: {costs} is not what plan --measure -o json prints: {error}") from error
     try:
         spec = PipeTrainingJob.from_manifest(read_manifest(file)).spec
-        forecast = Forecast.of(trainer_spec(spec, spec.max_pipelines), given)
+        forecast = Forecast.of(trainer_spec(spec), given)
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))
     except (SpecError, ModelError, OSError) as error:

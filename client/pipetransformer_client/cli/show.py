@@ -1,15 +1,13 @@
 """`list` and `describe`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 import yaml
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ..client import Client
 from ..job import Event, Job
@@ -17,6 +15,7 @@ from . import app
 from .options import Context, Format, JobName, Namespace, Output, console
 from .view import draw_layout, held, progress
 
+_TITLES = ("NAME", "STATE", "STAGES", "PIPELINES", "GPUS", "FROZEN", "STEP", "SAVED", "AGE")
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
@@ -32,13 +31,8 @@ def list_jobs(
     if output is not None:
         print_object({"apiVersion": "v1", "kind": "List", "items": [job.manifest for job in jobs]}, output)
         return
-    table = Table(box=None, pad_edge=False)
-    titles = [*(["NAMESPACE"] if all_namespaces else []), "NAME", "STATE", "STAGES", "PIPELINES", "GPUS", "FROZEN"]
-    for title in (*titles, "STEP", "SAVED", "AGE"):
-        table.add_column(title, no_wrap=True)
-    for job in jobs:
-        table.add_row(*([job.namespace] if all_namespaces else []), *_row(job))
-    console().print(table)
+    rows = [["NAMESPACE", *_TITLES], *([job.namespace, *_row(job)] for job in jobs)]
+    _print_columns(rows if all_namespaces else [row[1:] for row in rows])
 
 
 @app.command()
@@ -58,6 +52,13 @@ def print_object(value: Mapping[str, Any], output: Format) -> None:
         print(json.dumps(value, indent=2))
     else:
         print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Prints a line a row, whole however narrow the terminal is: names are looked for in it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _row(job: Job) -> list[str]:
@@ -81,15 +82,15 @@ def _print_job(out: Console, job: Job, events: list[Event]) -> None:
         out.print(f"checkpoint at step {status.checkpoint.step}, {status.checkpoint.boundary} frozen", highlight=False)
     if job.results:
         out.print(f"results: {job.results}", highlight=False, soft_wrap=True)
-    conditions = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("condition", "status", "reason", "since", "message"):
-        conditions.add_column(title)
-    for condition in status.conditions:
-        since = _age(condition.last_transition_time)
-        conditions.add_row(condition.type.value, condition.status.value, condition.reason, since, condition.message)
-    out.print(conditions)
+    conditions = [
+        (one.type.value, one.status.value, one.reason, _age(one.last_transition_time), one.message)
+        for one in status.conditions
+    ]
+    out.print()
+    _print_columns([("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), *conditions])
+    out.print()
     for event in events:
-        out.print(f"{_age(event.time):>6}  {event.reason}: {event.message}", highlight=False, markup=False)
+        out.print(f"{_age(event.time):>6}  {event.reason}: {event.message}", highlight=False, soft_wrap=True)
 
 
 def _age(since: datetime) -> str:

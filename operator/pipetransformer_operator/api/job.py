@@ -42,7 +42,7 @@ Workers = Annotated[int, Field(ge=1, le=8192)]
 class ElasticPolicy(SpecModel):
     """How many workers the job may have. A worker is one accelerator."""
 
-    workers: Workers = Field(description="Workers at the start: a multiple of pipeline.stages.")
+    workers: Workers = Field(description="Workers at a start, also after a suspend: a multiple of pipeline.stages.")
     min_workers: Workers = Field(default=1, description="No layout has fewer.")
     max_workers: Workers = Field(description="A ceiling; the largest legal layout below it is used.")
     min_pipelines: Workers = Field(default=1, description="Smallest data-parallel width.")
@@ -92,7 +92,7 @@ class RunPolicy(SpecModel):
         description="Workers on a cordoned node are not evicted before they are replaced, or before so long.",
     )
     active_deadline_seconds: Positive | None = Field(
-        default=None, description="The job fails if it is not done so long after its start."
+        default=None, description="The job fails if it is not done so long after its start, or after it was resumed."
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="The job is deleted so long after its end."
@@ -229,10 +229,11 @@ class PipeTrainingJob(SpecModel):
         return self.spec.managed
 
 
-def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:
+def trainer_spec(spec: JobSpec, *, num_shards: int | None = None, workers: int | None = None) -> TrainerSpec:
     """What a worker gets to know of its job, as `Env.JOB_SPEC`.
 
-    `num_shards` is `status.num_shards`: fixed at the start although `elasticPolicy` may change.
+    `num_shards` and `workers` are those of the start, as the status has them: `elasticPolicy` may have changed since,
+    and all workers must be told the same. By default they are those of a job that starts now.
     """
     return TrainerSpec(
         model=spec.model,
@@ -245,6 +246,6 @@ def trainer_spec(spec: JobSpec, num_shards: int) -> TrainerSpec:
         checkpoint=spec.checkpoint,
         mirror=spec.mirror,
         output=spec.output,
-        num_shards=num_shards,
-        workers=spec.elastic_policy.workers,
+        num_shards=num_shards or spec.max_pipelines,
+        workers=workers or spec.elastic_policy.workers,
     )

@@ -320,7 +320,9 @@ class JobStatus(Wire):
     )
     gpu_seconds_time: datetime | None = Field(default=None, description="Of `gpuSecondsSaved`.")
     frozen: str = Field(default="", max_length=32, description="Frozen blocks of all blocks, such as 6/12.")
-    start_time: datetime | None = Field(default=None, description="When it first asked for its workers.")
+    start_time: datetime | None = Field(
+        default=None, description="When it first asked for its workers, since it was resumed last."
+    )
     completion_time: datetime | None = Field(default=None, description="When it ended, one way or the other.")
     failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
     resize_failures: Count = Field(

@@ -161,7 +161,7 @@ class Channel:
 
     async def _authenticate(self, request: web.Request) -> Identity:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        token = token.strip() if scheme.lower() == "bearer" else ""
+        token = token.strip() if scheme.lower() == "bearer" and token.isascii() else ""
         if known := self._authenticator.known(token):
             return known
         if wait := self._bad_tokens.wait(request.remote):
@@ -180,11 +180,12 @@ class Channel:
     def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
         """The answer. Who is no worker of ours is logged: what it claims to be and never its token."""
         self._count_refusal(error.kind)
+        text = error.text.encode(errors="backslashreplace").decode()  # it may quote a header of any bytes
         if error.kind.code in (401, 403) and not self._logged.take((request.remote, error.kind)):
             claims = {name: request.headers.get(name, "")[:300] for name in (JOB_HEADER, WORKER_HEADER)}
-            logger.warning("%s %s from %s: %r: %s", request.method, request.path, request.remote, claims, error.text)
+            logger.warning("%s %s from %s: %r: %s", request.method, request.path, request.remote, claims, text)
         headers = {"Retry-After": str(math.ceil(error.retry_after))} if error.retry_after else {}
-        return web.Response(status=error.kind.code, text=error.text, headers=headers)
+        return web.Response(status=error.kind.code, text=text, headers=headers)
 
 
 def _number(request: web.Request, name: str) -> float:
@@ -203,6 +204,8 @@ async def _body(request: web.Request, kind: type[Message]) -> Message:
         text = await request.text()
     except web.HTTPRequestEntityTooLarge as error:
         raise RefusedError(Refusal.TOO_LONG, f"a body may have {MAX_BODY_BYTES} bytes") from error
+    except web.RequestPayloadError as error:
+        raise RefusedError(Refusal.NO_JSON, f"the body cannot be read: {error}") from error
     except ConnectionError as error:
         raise RefusedError(Refusal.NO_JSON, "the connection broke within the body") from error
     except (UnicodeDecodeError, LookupError) as error:

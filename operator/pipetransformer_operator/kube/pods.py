@@ -191,7 +191,7 @@ def observe(
         return None
     metadata, status = pod["metadata"], pod.get("status", {})
     phase = WorkerPhase(status.get("phase", "Pending")) if status.get("phase") != "Unknown" else WorkerPhase.FAILED
-    ended = _ended(status, trainer)
+    ended, holds = _ended(status, trainer), phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
     if ended is not None:
         phase = WorkerPhase.SUCCEEDED if ended["exitCode"] == 0 else WorkerPhase.FAILED
     return Worker(
@@ -205,6 +205,7 @@ def observe(
         exit_code=None if ended is None else int(ended["exitCode"]),
         message=_message(status, ended),
         scheduled=bool(pod["spec"].get("nodeName")),
+        lingers=ended is not None and holds,
         waiting=_waiting(status),
         priority=int(pod["spec"].get("priority") or 0),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
@@ -253,7 +254,7 @@ def _trainer(containers: list[Object], name: str) -> Object:
 
 
 def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url: str) -> list[Object]:
-    spec = trainer_spec(job.spec, status.num_shards or 1)
+    spec = trainer_spec(job.spec, num_shards=status.num_shards, workers=status.initial_workers)
     if spec.output:
         spec = spec.model_copy(update={"output": Output(location=_results(spec.output.location, job))})
     fields = {

@@ -157,7 +157,9 @@ class ProcessPool:
             Env.JOB_NAMESPACE: job.metadata.namespace,
             Env.JOB_NAME: job.metadata.name,
             Env.JOB_UID: job.metadata.uid,
-            Env.JOB_SPEC: trainer_spec(job.spec, status.num_shards or 1).to_environment(),
+            Env.JOB_SPEC: trainer_spec(
+                job.spec, num_shards=status.num_shards, workers=status.initial_workers
+            ).to_environment(),
             Env.WORKER_NAME: name,
             Env.WORKER_UID: uid,
             Env.WORKER_ADDRESS: ADDRESS,

@@ -13,10 +13,8 @@ def count(draft: Draft) -> None:
     status = draft.status
     there = {worker.id for worker in draft.observed.workers}
     gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]
-    if status.finished:  # containers that have ended hold no device, and nobody deletes them
-        held = sum(worker.exit_code is None and worker.alive for worker in draft.observed.workers)
-    else:
-        held = len(there)
+    # After the end nobody deletes pods that have ended, and they hold no device.
+    held = sum(worker.holds for worker in draft.observed.workers) if status.finished else len(there)
     gpus = Gpus(held=held, released=status.gpus.released + len(gone))
     if gone:
         draft.tell(Reason.GPUS_RELEASED, f"{len(gone)} workers are gone, {held} are held")

@@ -393,9 +393,14 @@ class Draft:
         ended = self.status.completion_time or self.now
         if policy is CleanPodPolicy.NONE:
             return ()
-        running_too = self.status.is_true(ConditionType.FAILED) or self.now >= ended + FINISH_GRACE
+        had_time = self.now >= ended + FINISH_GRACE
+        running_too = self.status.is_true(ConditionType.FAILED) or had_time
+
+        def goes(worker: Worker) -> bool:
+            if worker.alive:
+                return running_too
+            return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
+
         return tuple(
-            (worker.name, worker.uid)
-            for worker in self.observed.workers
-            if not worker.terminating and (running_too if worker.alive else policy is CleanPodPolicy.ALL)
+            (worker.name, worker.uid) for worker in self.observed.workers if not worker.terminating and goes(worker)
         )

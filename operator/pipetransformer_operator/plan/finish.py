@@ -8,7 +8,7 @@ from pipetransformer_contract.messages import Outcome
 from ..api.job import CleanPodPolicy
 from ..api.status import ConditionType, Reason
 from .draft import FINISH_GRACE, Draft
-from .types import Worker, WorkerPhase
+from .types import Worker
 
 #: Exit code of a trainer that cannot do what its spec says.
 EXIT_USER_ERROR = 2
@@ -38,7 +38,7 @@ def clean(draft: Draft) -> None:
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers([])
-    if all(worker.phase in (WorkerPhase.SUCCEEDED, WorkerPhase.FAILED) for worker in draft.observed.workers):
+    if not any(worker.holds for worker in draft.observed.workers):
         draft.update(quota_requests=[])
     ended = status.completion_time or draft.now
     if policy.clean_pod_policy is not CleanPodPolicy.NONE and draft.now < ended + FINISH_GRACE:
@@ -80,7 +80,7 @@ def _ended_in_success(draft: Draft) -> bool:
 
 def _check_deadline(draft: Draft) -> None:
     seconds, start = draft.spec.run_policy.active_deadline_seconds, draft.status.start_time
-    if seconds is None or start is None or draft.spec.suspend:
+    if seconds is None or start is None or draft.spec.suspend or draft.status.is_true(ConditionType.SUSPENDED):
         return
     deadline = start + timedelta(seconds=seconds)
     if draft.now >= deadline:

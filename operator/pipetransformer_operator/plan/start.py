@@ -13,11 +13,24 @@ from .prepare import all_scheduled, back_off, why_not_ready
 from .types import EventType
 
 
+def take_size(draft: Draft) -> None:
+    """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again.
+
+    Workers that wait were told another size, so they make room for others. The order of the data stays what it was in
+    the first generation.
+    """
+    status, workers = draft.status, draft.spec.elastic_policy.workers
+    num_shards = draft.spec.max_pipelines if status.layout_generation == 0 else status.num_shards
+    if (workers, num_shards) != (status.initial_workers, status.num_shards):
+        draft.update(initial_workers=workers, num_shards=num_shards)
+        draft.keep_workers([])
+
+
 def start(draft: Draft) -> None:
     """Creates the workers of the starting layout and publishes it once each of them is ready."""
-    status, elastic = draft.status, draft.spec.elastic_policy
+    status = draft.status
     if status.start_time is None:
-        draft.update(start_time=draft.now, initial_workers=elastic.workers, num_shards=draft.spec.max_pipelines)
+        draft.update(start_time=draft.now)
     if status.next_resize_time is not None and draft.now < status.next_resize_time:
         draft.wake_at(status.next_resize_time)
         return

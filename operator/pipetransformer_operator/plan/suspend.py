@@ -20,3 +20,4 @@ def resume(draft: Draft) -> None:
     if draft.status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
+        draft.update(start_time=None)  # the time of the deadline begins anew, as a Job's does

@@ -47,8 +47,10 @@ def _advance(draft: Draft) -> None:
         return
     if draft.status.plan is not None:
         resize.resize(draft)
-    elif queue.admits(draft):
-        start.start(draft)
+    else:
+        start.take_size(draft)
+        if queue.admits(draft):
+            start.start(draft)
     queue.tidy(draft)
 
 

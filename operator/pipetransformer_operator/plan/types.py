@@ -33,6 +33,7 @@ class Worker:
     `exit_code` and `message` are of the trainer container alone: None and empty while it runs. `phase` is Succeeded or
     Failed as soon as the trainer container has ended, whatever sidecars do. A pod that was evicted or lost before its
     trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
+    `lingers` says that the trainer has ended and another container of the pod has not.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
     `draining` says that its node takes no pods any more.
     `node_lost` says that its node is not heard, as far as nodes are seen.
@@ -50,6 +51,7 @@ class Worker:
     exit_code: int | None = None
     message: str = ""
     scheduled: bool = False
+    lingers: bool = False
     waiting: str = ""
     disrupted: bool = False
     draining: bool = False
@@ -61,6 +63,11 @@ class Worker:
     def alive(self) -> bool:
         """Whether it can train, now or later."""
         return not self.terminating and not self.disrupted and self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+
+    @property
+    def holds(self) -> bool:
+        """Whether its pod still has an accelerator: until all of its containers have ended."""
+        return self.lingers or self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,22 @@ def test_a_list_is_a_table_or_what_a_program_reads(
         assert load(capsys.readouterr().out)["items"][0]["metadata"]["name"] == "one"
 
 
+def test_whole_names_are_listed_and_messages_described_as_they_are_on_the_narrowest_terminal(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    name, words = "n" * 50, ["[/data]", "labels[kueue.x-k8s.io/queue-name]:", ":x:"]
+    failed = {**finished("Failed"), "message": " ".join(words)}
+    fake.objects[JOBS] = {"items": [stored(make_job(name), conditions=[failed])]}
+    fake.objects[f"{JOBS}/{name}"] = fake.objects[JOBS]["items"][0]
+    fake.objects["/api/v1/namespaces/default/events"] = {"items": []}
+    assert command(monkeypatch, "list") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["NAME", name]
+    assert command(monkeypatch, "describe", name) == 0
+    shown = capsys.readouterr().out.split()
+    assert [word for word in words if word not in shown] == []
+
+
 def test_watching_a_job_that_fails_ends_with_exit_code_1_and_its_reason(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

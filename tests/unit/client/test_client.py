@@ -77,9 +77,14 @@ def test_waiting_longer_than_allowed_is_a_timeout(client: Client, fake: FakeKube
         client.wait("digits", timeout=0.05)
 
 
+def pod_of(owner: str, number: int) -> Object:
+    return {"metadata": {"name": f"digits-w{number}", "ownerReferences": [{"uid": owner}]}}
+
+
 def test_logs_of_all_workers_are_merged_by_time_with_the_rank_of_each(client: Client, fake: FakeKube) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w1", "digits-w0"))
-    fake.objects[PODS] = {"items": [{"metadata": {"name": f"digits-w{number}"}} for number in range(3)]}
+    fake.objects[PODS] = {"items": [*(pod_of("job-uid", number) for number in range(3)), pod_of("older-uid", 3)]}
+    fake.texts[f"{PODS}/digits-w3/log"] = [["2026-01-01T00:00:00Z of a job before it"]]
     fake.texts[f"{PODS}/digits-w0/log"] = [["2026-01-01T00:00:01Z one", "2026-01-01T00:00:03Z three"]]
     fake.texts[f"{PODS}/digits-w1/log"] = [["2026-01-01T00:00:02Z two"]]
     lines = [(line.rank, line.worker, line.text) for line in client.logs("digits")]
@@ -91,7 +96,7 @@ def test_followed_logs_end_when_the_job_has_and_all_was_said(
 ) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"), conditions=[finished()])
-    fake.objects[PODS] = {"items": [{"metadata": {"name": "digits-w0"}}]}
+    fake.objects[PODS] = {"items": [pod_of("job-uid", 0)]}
     fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Succeeded"}}
     fake.texts[f"{PODS}/digits-w0/log"] = [[f"2026-01-01T00:00:0{n}Z line {n}" for n in range(3)]]
     assert [line.text for line in client.logs("digits", follow=True)] == ["line 0", "line 1", "line 2"]

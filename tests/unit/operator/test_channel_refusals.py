@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -15,6 +16,7 @@ from pipetransformer_operator.channel.app import MAX_BODY_BYTES, Channel
 from pipetransformer_operator.channel.authenticator import CannotTell, Identity, TokenTable
 from pipetransformer_operator.channel.rate import Rate
 from pipetransformer_operator.channel.refusal import Refusal
+from pipetransformer_operator.kube.tokens import TokenReviewer
 from tests.bounds import message_violations
 from tests.unit.operator.test_channel import TOKENS, headers, new_board, plan, report, show
 
@@ -61,6 +63,7 @@ ROWS = [
     Row(Refusal.NO_JSON, "JSON", body=b"{"),
     Row(Refusal.NO_JSON, "no text", body=b"\xff\xfe"),
     Row(Refusal.NO_JSON, "recursion", body=DEEP),
+    Row(Refusal.NO_JSON, "cannot be read", given=headers() | {"Content-Encoding": "gzip"}, body=b"garbage"),
     Row(Refusal.TOO_LONG, str(MAX_BODY_BYTES), body=b" " * (MAX_BODY_BYTES + 1)),
     Row(Refusal.DOES_NOT_FIT, "address", body=b"{}"),
     Row(Refusal.DOES_NOT_FIT, "versions", body=READY | {"versions": {str(key): "1" for key in range(17)}}),
@@ -102,6 +105,21 @@ async def test_a_good_token_is_served_although_its_address_shows_bad_ones() -> N
         answers = [(await _send(client, bad)).status for _ in range(BURST + 1)]
         assert (answers[0], answers[-1]) == (401, 429)
         assert (await client.post("/v1/ready", json=READY, headers=headers())).status == 204
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [(b"Authorization: Bearer \xff", 401), (b"X-Pipetransformer-Job: default/\xff", 503)]
+)
+async def test_a_header_of_any_bytes_is_refused_like_another(header: bytes, status: int) -> None:
+    authenticator = TokenReviewer(AsyncMock()) if status == 401 else TokenTable(TOKENS)
+    async with TestServer(Channel({}, authenticator).application()) as server:
+        assert server.port is not None
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        token = next(token for token, identity in TOKENS.items() if identity.namespace == "default").encode()
+        writer.write(b"GET /v1/generation HTTP/1.0\r\nHost: x\r\n%b\r\n" % header)
+        writer.write(b"Authorization: Bearer %b\r\n\r\n" % token)
+        assert f" {status} ".encode() in await reader.readline()
+        writer.close()
 
 
 async def test_a_job_that_was_not_looked_at_yet_is_asked_to_come_again() -> None:

@@ -167,6 +167,9 @@ def test_the_trainers_exit_decides_while_a_sidecar_still_runs() -> None:
     assert worker is not None
     assert (worker.phase, worker.exit_code) == (WorkerPhase.FAILED, 2)
     assert worker.message == "spec.data.path: no such folder"
+    assert worker.lingers
+    worker = observe(seen(status | {"phase": "Failed"}), "trainer")
+    assert worker is not None and not worker.lingers
 
 
 def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:

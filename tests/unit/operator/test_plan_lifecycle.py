@@ -406,6 +406,58 @@ def test_a_job_past_its_deadline_fails() -> None:
     assert reason(world, ConditionType.FAILED) == "DeadlineExceeded"
 
 
+def test_the_deadlines_time_begins_anew_when_a_job_is_resumed() -> None:
+    world = World(make_job().checkpoint().set("runPolicy.activeDeadlineSeconds", 100))
+    world.start()
+    world.wait(60)
+    world.builder.suspended()
+    world.settle()
+    world.wait(3600)
+    world.builder.suspended(False)
+    world.settle()
+    world.warm_up()
+    assert world.state() == State.RUNNING
+    world.wait(101)
+    world.settle()
+    assert reason(world, ConditionType.FAILED) == "DeadlineExceeded"
+
+
+def test_a_job_that_waits_for_room_starts_in_the_size_that_its_spec_is_given_meanwhile() -> None:
+    world = World(make_job().stages(2).workers(4, most=8))
+    world.unschedulable = True
+    world.settle()
+    world.warm_up()
+    assert len(world.workers) == 4
+    world.builder.workers(2, most=2)
+    world.metadata_generation += 1
+    world.unschedulable = False
+    world.settle()
+    assert sorted(world.workers) == ["digits-w4", "digits-w5"], "those that wait were told of other sizes"
+    assert (world.status.initial_workers, world.status.num_shards) == (2, 2)
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 1)
+    world.builder.workers(4, most=8)
+    world.settle()
+    assert (world.status.initial_workers, world.status.num_shards) == (2, 2), "what is in progress goes on as it is"
+
+
+@pytest.mark.parametrize("end", [Outcome.SUCCEEDED, Outcome.FAILED])
+def test_a_pod_whose_trainer_has_ended_holds_its_accelerator_as_long_as_its_other_containers_run(end: Outcome) -> None:
+    world = World(make_job().workers(2))
+    world.start()
+    for name in list(world.workers):
+        world.end(name, exit_code=0, message='{"outcome": "Succeeded"}')
+    world.change("digits-w1", lingers=True)
+    world.finish(end)
+    assert len(world.workers) == 2, "it may be about to end"
+    assert world.status.gpus.held == 1
+    world.wait(31)
+    world.settle()
+    assert set(world.workers) == {"digits-w0"}
+    assert world.status.gpus.held == 0
+
+
 def test_progress_alone_is_written_every_30_seconds() -> None:
     world = widening()
     world.start()
