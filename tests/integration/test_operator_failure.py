@@ -141,5 +141,5 @@ async def test_a_watch_that_dies_without_a_word_is_opened_again(
     async def seen() -> bool:
         return bool((await namespace.status()).get("plan"))
 
-    await until("the job is seen", seen, timeout=120)  # the API server sends bookmarks each minute, kopf waits 70 s
+    await until("the job is seen", seen, timeout=120)  # the API server sends bookmarks each minute
     assert cut_off.running

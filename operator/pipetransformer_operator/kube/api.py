@@ -20,6 +20,8 @@ Object = dict[str, Any]
 TIMEOUT_SECONDS = 15
 #: Requests in flight; others wait their turn, and their time begins when they are sent.
 PARALLEL = 64
+#: Between two bookmarks of a watch, by the API server.
+BOOKMARK_SECONDS = 60
 #: At once from a connection: a long event of a watch is one line.
 READ_BYTES = 2**21
 MERGE_PATCH = "application/merge-patch+json"
@@ -83,17 +85,32 @@ class Api:
         return await self.request("GET", path, timeout=timeout)
 
     async def watch(
-        self, path: str, version: str, seconds: int, opened: Callable[[], None] = lambda: None
+        self,
+        path: str,
+        version: str,
+        seconds: int,
+        *,
+        bookmarks: bool = False,
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
         """Events of the list at `path`, which has a query already, from a resourceVersion on; ends after `seconds`.
 
-        `opened` is called once the server has begun.
+        Args:
+            path: of the list.
+            version: after which events begin.
+            seconds: after which the server ends it.
+            bookmarks: the server says each minute how far it is, so a watch that died without a word is found.
+            opened: called once the server has begun.
 
         Raises:
             Unavailable: it cannot be opened, it broke, or the server no longer has that version.
         """
         query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
-        timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=seconds + TIMEOUT_SECONDS)
+        silence = seconds
+        if bookmarks:
+            query["allowWatchBookmarks"] = "true"
+            silence = min(silence, BOOKMARK_SECONDS)
+        timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=silence + TIMEOUT_SECONDS)
         started = time.perf_counter()
         try:
             answer = await self._client.call_api(

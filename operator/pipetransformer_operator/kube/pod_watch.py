@@ -104,8 +104,8 @@ class PodWatch:
 
     async def _watch(self, path: str, version: str) -> str:
         """Follows changes after `version` until the server ends the watch; returns the version that it came to."""
-        query = urlencode({"labelSelector": JOB_LABEL, "allowWatchBookmarks": "true"})
-        events = self._api.watch(f"{path}?{query}", version, self._seconds, lambda: self._opened(path))
+        listed, opened = f"{path}?{urlencode({'labelSelector': JOB_LABEL})}", lambda: self._opened(path)
+        events = self._api.watch(listed, version, self._seconds, bookmarks=True, opened=opened)
         async for event in events:
             pod = event["object"]
             version = pod["metadata"]["resourceVersion"]

@@ -43,7 +43,13 @@ class FakeApi(Api):
         return {"metadata": {"resourceVersion": "5", **({"continue": "x"} if self._rest else {})}, "items": part}
 
     async def watch(
-        self, path: str, version: str, seconds: int, opened: Callable[[], None] = lambda: None
+        self,
+        path: str,
+        version: str,
+        seconds: int,
+        *,
+        bookmarks: bool = False,
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
         events = await self._next(f"watch from {version}")
         opened()

@@ -39,7 +39,13 @@ class FakeApi(Api):
         return {"metadata": {"resourceVersion": str(version)}, "items": items}
 
     async def watch(
-        self, path: str, version: str, seconds: int, opened: Callable[[], None] = lambda: None
+        self,
+        path: str,
+        version: str,
+        seconds: int,
+        *,
+        bookmarks: bool = False,
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
         for event in self._events:
             yield event
