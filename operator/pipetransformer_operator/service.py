@@ -101,7 +101,8 @@ class Service:
         metrics = Metrics(lambda: controller.jobs(), lambda: lease.held, lambda: health.opened_times)
         # A pool of its own, so that the lease never waits behind other requests.
         own = await Api.connect(count=metrics.asked)
-        lease = Lease(own, settings.namespace, settings.identity, seconds=settings.lease_seconds)
+        identity = f"{settings.namespace}/{settings.identity}"
+        lease = Lease(own, settings.lease_namespace, identity, seconds=settings.lease_seconds)
         health = Health([PLURAL, "pods"], lambda: lease.held, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         await certificate.refresh()

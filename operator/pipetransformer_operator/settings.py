@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+EVERY_CLUSTERS_NAMESPACE = "default"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -73,6 +75,11 @@ class Settings:
             yields=yields,
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
+
+    @property
+    def lease_namespace(self) -> str:
+        """Of the lease: operators that would serve the same jobs meet there, whatever releases they belong to."""
+        return self.namespace if self.namespaces else EVERY_CLUSTERS_NAMESPACE
 
     @property
     def channel_hosts(self) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def test_a_namespaced_operator_has_no_right_over_the_cluster_but_to_check_tokens
     (cluster,) = (document for document in documents if document["kind"] == "ClusterRole")
     assert [rule["resources"] for rule in cluster["rules"]] == [["tokenreviews"]]
     roles = [document["metadata"]["namespace"] for document in documents if document["kind"] == "Role"]
-    assert roles == ["team-a", "team-b", SYSTEM]
+    assert roles == ["team-a", "team-b", SYSTEM, SYSTEM]
 
 
 def test_a_namespaced_operator_yields_to_nobody_for_it_sees_no_pods_of_others() -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api
 from pipetransformer_operator.kube.lease import NAME
+from pipetransformer_operator.settings import EVERY_CLUSTERS_NAMESPACE
 
 from .conftest import SYSTEM, FakeKubelet, Namespace, Operator, Wire, until
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(180)
-LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{NAME}"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{EVERY_CLUSTERS_NAMESPACE}/leases/{NAME}"
 
 
 @pytest.fixture
@@ -54,6 +55,30 @@ async def test_the_second_operator_waits_and_takes_over_where_the_first_was_kill
         return await second.generation(authority["data"]["ca.crt"], token, job) == 200
 
     await until("the second operator serves the job", served)
+
+
+async def test_of_two_releases_that_serve_all_namespaces_one_acts_and_the_other_says_whom_it_waits_for(
+    namespace: Namespace, operator: Operator, kubeconfig: Path, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    await ready(operator)
+    log = tmp_path / "other.log"
+    other = Operator(kubeconfig, log)
+    other.environment["POD_NAMESPACE"] = namespace.name
+    try:
+        await other.start()
+
+        async def says_so() -> bool:
+            return f"{SYSTEM}/operator holds the lease {LEASE}: waiting" in log.read_text()
+
+        await until("the other release waits", says_so)
+        await namespace.apply(packing_job())
+        assert await namespace.layout(1) == (4, 1)
+        assert await other.asked("/readyz") == 503
+        assert await other.figure("pipetransformer_leader") == 0
+        await operator.signal(signal.SIGTERM)
+        await ready(other)
+    finally:
+        await other.kill()
 
 
 async def test_an_operator_that_lost_its_lease_exits_and_one_that_is_told_to_stop_gives_it_back(

@@ -28,8 +28,8 @@ class Lease:
 
     Args:
         api: of the cluster; not guarded by this lease.
-        namespace: of the operator.
-        identity: of this operator; one that is started again under the same identity takes over at once.
+        namespace: of the lease.
+        identity: of this operator, in words that lead to it; one that is started again under the same identity takes over at once.
         seconds: how long the Lease must stay unchanged before another operator takes it.
         clock: seconds that only grow.
     """
@@ -70,7 +70,7 @@ class Lease:
         waiting_for = ""
         while (holder := await self.attempt()) != self._identity:
             if holder and holder != waiting_for:
-                logger.info("%s holds the lease %s: waiting", holder, NAME)
+                logger.warning("%s holds the lease %s: waiting", holder, self._path)
                 waiting_for = holder
             await asyncio.sleep(self._pause)
         logger.info("this operator (%s) holds the lease %s", self._identity, NAME)
