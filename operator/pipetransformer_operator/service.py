@@ -22,6 +22,7 @@ from .controller.ports import Conflict, JobKey, Unavailable
 from .health import Health
 from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
+from .kube.keeper import Keeper
 from .kube.lease import Lease
 from .kube.nodes import Nodes
 from .kube.pod_watch import PodWatch
@@ -62,7 +63,7 @@ class Service:
         controller: Controller,
         pool: KubePool,
         pods: PodWatch,
-        publisher: Publisher,
+        keeper: Keeper,
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
         nodes: Nodes,
@@ -76,7 +77,7 @@ class Service:
         self._lease = lease
         self._controller = controller
         self._pool = pool
-        self._publisher = publisher
+        self._keeper = keeper
         self._runners = runners
         self._renewing = renewing
         self._nodes = nodes
@@ -161,7 +162,7 @@ class Service:
             controller,
             pool,
             pods,
-            publisher,
+            Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known),
             runners,
             renewing,
             nodes,
@@ -176,6 +177,7 @@ class Service:
             await asyncio.sleep(CRD_POLL_SECONDS)
         await self._lease.acquire()
         self._watching.append(asyncio.create_task(self._quota.run(), name="quota"))
+        self._watching.append(asyncio.create_task(self._keeper.run(), name="keeper"))
         if self._others is not None:
             self._watching.append(asyncio.create_task(self._others.run(), name="pods of others"))
 
@@ -203,7 +205,6 @@ class Service:
         if deleted:
             self._pool.forget(key)
             self._quota.forget(key)
-            self._publisher.forget(key.namespace)  # which may be gone, too, and come again
         self._controller.wake(key)
 
     def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:

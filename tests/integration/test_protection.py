@@ -1,9 +1,12 @@
 """What protects a job's workers, as the real API server takes it."""
 
+import contextlib
+
 import pytest
 
 from pipetransformer_operator.api import GROUP
-from pipetransformer_operator.kube.api import MERGE_PATCH
+from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
 
 from .conftest import FakeKubelet, Namespace, Operator, until
 from .test_operator import packing_job
@@ -38,6 +41,32 @@ async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_a
     await stay(3)
     owner = (await namespace.api.get(budget))["metadata"]["ownerReferences"][0]
     assert (owner["kind"], owner["name"], owner["controller"]) == ("PipeTrainingJob", "digits", True)
+
+
+async def test_what_somebody_deletes_or_changes_of_a_jobs_protection_is_as_it_was_at_once(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    api, folder = namespace.api, f"namespaces/{namespace.name}"
+    kept = {
+        f"/apis/networking.k8s.io/v1/{folder}/networkpolicies/digits-workers": ("spec", {"ingress": []}),
+        f"/apis/policy/v1/{folder}/poddisruptionbudgets/digits-workers": ("spec", {"minAvailable": 1}),
+        f"/api/v1/{folder}/configmaps/{CA_CONFIG_MAP}": ("data", {CA_FILE: "nobody's"}),
+    }
+    for path, (part, edit) in kept.items():
+        before = await api.get(path)
+
+        async def restored(uid: str, path: str = path, part: str = part, wanted: Object = before) -> bool:
+            with contextlib.suppress(NotFound):
+                now = await api.get(path)
+                return (now["metadata"]["uid"] != uid) and bool(now[part] == wanted[part])
+            return False
+
+        await api.request("DELETE", path, {})
+        await until(f"{path} is back", lambda uid=before["metadata"]["uid"]: restored(uid), timeout=10)
+        await api.request("PATCH", path, {part: edit}, content_type=MERGE_PATCH)
+        await until(f"{path} is as it was", lambda: restored(""), timeout=10)
 
 
 async def test_workers_run_where_the_restricted_pod_security_standard_is_enforced(
@@ -113,3 +142,24 @@ async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_tu
     assert names == {"digits-w0", "digits-w3"}
     namespace.advance(30)
     assert (await namespace.state("Complete")).get("failures", 0) == 0
+
+
+async def test_a_worker_of_a_job_that_starts_is_replaced_when_its_node_is_deleted(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    node = f"node-{namespace.name}"
+    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+    kubelet.room = 1
+    await namespace.apply(packing_job().stages(1).workers(2).set("elasticPolicy.maxPipelines", 2))
+
+    async def left_over() -> str | None:
+        pods = (await namespace.pods()).values()
+        return next((p["metadata"]["name"] for p in pods if p.get("status", {}).get("conditions")), None)
+
+    name = await until("a worker that finds no node", left_over)
+    binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
+    await namespace.api.request("POST", f"{namespace.core}/pods/{name}/binding", binding)
+    await namespace.api.request("DELETE", f"/api/v1/nodes/{node}", {})
+    kubelet.room = 8192
+    assert await namespace.layout(1) == (1, 2)
+    assert name not in {member["name"] for member in (await namespace.status())["plan"]["members"]}

@@ -217,6 +217,7 @@ class JobLoop:
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
         conflicts = self._conflicts - attempted
         refusals: list[Refused] = []
+        self._pool.doubt(decided.doubted)
         if not decided.status.finished:
             try:
                 await self._pool.protect(job, decided.min_available)

@@ -4,6 +4,7 @@ A cluster keeps jobs in the API server and runs workers as pods; a local run kee
 workers as processes. The loop cannot tell them apart.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -99,6 +100,10 @@ class WorkerPool(Protocol):
             Refused: the cluster does not take what protects them; the message says why.
             Unavailable: it cannot be written now.
         """
+        ...
+
+    def doubt(self, nodes: Iterable[str]) -> None:
+        """Workers on these nodes fell silent, of whatever job: others had better run elsewhere."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

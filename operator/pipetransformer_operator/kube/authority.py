@@ -113,9 +113,21 @@ class Publisher:
                 await self._write(namespace, trusted)
                 self._done[namespace] = trusted
 
+    async def restore(self, config_map: Object, *, deleted: bool) -> None:
+        """Puts back what somebody else deleted or changed, as a watch shows it. Raises as `publish`."""
+        namespace = config_map["metadata"]["namespace"]
+        done = self._done.get(namespace)
+        if done is not None and (deleted or config_map.get("data", {}).get(CA_FILE) != done.decode()):
+            self.forget(namespace)
+            await self.publish(namespace)
+
     def forget(self, namespace: str) -> None:
         """The namespace may have lost them: it is told again when it is asked for next."""
         self._done.pop(namespace, None)
+
+    def forget_all(self) -> None:
+        """Any namespace may have lost them."""
+        self._done.clear()
 
     async def _write(self, namespace: str, trusted: bytes) -> None:
         path = f"/api/v1/namespaces/{namespace}/configmaps"

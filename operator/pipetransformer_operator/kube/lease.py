@@ -29,7 +29,8 @@ class Lease:
     Args:
         api: of the cluster; not guarded by this lease.
         namespace: of the lease.
-        identity: of this operator, in words that lead to it; one that is started again under the same identity takes over at once.
+        identity: of this operator, in words that lead to it; one that is started again under the same identity takes
+            over at once.
         seconds: how long the Lease must stay unchanged before another operator takes it.
         clock: seconds that only grow.
     """

@@ -1,20 +1,32 @@
-"""Nodes that something is wrong with, as the watch last showed them: all others are forgotten."""
+"""Nodes that something is wrong with: as the watch last showed them, and as workers' silence lets one doubt them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+#: The control plane has made up its mind about a silent node by then.
+DOUBT = timedelta(seconds=60)
+#: Deleted nodes that are remembered: pods that were bound to them are cleared away within a minute or two.
+DELETED = 1000
 
 
 class Nodes:
     """See the module.
 
+    Args:
+        clock: the present time, aware of its zone.
+
     Attributes:
         cordoned: names of those that take no pods any more.
-        lost: names of those whose kubelet is not heard, or says that it runs nothing.
+        lost: names of those whose kubelet is not heard, or says that it runs nothing, and of deleted ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._clock = clock
         self.cordoned: set[str] = set()
         self.lost: set[str] = set()
+        self._deleted: dict[str, None] = {}
+        self._doubted: dict[str, datetime] = {}
 
     def note(self, node: Mapping[str, Any], *, deleted: bool) -> bool:
         """Takes what the watch showed; whether that is news."""
@@ -22,10 +34,31 @@ class Nodes:
         ready = next((one["status"] for one in conditions if one["type"] == "Ready"), "True")
         name, news = node["metadata"]["name"], False
         for names, holds in (
-            (self.cordoned, bool(node.get("spec", {}).get("unschedulable"))),
-            (self.lost, ready != "True"),
+            (self.cordoned, not deleted and bool(node.get("spec", {}).get("unschedulable"))),
+            (self.lost, deleted or ready != "True"),
         ):
-            holds = holds and not deleted
             news |= holds != (name in names)
             (names.add if holds else names.discard)(name)
+        self._deleted.pop(name, None)
+        if deleted:
+            self._deleted[name] = None
+            if len(self._deleted) > DELETED:
+                oldest = next(iter(self._deleted))
+                del self._deleted[oldest]
+                self.lost.discard(oldest)
         return news
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Workers there fell silent: whoever waits for a word of these nodes waits less, and no worker is sent there as
+        long as another node will do."""
+        self._doubted.update(dict.fromkeys(names, self._clock() + DOUBT))
+
+    def doubts(self, name: str) -> bool:
+        """Whether the node is in doubt now."""
+        return name in self._doubted and self._clock() < self._doubted[name]
+
+    @property
+    def doubted(self) -> list[str]:
+        """Names of those that are in doubt now."""
+        self._doubted = {name: until for name, until in self._doubted.items() if self._clock() < until}
+        return sorted(self._doubted)

@@ -4,6 +4,7 @@ Which worker serves which pipeline is the trainer's choice, made by where the po
 so its group is a guess at its creation: workers of neighbouring ids, as many as a pipeline is long.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..api import GROUP, PipeTrainingJob
@@ -20,8 +21,25 @@ def placement_group(job: PipeTrainingJob, worker_id: int) -> str:
     return f"{stages}-{worker_id // stages}"
 
 
-def affinity(job: PipeTrainingJob, group: str) -> dict[str, Any]:
-    """Preferences only: a worker in the wrong place is better than none."""
+def affinity(job: PipeTrainingJob, group: str, avoided: Sequence[str] = ()) -> dict[str, Any]:
+    """Preferences only: a worker in the wrong place is better than none.
+
+    Whom a worker would lie near may have been on the `avoided` nodes, so to keep off these is then all that is wanted.
+    """
+    if avoided:
+        return {
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 100,
+                        "preference": {
+                            "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [name]}]
+                        },
+                    }
+                    for name in avoided
+                ]
+            }
+        }
     mine = {JOB_LABEL: job.metadata.name, GROUP_LABEL: group}
     others = [{"key": GROUP_LABEL, "operator": "NotIn", "values": [group]}]
     return {

@@ -65,8 +65,10 @@ def render(
     channel_url: str,
     classes: PriorityClasses = NO_CLASSES,
     assignment: Assignment = ANYWHERE,
+    avoided: Sequence[str] = (),
 ) -> Object:
-    """The pod of a worker: the user's template and what the trainer needs besides.
+    """The pod of a worker: the user's template and what the trainer needs besides; not on the `avoided` nodes if others
+    will do.
 
     Raises:
         Refused: the template cannot be added to, for a list in it is none. All else the API server says.
@@ -96,7 +98,7 @@ def render(
         _items(spec, "tolerations").extend(assignment.tolerations)
     group = placement_group(job, worker_id)
     if "topologySpreadConstraints" not in spec:
-        spec.setdefault("affinity", affinity(job, group))
+        spec.setdefault("affinity", affinity(job, group, avoided))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -211,6 +213,7 @@ def observe(
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
         draining=nodes is not None and pod["spec"].get("nodeName") in nodes.cordoned,
         node_lost=nodes is not None and pod["spec"].get("nodeName") in nodes.lost,
+        node_doubted=nodes is not None and nodes.doubts(pod["spec"].get("nodeName", "")),
         unattended_since=unattended_since,
     )
 

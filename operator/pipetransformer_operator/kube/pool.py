@@ -40,6 +40,9 @@ class KubePool:
         scraper: namespace whose pods may read the workers' metrics; empty for none.
         assigned: what a worker's pod has to carry by the quota that it is on.
         clock: the present time, aware of its zone.
+
+    Attributes:
+        protection: of all jobs' workers.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class KubePool:
         self._prepare = prepare
         self._nodes = nodes
         self._priority_classes = priority_classes
-        self._protection = Protection(api, scraper)
+        self.protection = Protection(api, scraper)
         self._assigned = assigned
         self._clock = clock
         self._written: dict[JobKey, dict[str, Object]] = {}
@@ -99,11 +102,16 @@ class KubePool:
         """The job is gone."""
         self._written.pop(key, None)
         self._gone.pop(key, None)
-        self._protection.forget(key)
+        self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """See `WorkerPool`."""
-        await self._protection.apply(job, min_available)
+        await self.protection.apply(job, min_available)
+
+    def doubt(self, nodes: Iterable[str]) -> None:
+        """See `WorkerPool`."""
+        if self._nodes is not None:
+            self._nodes.doubt(nodes)
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
@@ -119,6 +127,7 @@ class KubePool:
                 channel_url=self._channel_url,
                 classes=self._priority_classes,
                 assignment=assignment,
+                avoided=self._nodes.doubted if self._nodes else (),
             )
             created = await self._api.request("POST", path, pod, strict=True)
         except Refused as error:

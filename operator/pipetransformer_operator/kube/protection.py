@@ -22,7 +22,7 @@ class Protection:
     def __init__(self, api: Api, scraper: str = "") -> None:
         self._api = api
         self._scraper = scraper
-        self._applied: dict[JobKey, dict[str, Object]] = {}
+        self._applied: dict[JobKey, dict[str, tuple[Object, int]]] = {}
 
     async def apply(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """Makes both objects as they should be; None: the budget is not touched.
@@ -36,16 +36,33 @@ class Protection:
         if min_available is not None:
             wanted["/apis/policy/v1"] = disruption_budget(job, min_available)
         for folder, body in wanted.items():
-            if applied.get(folder) == body:
+            if folder in applied and applied[folder][0] == body:
                 continue
             kind = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}[body["kind"]]
             path = f"{folder}/namespaces/{job.metadata.namespace}/{kind}/{body['metadata']['name']}"
-            await self._api.request("PATCH", path, body, content_type=APPLY_PATCH)
-            applied[folder] = body
+            answer = await self._api.request("PATCH", path, body, content_type=APPLY_PATCH)
+            applied[folder] = body, answer["metadata"]["generation"]
+
+    def is_not_as_applied(self, key: JobKey, one: Object, *, deleted: bool) -> bool:
+        """Whether somebody else deleted or changed what a watch shows; then it is applied in the job's next turn."""
+        applied, folder = self._applied.get(key, {}), f"/apis/{one['apiVersion']}"
+        if folder not in applied:
+            return False
+        body, generation = applied[folder]
+        metadata = one["metadata"]
+        touched = deleted or metadata["generation"] > generation
+        if metadata["name"] != body["metadata"]["name"] or not touched:
+            return False
+        del applied[folder]
+        return True
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._applied.pop(key, None)
+
+    def forget_all(self) -> None:
+        """Nobody knows what others did: everything is applied again."""
+        self._applied.clear()
 
 
 def network_policy(job: PipeTrainingJob, scraper: str) -> Object:

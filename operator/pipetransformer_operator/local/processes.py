@@ -11,7 +11,7 @@ import secrets
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +104,9 @@ class ProcessPool:
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """See `WorkerPool`."""
+
+    def doubt(self, nodes: Iterable[str]) -> None:
+        """See `WorkerPool`. There is no other machine."""
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
         """See `WorkerPool`."""

@@ -379,6 +379,7 @@ class Draft:
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
             min_available=self.min_available,
+            doubted=frozenset(worker.node for name in self.suspects if (worker := self._by_name.get(name))),
         )
 
     def _missing(self) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ from .types import EventType, Worker, WorkerPhase
 
 #: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
 UNATTENDED = timedelta(seconds=30)
+#: Where others fell silent lately.
+UNATTENDED_IN_DOUBT = timedelta(seconds=5)
 
 
 def recover(draft: Draft) -> None:
@@ -100,17 +102,19 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
 def _why_stranded(draft: Draft, worker: Worker) -> str:
     """Why a worker that is to join will not start where it is; empty when it may.
 
-    Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself.
+    Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself,
+    if nothing else speaks against the node.
     """
     if draft.hears(worker.uid):
         return ""
     if worker.node_lost:
         return f"its node {worker.node} is lost"
-    if worker.unattended_since is None or draft.status.plan is None:
+    if worker.unattended_since is None or not (worker.node_doubted or draft.status.plan):
         return ""
-    due = worker.unattended_since + UNATTENDED
+    patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
+    due = worker.unattended_since + patience
     if draft.now >= due:
-        return f"its node {worker.node} has said nothing of it for {UNATTENDED.seconds} s"
+        return f"its node {worker.node} has said nothing of it for {patience.seconds} s"
     draft.wake_at(due)
     return ""
 

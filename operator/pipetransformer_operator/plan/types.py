@@ -36,7 +36,8 @@ class Worker:
     `lingers` says that the trainer has ended and another container of the pod has not.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
     `draining` says that its node takes no pods any more.
-    `node_lost` says that its node is not heard, as far as nodes are seen.
+    `node_lost` says that its node is not heard, or gone, as far as nodes are seen.
+    `node_doubted` says that other workers there fell silent lately.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
@@ -56,6 +57,7 @@ class Worker:
     disrupted: bool = False
     draining: bool = False
     node_lost: bool = False
+    node_doubted: bool = False
     unattended_since: datetime | None = None
     priority: int = 0
 
@@ -189,6 +191,7 @@ class Plan:
         delete: (name, uid) of workers to delete; the uid is the precondition.
         requeue_after: seconds until time alone changes the answer; None when only an event can.
         min_available: so many workers must stay when others take some away; None before the first layout.
+        doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 
@@ -199,6 +202,7 @@ class Plan:
     requeue_after: float | None = None
     expired: bool = False
     min_available: int | None = None
+    doubted: frozenset[str] = frozenset()
 
 
 def worker_name(job: str, worker_id: int) -> str:

@@ -11,7 +11,7 @@ from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.nodes import Nodes
+from pipetransformer_operator.kube.nodes import DELETED, DOUBT, Nodes
 from pipetransformer_operator.kube.placement import GROUP_LABEL
 from pipetransformer_operator.kube.pods import (
     PriorityClasses,
@@ -253,7 +253,41 @@ def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], dra
     assert worker is not None
     assert (worker.draining, worker.node_lost) == (draining, lost)
     nodes.note(shown, deleted=True)
-    assert not nodes.cordoned and not nodes.lost
+    assert not nodes.cordoned and nodes.lost == {shown["metadata"]["name"]}, "what was bound to it will not start"
+    assert nodes.note(node(shown["metadata"]["name"]), deleted=False), "it is back"
+    assert not nodes.lost
+
+
+def test_deleted_nodes_are_not_remembered_for_ever() -> None:
+    nodes = Nodes()
+    for number in range(DELETED + 1):
+        nodes.note(node(f"node-{number}"), deleted=True)
+    assert len(nodes.lost) == DELETED and "node-0" not in nodes.lost
+
+
+def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it_unless_the_template_says_where() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    nodes, pod = Nodes(lambda: now), seen({"phase": "Pending"})
+    pod["spec"]["nodeName"] = "node-1"
+    nodes.doubt({"node-1"})
+
+    def in_doubt() -> bool:
+        worker = observe(pod, "trainer", nodes)
+        assert worker is not None
+        return worker.node_doubted
+
+    assert in_doubt() and nodes.doubted == ["node-1"]
+    off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}
+    for job, expected in (
+        (make_job(), [{"weight": 100, "preference": off}]),
+        (with_containers({"name": "t", "image": "t"}, affinity={}), None),
+    ):
+        status = JobStatus(num_shards=4)
+        rendered = render(job.job(), 3, status, channel_url=CHANNEL, avoided=nodes.doubted)["spec"]["affinity"]
+        found = rendered.get("nodeAffinity", {}).get("preferredDuringSchedulingIgnoredDuringExecution")
+        assert found == expected
+    now += DOUBT
+    assert not in_doubt() and nodes.doubted == []
 
 
 def test_a_pod_that_its_node_says_nothing_of_is_unattended() -> None:

@@ -231,6 +231,24 @@ def test_a_job_that_starts_gives_up_on_no_node_because_the_cluster_is_slow() -> 
     assert set(world.workers) == {"digits-w1", "digits-w2"}
 
 
+def test_a_node_whose_member_fell_silent_is_in_doubt_and_no_word_of_it_is_waited_for() -> None:
+    world = training()
+    world.change("digits-w3", node="node-1")
+    world.wait(100)
+    world.silent, world.lost_peers = {"digits-w3"}, {"digits-w3"}
+    assert world.turn().doubted == {"node-1"}
+
+    other = World(make_job().stages(2).workers(2))
+    other.settle()
+    other.silent = set(other.workers)
+    since = other.now
+    other.change("digits-w0", node="node-1", phase=WorkerPhase.PENDING, unattended_since=since, node_doubted=True)
+    assert other.turn().requeue_after == 5
+    other.wait(5)
+    other.settle()
+    assert set(other.workers) == {"digits-w1", "digits-w2"}, "it is replaced, although the job only starts"
+
+
 def test_a_silent_member_on_a_lost_node_is_replaced_and_one_that_beats_is_not() -> None:
     world = training()
     world.wait(100)
