@@ -1,11 +1,12 @@
 """What protects a job's workers, as the real API server takes it."""
 
 import contextlib
+from functools import partial
 
 import pytest
 
 from pipetransformer_operator.api import GROUP
-from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
 
 from .conftest import FakeKubelet, Namespace, Operator, until
@@ -56,17 +57,18 @@ async def test_what_somebody_deletes_or_changes_of_a_jobs_protection_is_as_it_wa
     }
     for path, (part, edit) in kept.items():
         before = await api.get(path)
-
-        async def restored(uid: str, path: str = path, part: str = part, wanted: Object = before) -> bool:
-            with contextlib.suppress(NotFound):
-                now = await api.get(path)
-                return (now["metadata"]["uid"] != uid) and bool(now[part] == wanted[part])
-            return False
-
         await api.request("DELETE", path, {})
-        await until(f"{path} is back", lambda uid=before["metadata"]["uid"]: restored(uid), timeout=10)
+        await until(f"{path} is back", partial(_restored, api, path, part, before, anew=True), timeout=10)
         await api.request("PATCH", path, {part: edit}, content_type=MERGE_PATCH)
-        await until(f"{path} is as it was", lambda: restored(""), timeout=10)
+        await until(f"{path} is as it was", partial(_restored, api, path, part, before), timeout=10)
+
+
+async def _restored(api: Api, path: str, part: str, before: Object, *, anew: bool = False) -> bool:
+    with contextlib.suppress(NotFound):
+        now = await api.get(path)
+        another = now["metadata"]["uid"] != before["metadata"]["uid"]
+        return bool(now[part] == before[part]) and (another or not anew)
+    return False
 
 
 async def test_workers_run_where_the_restricted_pod_security_standard_is_enforced(
