@@ -13,8 +13,9 @@ SOURCES := contract operator client trainer_image tests tools benchmarks
 export UV_SYSTEM_CERTS := 1
 # Each worker is a process: without compiled files one spends two seconds more on compiling what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-# Most tests wait for other processes; each of pytest's has an API server, or a server of forks, of its own.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+# Files run side by side, in their order. A unit test mostly waits for its workers, so four are no burden for two cores; an
+# integration test waits for an API server, of which each of pytest's processes has its own.
+PARALLEL := --dist loadfile --no-loadscope-reorder
 UV := $(BIN)/uv
 
 .PHONY: help
@@ -42,12 +43,12 @@ test: test-unit test-integration e2e ## Pass all tests: unit, integration on a r
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
-	$(BIN)/pytest $(PARALLEL) tests/unit -m "not slow"
+	$(BIN)/pytest $(PARALLEL) --numprocesses 4 tests/unit -m "not slow"
 
 .PHONY: test-integration
 test-integration: $(STAMP) ## The operator against a real API server with scripted trainers.
 	$(BIN)/python -m tools.devcluster programs
-	$(BIN)/pytest $(PARALLEL) tests/integration -m "not slow"
+	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 4 tests/integration -m "not slow"
 
 .PHONY: e2e
 e2e: $(STAMP) ## Real trainers in pods on real kubelets of the development cluster (root; obtains what it needs).
