@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 from urllib.parse import urlencode
 
-from ..controller.ports import Conflict, JobKey, Unavailable
+from ..controller.ports import Conflict, JobKey, Refused, Unavailable
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .pods import observable
@@ -76,7 +76,7 @@ class PodWatch:
                 retry = FIRST_RETRY_SECONDS
                 while True:
                     version = await self._watch(path, version)
-            except (Conflict, NotFound, Unavailable) as error:
+            except (Conflict, NotFound, Refused, Unavailable) as error:
                 logger.warning("pods cannot be watched now: %s; again in %g s", error, retry)
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LONGEST_RETRY_SECONDS)

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from pipetransformer_operator.controller.ports import JobKey, Unavailable
+from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
 from pipetransformer_operator.kube import pod_watch
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.pod_watch import PodWatch
@@ -113,11 +113,12 @@ async def test_changes_are_taken_and_a_watch_that_ends_goes_on_where_it_was() ->
 
 async def test_a_pod_that_went_unseen_is_gone_by_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_watch, "FIRST_RETRY_SECONDS", 0.0)
-    seen = Seen(FakeApi(Unavailable("503"), [pod(1), pod(2, "uid-1")], Unavailable("410 Gone"), [pod(2, "uid-1")]))
-    await seen.read()
+    late = Refused("410: the list took longer than its version is kept")
+    both, one = [pod(1), pod(2, "uid-1")], [pod(2, "uid-1")]
+    seen = await Seen(FakeApi(Unavailable("503"), late, both, Unavailable("410 Gone"), one)).read()
     assert seen.uids() == ["uid-1"]
     assert seen.gone == [(KEY, "uid-0")]
-    assert seen.api.asked == ["list", "list", "watch from 5", "list", "watch from 5"]
+    assert seen.api.asked == ["list", "list", "list", "watch from 5", "list", "watch from 5"]
 
 
 async def test_a_pod_whose_label_changes_leaves_one_job_and_joins_the_other() -> None:
