@@ -71,6 +71,7 @@ class Reason(StrEnum):
     # Stalled
     PROGRESSING = "Progressing"
     NO_PROGRESS = "NoProgress"
+    NOT_HEARD = "NotHeard"  #: no member reaches the operator
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
     RESUMED = "Resumed"

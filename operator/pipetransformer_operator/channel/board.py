@@ -13,8 +13,12 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
 
 from ..api.status import PublishedPlan
-from ..plan.types import Beat
+from ..plan.types import SHORTEST_PACE, Beat
 from .pulse import Pulse
+
+#: Without a word of any worker for so long, at the shortest pace, the operator may be deaf: when it hears again, it
+#: gives the others time.
+DEAF = timedelta(seconds=10)
 
 
 class Ended(Exception):
@@ -41,6 +45,9 @@ class Board:
         clock: the present time, aware of its zone.
         pulse: of all boards together.
         workers: (name, uid) of each of the job's own workers, as known now.
+
+    Attributes:
+        since: when the first was heard of those heard lately, after none was for a time; at first, when it was made.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class Board:
         self._look = workers
         self.pulse = pulse
         self.pulse.add(workers=0, jobs=1)
+        self.since = self._newest = clock()
         self._changed = asyncio.Condition()
         self._workers: dict[str, str] = {}
         self._ready: dict[str, Ready] = {}
@@ -161,20 +169,19 @@ class Board:
 
     def put_ready(self, reporter: Reporter, ready: Ready) -> None:
         """Notes that the worker is warm."""
-        self._heard[reporter.uid] = self._clock()
+        self._hear(reporter)
         if self._ready.get(reporter.uid) != ready:
             self._ready[reporter.uid] = ready
             self._wake()
 
     def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> float:
         """Notes a sign of life; returns after how many seconds the next is expected."""
-        now, uid = self._clock(), reporter.uid
+        now, uid = self._hear(reporter), reporter.uid
         before, lost = self._beats.get(uid), self.lost_peers
         since = None
         if heartbeat.waiting_after is not None:
             same = before is not None and before.waiting_after == heartbeat.waiting_after
             since = before.waiting_since if before is not None and same else now
-        self._heard[uid] = now
         pause = self.pulse.beat_seconds
         pace = timedelta(seconds=pause)
         self._beats[uid] = Beat(now, heartbeat.layout_generation, heartbeat.waiting_after, since, pace)
@@ -193,7 +200,7 @@ class Board:
         Raises:
             NotYetDurable: that took longer than `timeout` seconds.
         """
-        self._heard[reporter.uid] = self._clock()
+        self._hear(reporter)
         if report.newer_than(self._report):
             self._report = report
         self._arrived += 1
@@ -212,7 +219,7 @@ class Board:
         Raises:
             Ended: the job has ended.
         """
-        self._heard[reporter.uid] = self._clock()
+        self._hear(reporter)
 
         def found() -> bool:
             return self._ended or (self.layout_generation > after and _names(self._generation, reporter.uid))
@@ -226,6 +233,13 @@ class Board:
             if self._ended:
                 raise Ended("the job has ended")
             return self._generation
+
+    def _hear(self, reporter: Reporter) -> datetime:
+        now = self._clock()
+        if now > self._newest + DEAF + timedelta(seconds=self.pulse.beat_seconds) - SHORTEST_PACE:
+            self.since = now
+        self._newest = self._heard[reporter.uid] = now
+        return now
 
     def _learn_workers(self) -> None:
         known = len(self._workers)

@@ -83,7 +83,6 @@ class JobLoop:
         self._pace = pace
         self._recorder = recorder
         self._quota = quota
-        self._since = clock()
         self._noticed = asyncio.Event()
         self._noticed.set()
         self._woken = asyncio.Event()
@@ -192,7 +191,7 @@ class JobLoop:
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,
             nonce=secrets.token_hex(16),
-            since=self._since,
+            since=self.board.since,
             sees_drains=self._pool.sees_drains,
         )
 

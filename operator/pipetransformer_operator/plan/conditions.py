@@ -17,7 +17,7 @@ from . import quota
 from .draft import Draft
 from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
-from .stall import stall_time
+from .stall import hears_nobody, stall_time
 from .types import EventType, Queue
 
 _STATES = (
@@ -31,6 +31,10 @@ _STATES = (
 )
 #: Reasons that a silent queue does not take back.
 _OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
+_SILENT = (
+    "no member is heard, so none is taken for lost: they may train on and not reach the operator;"
+    " those whose pods the cluster takes away are replaced"
+)
 _PHASES = {
     ResizePhase.PREPARE: Reason.PREPARING,
     ResizePhase.COMMIT: Reason.COMMITTING,
@@ -163,16 +167,30 @@ def _size(layout: PublishedPlan | LayoutSize) -> str:
 def _stalled(draft: Draft) -> None:
     report, stall, before = draft.status.last_report, stall_time(draft), draft.status.condition(ConditionType.STALLED)
     stood = draft.status.is_true(ConditionType.STALLED)
+    silent = hears_nobody(draft)
     if stall is None or report is None:
-        _clear(draft, ConditionType.STALLED)
+        if silent:
+            _not_heard(draft)
+        elif before is not None:
+            draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
     elif draft.now >= stall or (draft.suspects and not stood):
         seconds = draft.spec.run_policy.stall_timeout_seconds
         message = f"no step after step {report.step} for spec.runPolicy.stallTimeoutSeconds ({seconds} s); "
         suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
-        message += suspects or "every member is heard"
+        message += suspects or (_SILENT if silent else "every member is heard")
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     elif stood and before is not None and report.time < before.last_transition_time:
         draft.wake_at(stall)  # somebody was replaced: it lasts until a step is made
+    elif silent:
+        draft.wake_at(stall)
+        _not_heard(draft)
     else:
         draft.wake_at(stall)
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
+
+
+def _not_heard(draft: Draft) -> None:
+    before = draft.status.condition(ConditionType.STALLED)
+    if before is None or before.reason != Reason.NOT_HEARD:
+        draft.tell(Reason.NOT_HEARD, _SILENT, EventType.WARNING)
+    draft.set_condition(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)

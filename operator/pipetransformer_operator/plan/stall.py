@@ -2,7 +2,8 @@
 
 Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
 hear. It counts only once something else is wrong: peers lost their group, no step is made, its node is not heard
-either, or a published generation is not confirmed.
+either, or a published generation is not confirmed. And it counts only beside somebody who is heard: where all are
+silent, the way from them may be cut, and the cluster itself has to say that their pods are gone.
 """
 
 from datetime import datetime, timedelta
@@ -16,6 +17,8 @@ from .draft import SILENCE, Draft
 NAMED_SILENCE = timedelta(seconds=10)
 #: Reports of progress that must be overdue, where many jobs share one operator, and each reports rarely.
 REPORTS_AWAITED = 3
+#: Somebody else says something within so long, if anybody does.
+NEXT_WORD = timedelta(seconds=1)
 
 
 def stall_time(draft: Draft) -> datetime | None:
@@ -33,36 +36,60 @@ def is_stalled(draft: Draft) -> bool:
     return stall is not None and draft.now >= stall
 
 
-def _is_awaited(draft: Draft, member: Member) -> bool:
-    """Whether the published generation is not confirmed in time, although others of it are heard."""
+def _is_awaited(draft: Draft) -> bool:
+    """Whether the published generation is not confirmed in time."""
     plan = draft.status.plan
     if plan is None or plan.confirmed or plan.published_time is None:
         return False
     if draft.now < plan.published_time + SILENCE:
         draft.wake_at(plan.published_time + SILENCE)
         return False
-    return any(draft.hears(other.uid) for other in draft.state_holders if other != member)
+    return True
+
+
+def hears_nobody(draft: Draft) -> bool:
+    """Whether all who hold state are silent, for longer than any of them should be."""
+    holders = draft.state_holders
+    return bool(holders) and all(
+        draft.now >= _last_heard(draft, member) + draft.patience(member.uid) for member in holders
+    )
+
+
+def _last_heard(draft: Draft, member: Member) -> datetime:
+    """When the member last said anything, or the operator began to listen."""
+    observed = draft.observed
+    return max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
 
 
 def suspicion(draft: Draft, member: Member) -> str:
     """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
-    observed, broken = draft.observed, draft.broken_since
-    named = member.name in observed.lost_peers
+    broken = draft.broken_since
+    named = member.name in draft.observed.lost_peers
     deserted = broken is not None and not draft.waits(member)
     worker = draft.worker(member)
     unseen = worker is not None and worker.node_lost
-    if not (named or deserted or unseen or is_stalled(draft) or _is_awaited(draft, member)):
+    if not (named or deserted or unseen or is_stalled(draft) or _is_awaited(draft)):
         return ""
     limit = draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
-    heard = max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
-    if draft.now >= heard + limit:
+    due = _last_heard(draft, member) + limit
+    if _hears_anybody_after(draft, due):
         return f"not heard for {limit.total_seconds():.0f} s"
-    draft.wake_at(heard + limit)
+    if draft.now < due:
+        draft.wake_at(due)
+    elif any(draft.hears(other.uid) for other in draft.state_holders):
+        draft.wake_at(draft.now + NEXT_WORD)
     if broken is None or not deserted:
         return ""
     policy = draft.spec.run_policy
     hangs = broken + timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
-    if draft.now >= hangs:
+    if draft.now < hangs:
+        draft.wake_at(hangs)
+    elif any(draft.waits(other) and draft.hears(other.uid) for other in draft.state_holders):
         return "its peers wait for another generation, and it does not"
-    draft.wake_at(hangs)
     return ""
+
+
+def _hears_anybody_after(draft: Draft, time: datetime) -> bool:
+    """Whether somebody who holds state was heard then or later: before, the operator may be deaf."""
+    heard = (draft.observed.heard.get(member.uid) for member in draft.state_holders)
+    return any(one is not None and one >= time for one in heard)

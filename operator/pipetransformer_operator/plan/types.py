@@ -140,7 +140,8 @@ class Observed:
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         sees_drains: whether workers are `draining` before somebody empties their node.
-        since: when this operator began to observe the job; silence before it says nothing.
+        since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
+            before it says nothing.
     """
 
     uid: str

@@ -133,10 +133,20 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
         assert not board.lost_peers
 
 
+async def test_silence_of_all_that_ends_says_nothing_about_those_who_have_not_spoken_yet() -> None:
+    now = start = datetime(2026, 1, 1, tzinfo=UTC)
+    board = Board(lambda: None, lambda: now, Pulse(), lambda: WORKERS)
+    reporters = [Reporter(name, uid) for name, uid in WORKERS[:2]]
+    for second, speaker, since in ((0, 0, 0), (9, 1, 0), (19, 0, 0), (30, 0, 30), (31, 1, 30)):
+        now = start + timedelta(seconds=second)
+        board.put_heartbeat(reporters[speaker], Heartbeat(layout_generation=1, step=1))
+        assert board.since == start + timedelta(seconds=since), second
+
+
 async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -> None:
     woken: list[int] = []
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    clock = iter(start + timedelta(seconds=second) for second in range(100))
+    clock = iter(start + timedelta(seconds=second) for second in range(-1, 100))
     board = Board(lambda: woken.append(1), lambda: next(clock), Pulse(), lambda: WORKERS)
     await show(board, plan(1, "digits-w0", "digits-w1"))
     reporter = Reporter("digits-w0", "uid-0")

@@ -315,6 +315,52 @@ def test_the_suspect_of_a_stall_is_named_and_replaced() -> None:
     assert world.state() is not State.STALLED
 
 
+def test_a_job_that_nobody_is_heard_of_is_left_alone_until_the_cluster_takes_its_pods() -> None:
+    world = stalling()
+    world.silent = set(world.workers)
+    world.wait(600)
+    world.settle()
+    assert (world.state(), world.plan.layout_generation) == (State.STALLED, 1)
+    assert "no member is heard" in message(world, ConditionType.STALLED)
+    for name in world.workers:
+        world.change(name, disrupted=True)
+    world.settle()
+    assert world.status.plan is None and world.status.failures == 0
+    assert {worker.id for worker in world.workers.values() if worker.alive} == {4, 5, 6, 7}
+
+
+def test_nodes_that_are_cut_off_with_all_members_may_still_train_and_it_is_said() -> None:
+    world = training()
+    for name in world.workers:
+        world.change(name, node_lost=True)
+    world.silent = set(world.workers)
+    world.wait(50)
+    decided = world.turn()
+    assert [event.reason for event in decided.events] == ["NotHeard"]
+    world.settle()
+    stalled = world.status.condition(ConditionType.STALLED)
+    assert stalled is not None and (stalled.status, stalled.reason) == ("Unknown", "NotHeard")
+    assert (world.state(), world.plan.layout_generation) == (State.RUNNING, 1)
+    world.silent.clear()
+    world.settle()
+    stalled = world.status.condition(ConditionType.STALLED)
+    assert stalled is not None and (stalled.status, stalled.reason) == ("False", "Progressing")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_last_words_before_all_fell_silent_make_nobody_lost(named: bool) -> None:
+    world = stalling()
+    world.wait(600)
+    observed = replace(world.observed(), lost_peers=frozenset(world.workers) if named else frozenset())
+    for second in range(60):
+        heard = {uid: world.now - timedelta(seconds=second + ago) for ago, uid in enumerate(sorted(observed.heard))}
+        decided = plan(world.spec, replace(observed, heard=heard), world.now)
+        assert decided.status.layout_generation == 1, second
+    heard = dict.fromkeys(observed.heard, world.now - timedelta(seconds=30)) | {sorted(observed.heard)[0]: world.now}
+    decided = plan(world.spec, replace(observed, heard=heard), world.now)
+    assert decided.status.worker_ids[0] == 0 and not {1, 2, 3} & set(decided.status.worker_ids)
+
+
 def test_a_member_that_does_not_come_when_all_others_wait_is_replaced_in_the_end() -> None:
     world = stalling()
     world.lost_peers = {f"digits-w{number}" for number in range(4)}
