@@ -26,6 +26,7 @@ from pipetransformer_contract.wire import Wire
 MAX_MEMBERS = 8192
 #: Of a condition, in characters. Whose words it passes on may say more: it is cut there.
 MAX_CONDITION_MESSAGE = 32768
+MAX_CONDITION_REASON = 1024
 
 
 class ConditionType(StrEnum):
@@ -107,7 +108,9 @@ class Condition(Wire):
 
     type: ConditionType = Field(description="What it is about.")
     status: ConditionStatus = Field(description="Whether it holds.")
-    reason: str = Field(max_length=1024, description="Why, in one word: docs/operations.md has a row for each.")
+    reason: str = Field(
+        max_length=MAX_CONDITION_REASON, description="Why, in one word: docs/operations.md has a row for each."
+    )
     message: str = Field(
         default="", max_length=MAX_CONDITION_MESSAGE, description="Why, in the words of whoever knows."
     )

@@ -12,7 +12,7 @@ from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionType, Reason, ResizePhase
 from .draft import Draft
-from .finish import says_left, says_succeeded
+from .finish import says_left, says_succeeded, words
 from .prepare import back_off, cancel, enter, is_late, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker, WorkerPhase
@@ -142,7 +142,7 @@ def _describe(worker: Worker | None) -> str:
     if worker.terminating or worker.disrupted:
         return f"taken away{': ' + worker.message[-200:] if worker.message else ''}"
     if worker.exit_code is not None:
-        return f"exit code {worker.exit_code}{': ' + worker.message[-200:] if worker.message else ''}"
+        return f"exit code {worker.exit_code}{': ' + words(worker) if worker.message else ''}"
     return worker.message[-200:] or worker.phase.value
 
 

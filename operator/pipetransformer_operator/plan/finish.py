@@ -6,12 +6,14 @@ from datetime import timedelta
 from pipetransformer_contract.messages import Outcome
 
 from ..api.job import CleanPodPolicy
-from ..api.status import ConditionType, Reason
+from ..api.status import MAX_CONDITION_REASON, ConditionType, Reason
 from .draft import FINISH_GRACE, Draft
 from .types import Worker
 
 #: Exit code of a trainer that cannot do what its spec says.
 EXIT_USER_ERROR = 2
+#: Of one worker, among others.
+MAX_WORDS = 200
 
 
 def judge(draft: Draft) -> None:
@@ -24,7 +26,7 @@ def judge(draft: Draft) -> None:
         _complete(draft, report.message)
     elif report and report.outcome is Outcome.FAILED:
         draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
-    elif refusal := next((worker for worker in draft.wanted if worker.exit_code == EXIT_USER_ERROR), None):
+    elif refusal := _refusal(draft):
         reason, message = _termination(refusal)
         draft.fail(reason or Reason.USER_ERROR, message or f"{refusal.name} exited with code {EXIT_USER_ERROR}")
     elif _ended_in_success(draft):
@@ -60,6 +62,14 @@ def says_left(worker: Worker) -> bool:
     return worker.exit_code == 0 and _outcome(worker) == "Left"
 
 
+def _refusal(draft: Draft) -> Worker | None:
+    """A worker that cannot do what its spec says. While a job trains, a joiner that cannot is a failed change: its node
+    may lack what those of the members have."""
+    plan = draft.status.plan
+    judged = {member.uid for member in plan.members} if plan else {worker.uid for worker in draft.wanted}
+    return next((one for one in draft.wanted if one.exit_code == EXIT_USER_ERROR and one.uid in judged), None)
+
+
 def _complete(draft: Draft, message: str) -> None:
     draft.set_condition(ConditionType.COMPLETE, True, Reason.TRAINING_SUCCEEDED, message)
     draft.tell(Reason.TRAINING_SUCCEEDED, message or "The model is trained and written")
@@ -89,19 +99,29 @@ def _check_deadline(draft: Draft) -> None:
         draft.wake_at(deadline)
 
 
+def words(worker: Worker) -> str:
+    """How a trainer that has ended explains it: what it wrote for us, or the end of what else it left."""
+    reason, message = _termination(worker)
+    return ": ".join(filter(None, [reason, message[:MAX_WORDS] if _parsed(worker) else message[-MAX_WORDS:]]))
+
+
 def _parsed(worker: Worker) -> dict[str, object]:
     """The termination message's JSON line; empty when the trainer left other text, as a crash does."""
     try:
         line = json.loads(worker.message.strip().rpartition("\n")[2] or "{}")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return line if isinstance(line, dict) else {}
 
 
 def _outcome(worker: Worker) -> str:
-    return str(_parsed(worker).get("outcome", ""))
+    return _text(worker, "outcome")
 
 
 def _termination(worker: Worker) -> tuple[str, str]:
-    line = _parsed(worker)
-    return str(line.get("reason", "")), str(line.get("message", "")) or worker.message
+    return _text(worker, "reason")[:MAX_CONDITION_REASON], _text(worker, "message") or worker.message
+
+
+def _text(worker: Worker, field: str) -> str:
+    """A field of the termination message, as text that a status can hold."""
+    return str(_parsed(worker).get(field, "")).encode(errors="replace").decode()

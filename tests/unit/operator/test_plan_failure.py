@@ -122,6 +122,24 @@ def test_a_joiner_that_crashes_cancels_the_claim_and_counts_nothing() -> None:
     assert set(world.workers) == {"digits-w0", "digits-w1"}
 
 
+def test_a_joiner_that_refuses_the_spec_cancels_the_claim_as_its_node_may_lack_what_others_have() -> None:
+    world = training(pipelines=1, most=4)
+    refusal = '{"outcome": "Failed", "reason": "DataUnreadable", "message": "spec.data.path: no such file"}'
+    world.end("digits-w2", exit_code=2, message=refusal)
+    world.settle()
+    assert (world.state(), world.status.failures) == (State.RUNNING, 0)
+    resizing = world.status.condition(ConditionType.RESIZING)
+    assert resizing is not None and resizing.reason == "WorkerFailed"
+    assert "digits-w2 (exit code 2: DataUnreadable: spec.data.path: no such file)" in resizing.message
+    world.wait(61)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 2), "it is tried again"
+    world.end("digits-w0", exit_code=2, message=refusal)
+    world.settle()
+    assert world.state() is State.FAILED, "a member knows"
+
+
 def test_a_member_that_peers_lost_and_that_is_silent_is_replaced_at_once() -> None:
     world = training()
     world.wait(100)

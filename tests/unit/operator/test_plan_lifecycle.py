@@ -281,6 +281,29 @@ def test_a_user_error_fails_the_job_with_the_trainers_words() -> None:
     assert set(world.workers) == {"digits-w1"}
 
 
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ('{"reason": "%s", "message": "no"}' % ("R" * 2000), "R" * 1024),
+        ('{"reason": "\\ud800", "message": "\\udfff"}', "?"),
+        ('{"reason": 1, "message": ["no"]}', "1"),
+        ("[" * 4000, "UserError"),
+    ],
+    ids=["long", "surrogate", "numbers", "deep"],
+)
+def test_whatever_a_worker_leaves_behind_ends_the_job_in_words_that_a_status_can_hold(
+    message: str, reason: str
+) -> None:
+    world = widening()
+    world.settle()
+    world.end("digits-w0", exit_code=0, message=message)
+    world.end("digits-w1", exit_code=2, message=message)
+    world.settle()
+    failed = world.status.condition(ConditionType.FAILED)
+    assert failed is not None and failed.message
+    assert failed.reason == reason
+
+
 def test_members_that_exit_after_success_are_not_failures_while_the_leader_still_writes() -> None:
     world = widening()
     world.start()
