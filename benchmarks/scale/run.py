@@ -1,6 +1,7 @@
 """One run: jobs are submitted, all train, some freeze; what it took."""
 
 import asyncio
+import gc
 import os
 import random
 import re
@@ -157,6 +158,8 @@ class _Run:
             seconds = time.monotonic() - begun
             await self._check_running()
             self._say(f"all running after {seconds:.1f} s")
+            gc.collect()
+            gc.freeze()  # pauses of this process are none of the operator's
             looks.append(await self._look())
             beats = self._counts.beats
             await asyncio.sleep(STEADY_SECONDS)  # nothing happens: that is what is measured

@@ -120,8 +120,11 @@ class PodWatch:
         uid, key = metadata["uid"], JobKey(metadata["namespace"], metadata["labels"][JOB_LABEL])
         if self._keys.get(uid, key) != key:  # somebody changed its label
             self._drop(uid)
+        of_job = self._seen.setdefault(key, {})
+        if uid in of_job and of_job[uid]["metadata"]["resourceVersion"] == metadata["resourceVersion"]:
+            return
         self._keys[uid] = key
-        self._seen.setdefault(key, {})[uid] = observable(pod)
+        of_job[uid] = observable(pod)
         self._changed(key)
 
     def _drop(self, uid: str) -> None:
