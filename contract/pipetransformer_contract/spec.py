@@ -5,6 +5,8 @@ These types are the one source of that part of the CRD (the operator's `api` com
 fields they bind (`rules`), so that `kubectl apply` and the local command refuse the same files with the same words.
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
@@ -19,11 +21,19 @@ from .wire import Wire
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One CEL validation on `self`. `field` is the path below `self` that the error names, such as `.alpha`."""
+    """One CEL validation on `self`. `field` is the path below `self` that the error names, such as `.alpha`.
+
+    `holds` says the same of the type, for a program's spec, which no API server sees.
+    """
 
     rule: str
     message: str
     field: str = ""
+    holds: Callable[[Any], bool] | None = None
+
+
+def _is_import_path(name: str) -> bool:
+    return re.fullmatch(_IMPORT_PATH, name) is not None
 
 
 class SpecModel(Wire):
@@ -73,13 +83,20 @@ class Model(SpecModel):
             f"self.name in ['vit', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
             "unknown model: use vit, huggingface, module:function of a model in the trainer's image, or script",
             ".name",
+            lambda self: self.name in ("vit", "huggingface", SCRIPT) or _is_import_path(self.name),
         ),
         Rule(
             "self.name == 'huggingface' || (self.path == '' && self.architecture == '')",
             "path and architecture are for the model huggingface",
             ".name",
+            lambda self: self.name == "huggingface" or not (self.path or self.architecture),
         ),
-        Rule("self.hiddenSize % self.numHeads == 0", "hiddenSize must be a multiple of numHeads", ".hiddenSize"),
+        Rule(
+            "self.hiddenSize % self.numHeads == 0",
+            "hiddenSize must be a multiple of numHeads",
+            ".hiddenSize",
+            lambda self: self.hidden_size % self.num_heads == 0,
+        ),
     )
 
 
@@ -101,6 +118,7 @@ class Data(SpecModel):
             f"self.name in ['digits', 'text', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
             "unknown dataset: use digits, text, huggingface, module:function of data in the trainer's image, or script",
             ".name",
+            lambda self: self.name in ("digits", "text", "huggingface", SCRIPT) or _is_import_path(self.name),
         ),
     )
 
@@ -171,7 +189,13 @@ class Training(SpecModel):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=0, description="Of weights, order of samples, augmentation and dropout."
     )
-    rules = (Rule("has(self.epochs) != has(self.steps)", "exactly one of epochs and steps is needed", ""),)
+    rules = (
+        Rule(
+            "has(self.epochs) != has(self.steps)",
+            "exactly one of epochs and steps is needed",
+            holds=lambda self: (self.epochs is None) != (self.steps is None),
+        ),
+    )
 
 
 class FreezePolicyName(StrEnum):
@@ -241,21 +265,25 @@ class Freeze(SpecModel):
             f"self.policy in {[str(name) for name in FreezePolicyName]} || self.policy.matches('{_IMPORT_PATH}')",
             f"unknown policy: use {', '.join(FreezePolicyName)}, or module:function of a policy in the trainer's image",
             ".policy",
+            lambda self: self.policy in set(FreezePolicyName) or _is_import_path(self.policy),
         ),
         Rule(
             "!has(self.startAfterEpochs) || !has(self.startAfterSteps)",
             "give startAfterEpochs or startAfterSteps, not both",
             ".startAfterSteps",
+            lambda self: self.start_after_epochs is None or self.start_after_steps is None,
         ),
         Rule(
             "!has(self.intervalEpochs) || !has(self.intervalSteps)",
             "give intervalEpochs or intervalSteps, not both",
             ".intervalSteps",
+            lambda self: self.interval_epochs is None or self.interval_steps is None,
         ),
         Rule(
             "self.policy != 'Explicit' || (has(self.boundaries) && size(self.boundaries) > 0)",
             "policy Explicit needs boundaries",
             ".boundaries",
+            lambda self: self.policy != FreezePolicyName.EXPLICIT or bool(self.boundaries),
         ),
     )
 
@@ -321,6 +349,7 @@ class Cache(SpecModel):
             "self.policy != 'Always' || self.memoryBytes > 0 || self.diskBytes > 0",
             "policy Always needs memoryBytes or diskBytes",
             ".policy",
+            lambda self: self.policy is not CachePolicy.ALWAYS or self.memory_bytes > 0 or self.disk_bytes > 0,
         ),
     )
 
@@ -338,6 +367,7 @@ class Checkpoint(SpecModel):
             r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
             "location must be an absolute path of a mounted volume or an fsspec URL",
             ".location",
+            lambda self: self.location.startswith("/") or "://" in self.location,
         ),
     )
 
@@ -361,6 +391,7 @@ class Output(SpecModel):
             r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
             "location must be an absolute path of a mounted volume or an fsspec URL",
             ".location",
+            lambda self: self.location.startswith("/") or "://" in self.location,
         ),
     )
 
@@ -395,11 +426,16 @@ class Evaluation(SpecModel):
         default=None, description="Training ends after so many evaluations in a row without a better bestMetric."
     )
     rules = (
-        Rule("!has(self.everySteps) || !has(self.everyEpochs)", "at most one of everySteps and everyEpochs", ""),
+        Rule(
+            "!has(self.everySteps) || !has(self.everyEpochs)",
+            "at most one of everySteps and everyEpochs",
+            holds=lambda self: self.every_steps is None or self.every_epochs is None,
+        ),
         Rule(
             "self.bestMetric != 'loss' || self.goal == 'Lowest'",
             "bestMetric loss needs goal Lowest",
             ".goal",
+            lambda self: self.best_metric != "loss" or self.goal is Goal.LOWEST,
         ),
     )
 

@@ -1,11 +1,30 @@
 """Rules that the CRD cannot check by itself, applied by every worker before it says that it is ready."""
 
-from torch.nn.modules.batchnorm import _NormBase
+from collections.abc import Mapping
+from typing import Any
 
-from pipetransformer_contract.spec import TrainerSpec
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
+from pipetransformer_contract.spec import SpecModel, TrainerSpec
+
+from .checkpoint import Folder
 from .errors import SpecError
 from .models import PipelineModel
+
+
+def check_rules(spec: TrainerSpec) -> None:
+    """Refuse what the CRD's own rules refuse, in their words: no API server has seen the spec of a program.
+
+    Raises:
+        SpecError: naming the first field that is wrong.
+    """
+    for name in type(spec).model_fields:
+        part = getattr(spec, name)
+        if isinstance(part, SpecModel):
+            for rule in part.rules:
+                if rule.holds is not None and not rule.holds(part):
+                    raise SpecError(f"spec.{name}{rule.field}", rule.message)
 
 
 def check_spec(spec: TrainerSpec) -> None:
@@ -29,19 +48,64 @@ def check_spec(spec: TrainerSpec) -> None:
     if spec.evaluation.keep_best and spec.checkpoint is None:
         raise SpecError("spec.evaluation.keepBest", "needs spec.checkpoint: the best model is kept beside it")
 
+    for field, location in (
+        ("spec.checkpoint.location", spec.checkpoint and spec.checkpoint.location),
+        ("spec.output.location", spec.output and spec.output.location),
+    ):
+        if location:
+            check_location(field, location)
+
+
+def check_location(field: str, location: str) -> None:
+    """Refuse a URL that nothing here can open.
+
+    Raises:
+        SpecError: naming `field`.
+    """
+    try:
+        Folder(location)
+    except Exception as error:
+        message = f"{location} cannot be reached from here: {type(error).__name__}: {error}"
+        raise SpecError(field, message) from error
+
+
+def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: str) -> None:
+    """Refuse to go on from a checkpoint with what would make another run of it.
+
+    Args:
+        ours: `Job.identity`.
+        theirs: that of the run that wrote the checkpoint; of an older release it may say less.
+        location: of the checkpoint.
+
+    Raises:
+        SpecError: naming the first difference.
+    """
+    for name, value in ours.items():
+        if theirs.get(name, value) != value:
+            raise SpecError(
+                "spec.checkpoint.location",
+                f"{location} holds a checkpoint of another run, whose {name} was {theirs[name]} and not {value}: "
+                f"name another location, or change {name} back",
+            )
+
 
 def check_model(model: PipelineModel) -> None:
-    """Refuse layers whose output depends on which samples share a micro-batch, and on which worker they are.
+    """Refuse layers whose output depends on which samples share a micro-batch, or on which worker they are.
 
     Raises:
         SpecError: naming the first such layer.
     """
     for index, unit in enumerate(model.units):
         for name, module in unit.named_modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
-                path = ".".join(filter(None, (model.unit_name(index), name)))
+            path = ".".join(filter(None, (model.unit_name(index), name)))
+            if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
                 raise SpecError(
                     "spec.model",
                     f"{path} is a {type(module).__name__}, whose statistics would depend on the layout: "
                     "use LayerNorm or GroupNorm, or put its statistics into constants",
+                )
+            if isinstance(module, _DropoutNd):
+                raise SpecError(
+                    "spec.model",
+                    f"{path} is a {type(module).__name__}, whose draws would depend on the layout: use Dropout",
                 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .errors import StorageError
+from .errors import RunningModel
 from .gradients import Gradients
 from .job import Job
 from .layout import StageLayout
@@ -33,7 +33,6 @@ class Committer:
     def __init__(self, job: Job, worker: str, run_dir: Path, reached: Reached) -> None:
         self._job = job
         self._reached = reached
-        self._run_dir = run_dir
         self._ledger = Ledger(run_dir, worker)
         self._optimizer: torch.optim.Optimizer | None = None
         self._committed_in: StageLayout | None = None
@@ -69,7 +68,8 @@ class Committer:
             assert self.gradients is not None
             self.gradients.scale(vote.gradient_scale(spec.max_gradient_norm))
             set_learning_rate(self._optimizer, rate)
-            self._optimizer.step()
+            with RunningModel("step of the optimizer"):
+                self._optimizer.step()
         self._reached(Moment.STEPPED, control.step)
         control.last_vote = vote.to_list() if vote.finite else []
         control.last_similarities = vote.similarities
@@ -109,14 +109,11 @@ class Committer:
     def _note(self, step: int, layout: StageLayout, pipelines: Iterable[int]) -> None:
         """Write what these pipelines trained in a committed step into the ledger."""
         dealt = self._job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
-        try:
-            for pipeline in pipelines:
-                self._ledger.append(
-                    step=step,
-                    epoch=self._job.order.epoch(step),
-                    layout_generation=layout.number,
-                    pipeline=pipeline,
-                    sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
-                )
-        except OSError as error:
-            raise StorageError(f"the run's ledger in {self._run_dir}: {error}") from error
+        for pipeline in pipelines:
+            self._ledger.append(
+                step=step,
+                epoch=self._job.order.epoch(step),
+                layout_generation=layout.number,
+                pipeline=pipeline,
+                sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
+            )

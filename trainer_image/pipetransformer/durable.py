@@ -18,8 +18,9 @@ from torch import Tensor
 from pipetransformer_contract.messages import DurableCheckpoint
 
 from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
+from .checks import check_resumed
 from .elastic.plan import DurablePoint
-from .errors import StorageError
+from .errors import StorageError, storing
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
@@ -81,6 +82,7 @@ class Checkpointer:
             min_stages=self._job.min_stages(control.boundary),
             num_shards=self._job.spec.num_shards,
             state=control.to_dict(),
+            run=self._job.identity,
         )
         if layout.pipeline == 0:
             copies = {
@@ -167,14 +169,22 @@ class Checkpointer:
             raise StorageError(f"spec.checkpoint.location: {self._spec.location}: {error}") from error
 
     def durable(self) -> DurablePoint | None:
-        """Where the newest checkpoint stands."""
+        """Where the newest checkpoint stands.
+
+        Raises:
+            SpecError: it is another run's.
+            StorageError: it cannot be read.
+        """
         self._loading = None
         info = self._newest()
         return None if info is None else DurablePoint(info.step, info.boundary)
 
     def newest(self) -> DurableCheckpoint | None:
         """The newest checkpoint, as the operator wants to know it."""
-        info = latest(self._spec.location) if self._spec is not None else None
+        if self._spec is None:
+            return None
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            info = latest(self._spec.location)
         return None if info is None else describe(info)
 
     def load_control(self) -> Control:
@@ -190,10 +200,14 @@ class Checkpointer:
         """A unit's tensors, on the CPU, from the checkpoint of the last `load_control`.
 
         Raises:
-            LookupError, OSError: it is not there, or not whole.
+            LookupError: there is no checkpoint.
+            StorageError: the unit is not there, or not whole.
         """
         assert self._spec is not None
-        return load_unit(self._spec.location, self._checkpoint(), unit_name(index, self._job.num_layers))
+        info = self._checkpoint()
+        where = f"spec.checkpoint.location: {self._spec.location}: remove {info.folder} to do without it"
+        with storing(where):
+            return load_unit(self._spec.location, info, unit_name(index, self._job.num_layers))
 
     def prefetcher(self) -> Prefetcher:
         """What reads frozen units ahead."""
@@ -210,7 +224,10 @@ class Checkpointer:
         if self._spec is None:
             return None
         if self._loading is None:
-            self._loading = latest(self._spec.location)
+            with storing(f"spec.checkpoint.location: {self._spec.location}"):
+                self._loading = latest(self._spec.location)
+            if self._loading is not None:
+                check_resumed(self._job.identity, self._loading.run, self._spec.location)
         return self._loading
 
     def _checkpoint(self) -> CheckpointInfo:

@@ -16,15 +16,17 @@ from torch.distributed.rendezvous import rendezvous
 from pipetransformer_contract.choose import Bounds, Layout
 from pipetransformer_contract.spec import TrainerSpec
 
-from .checkpoint import latest
+from .checkpoint import CheckpointInfo, latest
+from .checks import check_location
 from .elastic.fixed_world import Chooser, Follower, World, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import SpecError
+from .errors import CallbackError, ModelError, SpecError, StorageError, storing
 from .job import Job
 from .parts import Parts
 from .record import clear
+from .state import Control
 from .trainer import Ending, Hooks, Trainer
 from .worker import choose_device
 
@@ -32,18 +34,23 @@ _TIMEOUT = datetime.timedelta(seconds=300)
 _LOOPBACK = "127.0.0.1"
 
 
-def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Trainer]:
+def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
     """Train `spec` in a world of fixed size until it ends. A checkpoint at its location is resumed.
+
+    Returns:
+        How it ended, and what all ranks know of it: also those that the last layout left over.
 
     Raises:
         SpecError: what the user asked for cannot be trained.
         ModelError: the model failed.
+        CallbackError: a callback failed.
         StorageError: a checkpoint or the model cannot be written.
+        SystemExit: this rank had no part in the last layout, and the run has failed.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise SpecError("train", "makes the process groups that it needs: do not call init_process_group before it")
     shared, rank, size = _meeting_point(os.environ)
-    resumed = latest(spec.checkpoint.location) if spec.checkpoint is not None else None
+    resumed = _resumed(spec)
     stages = min(spec.pipeline.stages, size)
     spec = spec.model_copy(
         update={
@@ -80,10 +87,42 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, T
             )  # fmt: skip
             try:
                 ending = trainer.run()
+            except (ModelError, CallbackError, SpecError, StorageError) as error:
+                trainer.fail(error.reason, str(error))
+                if rank == 0:
+                    world.tell_end({"error": str(error)})
+                raise
             finally:
                 trainer.close()
         handler.shutdown()
-    return ending, trainer
+    control = trainer.control
+    if stop.is_set():
+        return Ending.STOPPED, control
+    if rank == 0:
+        world.tell_end({"ending": ending.value, "control": control.to_dict()})
+    elif ending is Ending.CLOSED:
+        ending, control = _told(world)
+    world.leave()
+    return ending, control
+
+
+def _told(world: World) -> tuple[Ending, Control]:
+    """What rank 0 says of a run that ended without this rank."""
+    try:
+        end = world.end()
+    except dist.DistError as error:
+        raise SystemExit("rank 0 has gone") from error
+    if "error" in end:
+        raise SystemExit(f"rank 0 has failed: {end['error']}")
+    return Ending(end["ending"]), Control.from_dict(end["control"])
+
+
+def _resumed(spec: TrainerSpec) -> CheckpointInfo | None:
+    if spec.checkpoint is None:
+        return None
+    check_location("spec.checkpoint.location", spec.checkpoint.location)
+    with storing(f"spec.checkpoint.location: {spec.checkpoint.location}"):
+        return latest(spec.checkpoint.location)
 
 
 def _meeting_point(environment: Mapping[str, str]) -> tuple[Store | None, int, int]:

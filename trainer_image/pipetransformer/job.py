@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ class Job:
         build_units: the units of these indices as training starts from them, on the CPU.
         micro_batch_size: samples of every micro-batch, at every layout whose cut is not measured.
         total_steps: global steps of the whole job.
-        unit_bytes: parameter bytes of each unit.
+        unit_bytes: of the parameters and buffers of each unit.
         no_decay: whole-model names of the parameters that weight decay leaves alone.
     """
 
@@ -116,10 +117,7 @@ class Job:
             micro_batch_size=spec.pipeline.micro_batch_size
             or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),
             total_steps=training.steps or (training.epochs or 1) * order.steps_per_epoch,
-            unit_bytes=[
-                sum(parameter.numel() * parameter.element_size() for parameter in unit.parameters())
-                for unit in model.units
-            ],
+            unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
             no_decay=names_without_decay(training.optimizer.no_decay, model),
         )
 
@@ -127,6 +125,20 @@ class Job:
     def autocast(self) -> torch.dtype | None:
         """Type to compute products in, where it is not that of the weights."""
         return torch.bfloat16 if self.spec.training.precision is Precision.BFLOAT16 else None
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on from a checkpoint of this one has in common with it: the rest may change."""
+        training = self.spec.training
+        return {
+            "numLayers": self.num_layers,
+            "parameters": sum(parameter.numel() for unit in self.model.units for parameter in unit.parameters()),
+            "trainingSamples": len(self.dataset.train),
+            "globalBatchSize": training.global_batch_size,
+            "seed": training.seed,
+            "optimizer": training.optimizer.name.value,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
     @property
     def num_layers(self) -> int:

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report
 
 from .callbacks import Callback, tell
+from .errors import StorageError
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
@@ -152,9 +154,10 @@ class Leader:
 
     def failed(self, control: Control, reason: str, message: str) -> None:
         """The job cannot go on."""
-        self.record.event("Failed", reason=reason, message=message)
         self._submit(control, urgent=True, outcome=Outcome.FAILED, reason=reason, message=message)
         self._reporter.flush(timeout=30)
+        with suppress(StorageError):  # the record itself may be what failed
+            self.record.event("Failed", reason=reason, message=message)
 
     def _submit(
         self,

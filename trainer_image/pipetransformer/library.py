@@ -33,6 +33,7 @@ from pipetransformer_contract.spec import (
 from pipetransformer_contract.wire import Env
 
 from .callbacks import Callback
+from .checks import check_rules
 from .fixed_run import run_fixed
 from .freeze import FreezePolicy
 from .metrics import Metric
@@ -45,7 +46,7 @@ from .worker import EXIT_STOPPED, WorkerIdentity, run_worker
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished run leaves, known alike in every process that trained to its end.
+    """What a finished run leaves, known alike in every process.
 
     Attributes:
         steps: committed steps.
@@ -120,14 +121,19 @@ def train(
         pipeline=(pipeline or Pipeline()).model_copy(update={"schedule": ScheduleName.SCRIPT} if schedule else {}),
         cache=cache or Cache(),
         evaluation=evaluation or Evaluation(),
-        checkpoint=checkpoint,
+        checkpoint=checkpoint and checkpoint.model_copy(update={"location": _absolute(checkpoint.location)}),
     )
     if Env.WORKER_NAME in os.environ:
         return _as_worker(parts)
-    ending, trainer = run_fixed(spec, parts, Path(run_dir))
+    check_rules(spec)
+    ending, control = run_fixed(spec, parts, Path(run_dir))
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)
-    return _result(trainer.control, Path(run_dir))
+    return _result(control, Path(run_dir))
+
+
+def _absolute(location: str) -> str:
+    return location if "://" in location else str(Path(location).absolute())
 
 
 def _as_worker(parts: Parts) -> Result:

@@ -32,7 +32,7 @@ from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.watchdog import ROUND, Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError
+from .errors import users_fault
 from .evaluation import evaluate, evaluation_due
 from .final_model import gather_model, write_final_model
 from .freeze import PolicyCopy
@@ -45,7 +45,7 @@ from .moments import Moment, Reached, ignore
 from .monitoring import Meter, Position
 from .reduction import GradientReducer
 from .reserve import Reserve
-from .schedules import ModelError, StageRunner, StageSpec
+from .schedules import StageRunner, StageSpec
 from .similarity import similarities
 from .state import Control, UnitCodec, WorkerState
 from .vote import Vote
@@ -203,12 +203,15 @@ class Trainer:
 
     def _turn(self) -> Ending | None:
         """One round and what follows it; a broken group ends in the next generation."""
-        if self._member is None:
+        member = self._member
+        if member is None:
             return self._regroup()
         try:
-            return self._train(self._member)
+            return self._train(member)
         except (RuntimeError, OSError) as error:
-            if _is_own_fault(error):
+            if fault := users_fault(error):
+                raise fault from fault.__cause__
+            if len(member.layout.generation.members) == 1:  # there is nobody whose connection could have broken
                 raise
             logger.warning("generation %d broke at step %d: %s", self.generation, self.step, error)
         # Outside of the except clause: its traceback refers to the groups, whose sockets close with the last reference.
@@ -362,6 +365,8 @@ class Trainer:
         try:
             result = regroup(self._tools(), self._state.joined(self._in_doubt), pending=self._committer.pending)
         except RegroupError as error:
+            if fault := users_fault(error):
+                raise fault from fault.__cause__
             logger.warning("%s", error)
             self._in_doubt = error.in_doubt or self._in_doubt
             self._note_broken()
@@ -505,13 +510,3 @@ class Trainer:
         dist.all_reduce(torch.ones(1), group=member.world)
         if member.leader is not None:
             member.leader.finished(self._state.control)
-
-
-def _is_own_fault(error: BaseException) -> bool:
-    """Whether the user's code failed, and not a connection."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ModelError | CallbackError):
-            return True
-        cause = cause.__cause__
-    return False

@@ -36,8 +36,8 @@ class Vote:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradients are numbers."""
-        return math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
+        """Whether loss and gradients are numbers: there is no mean loss of a batch without any target."""
+        return self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
 
     @property
     def first_non_finite_unit(self) -> int | None:

@@ -161,21 +161,12 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     try:
         with serve(trainer.meter, lambda: trainer.position, transport.device, identity.address, identity.metrics_port):
             ending = trainer.run()
-    except ModelError as error:
-        message = f"spec.model: {error}"
-        trainer.fail("ModelFailed", message)
-        return _refuse(identity, "ModelFailed", message)
-    except CallbackError as error:
-        trainer.fail("CallbackFailed", str(error))
-        return _refuse(identity, "CallbackFailed", str(error))
     except WorkersDifferError as error:
         return _refuse(identity, "DataUnreadable", f"spec.data: {error}")
-    except SpecError as error:
-        trainer.fail(error.reason, str(error))
-        return _refuse(identity, error.reason, str(error))
-    except StorageError as error:
-        trainer.fail("StorageFailed", str(error))
-        return _refuse(identity, "StorageFailed", str(error))
+    except (ModelError, CallbackError, SpecError, StorageError) as error:
+        message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
+        trainer.fail(error.reason, message)
+        return _refuse(identity, error.reason, message)
     finally:
         heartbeats.stop()
         reports.stop()

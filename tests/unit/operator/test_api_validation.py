@@ -3,7 +3,19 @@
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ValidationError
 
+from pipetransformer_contract.spec import (
+    Cache,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Freeze,
+    Model,
+    Output,
+    SpecModel,
+    Training,
+)
 from pipetransformer_operator.api.labels import FieldError
 from pipetransformer_operator.api.schema import Schema, root_schema
 from pipetransformer_operator.api.validate import validate_manifest, validate_update
@@ -109,6 +121,25 @@ def test_a_valid_job_is_accepted(job: JobBuilder) -> None:
 @pytest.mark.parametrize(("job", "path"), REFUSED, ids=[path for _, path in REFUSED])
 def test_a_wrong_job_is_refused_with_the_path_of_the_field(job: JobBuilder, path: str) -> None:
     assert {error.path for error in validate_manifest(job.manifest())} == set(path.split())
+
+
+def test_a_program_is_refused_what_a_manifest_is() -> None:
+    """A rule says twice what holds, in CEL and of the types: both agree on all rows."""
+    parts: list[type[SpecModel]] = [Model, Data, Training, Freeze, Cache, Checkpoint, Output, Evaluation]
+    checked = {rule.message for part in parts for rule in part.rules if rule.holds is not None}
+    seen = set()
+    for job in [*VALID, *(job for job, _ in REFUSED)]:
+        manifest = job.manifest()
+        broken = set()
+        for part in parts:
+            try:
+                typed = part.model_validate(manifest["spec"].get(part.__name__.lower(), {}))
+            except ValidationError:  # absent, or refused by its type
+                continue
+            broken |= {rule.message for rule in part.rules if rule.holds is not None and not rule.holds(typed)}
+        assert broken == {error.message for error in validate_manifest(manifest)} & checked
+        seen |= broken
+    assert seen == checked == {rule.message for part in parts for rule in part.rules if "oldSelf" not in rule.rule}
 
 
 def test_the_container_named_trainer_must_have_the_accelerator_and_not_the_first() -> None:

@@ -84,6 +84,16 @@ def test_the_end_of_the_run_releases_who_waits() -> None:
         followers[2].next_generation(0)
 
 
+def test_a_rank_without_a_part_in_the_last_layout_learns_how_the_run_ended() -> None:
+    store = HashStore()
+    leader, follower = (World(store, rank, ADDRESSES[:2]) for rank in range(2))
+    leader.tell_end({"ending": "Finished", "control": {"step": 60}})
+
+    assert follower.end() == {"ending": "Finished", "control": {"step": 60}}
+    follower.leave()
+    leader.leave()
+
+
 def test_a_process_under_an_agent_lives_for_one_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert OneGeneration.from_environment() is None
     published = make_chooser(Layout(2, 2), first=3)[0].next_generation(0)

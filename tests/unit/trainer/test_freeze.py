@@ -294,10 +294,10 @@ def test_a_policy_that_fails_is_the_users_to_mend_and_no_broken_connection() -> 
             PolicyCopy(Broken(), {}).decide(observe(step))
         assert refusal.value.reason == "PolicyFailed"
     with pytest.raises(SpecError, match="KeyError: 'state'"):
-        PolicyCopy(Broken(), {"something": "else"})
+        PolicyCopy(Broken(), {"policy": "Broken", "state": {"something": "else"}})
 
 
 def test_a_worker_asks_its_own_copy_of_the_policy() -> None:
     pristine = Broken("fresh")
-    PolicyCopy(pristine, {"state": "used"})
+    PolicyCopy(pristine, {"policy": "Broken", "state": {"state": "used"}})
     assert pristine.state == "fresh"

@@ -1,10 +1,12 @@
 """Models as lists of units, the same on every worker."""
 
+import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipetransformer.checks import check_model, check_spec
 from pipetransformer.data import DataInfo
@@ -19,6 +21,7 @@ from pipetransformer.models import (
     set_micro_batch,
 )
 from pipetransformer.models.dropout import _random_bits
+from pipetransformer.models.keyed import key_dropout
 from pipetransformer_contract.spec import Model, TrainerSpec
 
 INFO = DataInfo((1, 8, 8), 10)
@@ -162,6 +165,37 @@ def test_a_dropout_mask_belongs_to_the_sample_whatever_its_micro_batch(dropout: 
     assert torch.equal(dropout(x[:2]), together[[2, 0]])
     set_micro_batch(MicroBatchContext(8, [12, 10]))
     assert not torch.equal(dropout(x[:2]), together[[2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("attention", "masks"),
+    [
+        ({"batch_first": True}, {}),
+        ({"batch_first": True}, {"attn_mask": torch.ones(5, 5).triu(1).bool()}),
+        ({"kdim": 6, "vdim": 6, "bias": False}, {"key_padding_mask": torch.arange(5).expand(3, 5) > 3}),
+    ],
+)
+def test_attention_with_keyed_dropout_is_torchs_and_what_it_drops_belongs_to_samples(
+    attention: dict[str, Any], masks: dict[str, Tensor]
+) -> None:
+    torchs = nn.MultiheadAttention(8, 2, **attention)
+    keyed = copy.deepcopy(torchs)
+    keyed.dropout = 1e-12
+    keyed = key_dropout(nn.Sequential(keyed), 1, seed=3)[0]  # type: ignore[index]
+    first = attention.get("batch_first", False)
+    x = torch.randn((3, 5, 8) if first else (5, 3, 8))
+    other = x if "kdim" not in attention else x[..., :6]
+    set_micro_batch(MicroBatchContext(7, [10, 11, 12]))
+    for ours, theirs in zip(keyed(x, other, other, **masks), torchs(x, other, other, **masks), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+    keyed.dropout = 0.5
+    set_micro_batch(MicroBatchContext(7, [10, 11, 12]))
+    together = keyed(x, other, other)[0]
+    set_micro_batch(MicroBatchContext(7, [12]))
+    alone = keyed(*((x[2:] if first else x[:, 2:]) for x in (x, other, other)))[0]
+    assert torch.allclose(alone, together[2:] if first else together[:, 2:], atol=1e-6)
+    assert not torch.allclose(together, torchs(x, other, other)[0], atol=1e-2)
 
 
 def test_a_place_that_draws_twice_in_a_forward_gets_two_masks(dropout: KeyedDropout) -> None:

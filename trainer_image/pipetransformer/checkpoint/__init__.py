@@ -1,10 +1,12 @@
 """State that outlives every worker: checkpoints by unit, and the finished model."""
 
+from .files import Folder
 from .model_folder import load_config, load_model, write_model
 from .store import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
 
 __all__ = [
     "CheckpointInfo",
+    "Folder",
     "StaleCheckpointError",
     "commit",
     "latest",

@@ -62,6 +62,12 @@ class Folder:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
+    def sizes(self, name: str) -> dict[str, int]:
+        """Bytes of each file in a folder that lies in this one, by name."""
+        self.filesystem.invalidate_cache()
+        files = self.filesystem.ls(self.path(name), detail=True)
+        return {file["name"].rpartition("/")[2]: int(file["size"]) for file in files if file["type"] == "file"}
+
     def remove(self, name: str) -> None:
         """Remove a folder that lies in this one, with all that it holds."""
         self.filesystem.rm(self.path(name), recursive=True)

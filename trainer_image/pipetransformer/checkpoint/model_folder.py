@@ -20,6 +20,7 @@ from pipetransformer_contract.spec import Data, Model, Precision, TrainerSpec
 from ..data import DataInfo
 from ..models import HUGGINGFACE, PipelineModel, build_model, import_huggingface
 from .files import Folder
+from .store import to_bytes
 
 WEIGHTS = "model.safetensors"
 CONFIG = "pipetransformer.json"
@@ -61,8 +62,7 @@ def write_model(location: str, tensors: Mapping[str, Tensor], *, spec: TrainerSp
             for file in sorted(Path(scratch).iterdir()):
                 folder.write(file.name, file.read_bytes())
     else:
-        weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-        folder.write(WEIGHTS, safetensors.torch.save(weights, metadata={"format": "pt"}))
+        folder.write(WEIGHTS, to_bytes(tensors, {"format": "pt"}))
     config = {
         "model": spec.model.to_wire(),
         "data": spec.data.to_wire(),

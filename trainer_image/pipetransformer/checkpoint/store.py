@@ -1,25 +1,32 @@
 """Checkpoints, one file a unit, so that any number of stages and pipelines can load what it needs of them.
 
 `LOCATION/step-000000000120-g3/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and, written last,
-`DONE.json`. Without that marker the folder does not count. Every owner of a unit calls `save_unit`; when all have, one
-worker calls `commit`. The layout generation is part of the folder's name, so a worker of an older generation that is
-late can spoil nothing.
+`DONE.json`. Without that marker, or the files that it lists, the folder does not count. Every owner of a unit calls
+`save_unit`; when all have, one worker calls `commit`. The layout generation is part of the folder's name, so a worker
+of an older generation that is late can spoil nothing.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
 from pydantic import Field
+from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer_contract.wire import Wire
 
 from .files import Folder
 
+logger = logging.getLogger(__name__)
+
 MARKER = "DONE.json"
+_UNIT = ".safetensors"
+#: In the marker, besides what `CheckpointInfo` says: bytes of each unit's file.
+_FILES = "files"
 _FOLDER = re.compile(r"^step-(\d+)-g(\d+)$")
 
 
@@ -31,7 +38,8 @@ class CheckpointInfo(Wire):
     """The marker of a durable checkpoint: where training stands, for any layout that loads it.
 
     `min_stages` is the pipeline that a restart begins with, `num_shards` C of the order of its data. `state` is
-    what besides tensors was committed (policy state, best metric), JSON-able.
+    what besides tensors was committed (policy state, best metric), JSON-able. `run` is what a run that goes on from it
+    must have in common with the one that wrote it.
     """
 
     step: int
@@ -41,6 +49,7 @@ class CheckpointInfo(Wire):
     min_stages: int = 1
     num_shards: int = 1
     state: dict[str, Any] = Field(default_factory=dict)
+    run: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -52,9 +61,21 @@ def save_unit(location: str, *, step: int, layout_generation: int, unit: str, te
 
     Names are free; the unit is as `PipelineModel.unit_name` calls it. The checkpoint counts only after `commit`.
     """
-    content = safetensors.torch.save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
-    Folder(location).write(f"{_folder(step, layout_generation)}/{unit}.safetensors", content)
+    content = to_bytes(tensors)
+    Folder(location).write(f"{_folder(step, layout_generation)}/{unit}{_UNIT}", content)
     return len(content)
+
+
+def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """A safetensors file. One tensor under two names, such as a weight that two modules of a unit share, is written
+    twice: the format knows no sharing."""
+    content: dict[str, Tensor] = {}
+    written: set[int] = set()
+    for name, tensor in tensors.items():
+        on_host = tensor.detach().contiguous().cpu()
+        content[name] = on_host.clone() if on_host.data_ptr() in written else on_host
+        written.add(on_host.data_ptr())
+    return safetensors.torch.save(content, metadata)
 
 
 def commit(location: str, info: CheckpointInfo, *, keep: int = 2) -> None:
@@ -70,26 +91,45 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2) -> None:
             f"{location}: generation {newest.layout_generation} wrote step {newest.step}; "
             f"generation {info.layout_generation} may not replace it with step {info.step}"
         )
-    root.write(f"{info.folder}/{MARKER}", json.dumps(info.to_wire()).encode())
+    units = {file: size for file, size in root.sizes(info.folder).items() if file.endswith(_UNIT)}
+    marker = info.to_wire() | {_FILES: units}
+    root.write(f"{info.folder}/{MARKER}", json.dumps(marker).encode())
     _prune(root, keep)
 
 
 def latest(location: str) -> CheckpointInfo | None:
     """The newest durable checkpoint: highest layout generation first, then highest step. None when there is none."""
     root = Folder(location)
-    for name in _newest_first(root):
-        if root.exists(f"{name}/{MARKER}"):
-            return CheckpointInfo.model_validate_json(root.read(f"{name}/{MARKER}"))
-    return None
+    return next((info for name in _newest_first(root) if (info := _durable(root, name)) is not None), None)
 
 
 def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tensor]:
     """What `save_unit` was given for this unit, on the CPU.
 
     Raises:
-        FileNotFoundError: the checkpoint lacks the unit.
+        OSError: the checkpoint lacks the unit, or what it has is damaged.
     """
-    return safetensors.torch.load(Folder(location).read(f"{info.folder}/{unit}.safetensors"))
+    name = f"{info.folder}/{unit}{_UNIT}"
+    try:
+        return safetensors.torch.load(Folder(location).read(name))
+    except SafetensorError as error:
+        raise OSError(f"{name} is damaged: {error}") from error
+
+
+def _durable(root: Folder, name: str) -> CheckpointInfo | None:
+    """What the folder's marker says; None where it has none, or lacks what the marker lists."""
+    try:
+        marker = json.loads(root.read(f"{name}/{MARKER}"))
+        sizes = root.sizes(name)
+        damaged = [file for file, size in marker.pop(_FILES, {}).items() if sizes.get(file) != size]
+        if not damaged:
+            return CheckpointInfo.model_validate(marker)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        damaged = [MARKER]
+    logger.warning("%s is no checkpoint: %s is damaged", root.path(name), ", ".join(damaged))
+    return None
 
 
 def _folder(step: int, layout_generation: int) -> str:
@@ -107,5 +147,5 @@ def _prune(root: Folder, keep: int) -> None:
     for name in _newest_first(root):
         if kept >= keep:
             root.remove(name)
-        elif root.exists(f"{name}/{MARKER}"):
+        elif _durable(root, name) is not None:
             kept += 1

@@ -1,13 +1,19 @@
 """What the trainer needs of a dataset: samples by id, in two splits."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from ..errors import SpecError
+
+#: In an error's message.
+_IDS_NAMED = 16
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,10 @@ class PaddedSplit(Split, Protocol):
 
 def lengths_of(split: Split, ids: Sequence[int], device: torch.device) -> Tensor | None:
     """Lengths of these samples on `device`; None where nothing is padded."""
-    return split.lengths(ids).to(device) if _is_padded(split) else None
+    if not _is_padded(split):
+        return None
+    with _reading(ids):
+        return split.lengths(ids).to(device)
 
 
 #: Positions that each of some samples is padded to.
@@ -65,7 +74,8 @@ def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
     padded = split
 
     def of(ids: Sequence[int]) -> list[int]:
-        return [info.lengths[bisect_left(info.lengths, used)] for used in padded.lengths(ids).tolist()]
+        with _reading(ids):
+            return [info.lengths[bisect_left(info.lengths, used)] for used in padded.lengths(ids).tolist()]
 
     return of
 
@@ -99,10 +109,26 @@ def _implements(kind: type, protocol: type) -> bool:
 
 
 def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tensor, Tensor]:
-    """Inputs and targets as training sees them at `step`, or as they are where it is None."""
-    if step is not None and _is_augmented(split):
-        return split.augmented_batch(ids, step)
-    return split.batch(ids)
+    """Inputs and targets as training sees them at `step`, or as they are where it is None.
+
+    Raises:
+        SpecError: they cannot be read.
+    """
+    with _reading(ids):
+        if step is not None and _is_augmented(split):
+            return split.augmented_batch(ids, step)
+        return split.batch(ids)
+
+
+@contextmanager
+def _reading(ids: Sequence[int]) -> Iterator[None]:
+    """A dataset may be anybody's code, and what it raises must not look like a broken connection."""
+    try:
+        yield
+    except Exception as error:
+        some = ", ".join(map(str, ids[:_IDS_NAMED])) + (", ..." if len(ids) > _IDS_NAMED else "")
+        message = f"one of the samples {some} cannot be read: {type(error).__name__}: {error}"
+        raise SpecError("spec.data", message, reason="DataUnreadable") from error
 
 
 def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | None:

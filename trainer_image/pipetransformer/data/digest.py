@@ -5,7 +5,7 @@ import hashlib
 
 import torch
 
-from .dataset import Dataset, Split
+from .dataset import Dataset, Split, read_batch
 
 _SAMPLES = 32
 
@@ -16,14 +16,14 @@ def digest(dataset: Dataset) -> str:
     for split in (dataset.train, dataset.test):
         content.update(f"{len(split)}:".encode())
         if len(split):
-            content.update(split.batch(_spread(split))[1].contiguous().numpy().tobytes())
+            content.update(read_batch(split, _spread(split), None)[1].contiguous().numpy().tobytes())
     return content.hexdigest()
 
 
 def inputs_change(dataset: Dataset) -> bool:
     """Whether some samples, read twice, are not the same: they are augmented at random."""
     return any(
-        not torch.equal(split.batch(_spread(split))[0], split.batch(_spread(split))[0])
+        not torch.equal(*(read_batch(split, _spread(split), None)[0] for _ in range(2)))
         for split in (dataset.train, dataset.test)
         if len(split)
     )

@@ -5,10 +5,13 @@ generation into the store that all ranks share. Ranks that a layout leaves over 
 """
 
 import datetime
+import json
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
@@ -21,6 +24,8 @@ from .groups import Store
 _JOB_UID = "fixed-world"
 #: A follower looks so often whether it was told to stop.
 _WAIT = datetime.timedelta(seconds=1)
+#: What a rank needs to read how the run ended.
+_LEAVE = datetime.timedelta(seconds=10)
 _CLOSED = "closed"
 
 
@@ -43,6 +48,26 @@ class World:
         """Tell every rank where this one's own store listens, and wait for theirs."""
         store.set(f"address/{rank}", address)
         return cls(store, rank, [store.get(f"address/{other}").decode() for other in range(size)])
+
+    def tell_end(self, end: Mapping[str, Any]) -> None:
+        """On rank 0: say how the run ended, JSON-able."""
+        self.store.set("end", json.dumps(end))
+
+    def end(self) -> dict[str, Any]:
+        """What rank 0 has told.
+
+        Raises:
+            DistError: it has gone without a word.
+        """
+        end: dict[str, Any] = json.loads(self.store.get("end"))
+        return end
+
+    def leave(self) -> None:
+        """Rank 0, whose process may hold the store, waits until all have come to this."""
+        self.store.set(f"left/{self.rank}", "")
+        if self.rank == 0:
+            with suppress(dist.DistStoreError):
+                self.store.wait([f"left/{other}" for other in range(len(self.addresses))], _LEAVE)
 
     def member(self, rank: int) -> Member:
         return Member(name=worker_name(rank), uid=worker_name(rank), address=self.addresses[rank])

@@ -119,6 +119,8 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
             plan, new_state = attempt.run(pending=pending)
         except (RuntimeError, OSError, LookupError, ValueError) as error:
             attempt.groups.drop()
+            if len(generation.members) + len(generation.leavers) == 1 and not handler.given_up():
+                raise  # there is nobody whose connection could have broken
             message = f"generation {generation.layout_generation} was not committed: {error}"
             raise RegroupError(message, attempt.assembled) from error
     tools.reached(Moment.AGREED, generation.layout_generation)

@@ -5,6 +5,7 @@ like a broken connection, and the workers would regroup for ever.
 """
 
 import copy
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +21,11 @@ class PolicyCopy:
 
     def __init__(self, pristine: FreezePolicy, state: Mapping[str, Any]) -> None:
         self._name = type(pristine).__name__
+        self._checked = False
         try:
             self._policy = copy.deepcopy(pristine)
-            if state:
-                self._policy.load_state_dict(state)
+            if state.get("policy") == self._name:  # a run that goes on may have another one
+                self._policy.load_state_dict(state["state"])
         except Exception as error:
             raise self._failed(error) from error
 
@@ -45,9 +47,13 @@ class PolicyCopy:
             raise self._failed(error) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """As `FreezePolicy.state_dict`."""
+        """What another copy goes on from."""
         try:
-            return self._policy.state_dict()
+            state = self._policy.state_dict()
+            if state and not self._checked:
+                json.dumps(state)  # it will travel and be stored as that
+                self._checked = True
+            return {"policy": self._name, "state": state}
         except Exception as error:
             raise self._failed(error) from error
 

@@ -14,6 +14,7 @@ from ..errors import SpecError
 from ..imports import import_function
 from . import vit
 from .dropout import key
+from .keyed import with_keyed_dropout
 from .model import PipelineModel
 
 #: Models that are not imported.
@@ -41,9 +42,7 @@ def build_model(
         empty = [vit.build_empty_unit(spec, info, i, seed=seed, dtype=dtype) for i in range(spec.num_layers + 2)]
         model = PipelineModel(empty[0], empty[1:-1], empty[-1], (vit.num_tokens(spec, info), spec.hidden_size))
     else:
-        model = _imported(spec, info, seed=seed, dtype=dtype)
-        for unit in model.units:
-            unit.to("meta")
+        model = _imported(spec, info, seed=seed, dtype=dtype).shell()
     wanted = range(spec.num_layers + 2) if units is None else units
     return model.with_units(build_units(spec, info, wanted, seed=seed, dtype=dtype)) if wanted else model
 
@@ -97,4 +96,4 @@ def _imported(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> 
         raise SpecError("spec.model.numLayers", f"is {spec.num_layers}, but {spec.name} has {model.num_layers} blocks")
     for unit in model.units:
         unit.to(dtype)
-    return model
+    return with_keyed_dropout(model, seed=seed)

@@ -4,6 +4,7 @@ These `num_layers + 2` units are the grain of everything that is cut, moved, fro
 units 1..L are the blocks, unit L+1 is the head.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +37,8 @@ class PipelineModel:
 
     `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace
     `loss` and `correct` where the model is no classifier. Units that a worker did not ask for live on the meta
-    device: they have names and shapes, but no memory. Parameters that units share are found when the model is made.
+    device: they have names and shapes, but no memory. Parameters that units share are found when the model is made, and
+    those that want no gradient become buffers: they never train, whatever the boundary.
     """
 
     embedding: nn.Module
@@ -46,6 +48,8 @@ class PipelineModel:
     ties: Ties = field(init=False)
 
     def __post_init__(self) -> None:
+        for unit in self.units:
+            _fix_constants(unit)
         self.ties = Ties.of(self.units)
 
     @property
@@ -64,6 +68,18 @@ class PipelineModel:
         model = replace(self, embedding=embedding, blocks=blocks, head=head)
         model.ties = self.ties
         return model
+
+    def shell(self) -> "PipelineModel":
+        """A copy on the meta device; this one stays as it is, for its modules may be somebody's who asks for them
+        again."""
+        memory = {
+            id(buffer): torch.empty_like(buffer, device="meta") for unit in self.units for buffer in unit.buffers()
+        } | {
+            id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"))
+            for unit in self.units
+            for parameter in unit.parameters()
+        }
+        return self.with_units({index: copy.deepcopy(unit, dict(memory)) for index, unit in enumerate(self.units)})
 
     def unit_name(self, index: int) -> str:
         """Prefix of a unit's parameters: a whole-model name is `blocks.3.` + the name inside the unit."""
@@ -89,6 +105,14 @@ class PipelineModel:
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """Summed weight of the targets that `output` gets right."""
         return ((output.argmax(dim=-1) == target) * _target_weights(target, weight)).sum()
+
+
+def _fix_constants(unit: nn.Module) -> None:
+    for module in unit.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not parameter.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach())
 
 
 def _target_weights(target: Tensor, weight: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SpecError
+from .keyed import with_keyed_dropout
 from .model import PipelineModel
 
 
@@ -39,10 +40,7 @@ class OwnModel:
         Raises:
             SpecError: the function failed, or gave no model.
         """
-        model = self._build()
-        for unit in model.units:
-            unit.to("meta")
-        return model
+        return self._build().shell()
 
     def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
         """Units by index (0 is the embedding, L+1 the head) as the function initialises them, on the CPU."""
@@ -62,7 +60,7 @@ class OwnModel:
                 raise SpecError("model", f"cannot be built: {type(error).__name__}: {error}") from error
         for unit in model.units:
             unit.to(self._dtype)
-        return model
+        return with_keyed_dropout(model, seed=self._seed)
 
     def _from_modules(self, modules: list[nn.Module]) -> PipelineModel:
         if len(modules) < 3 or not all(isinstance(module, nn.Module) for module in modules):

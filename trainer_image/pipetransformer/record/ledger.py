@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..data import EpochOrder
+from ..errors import storing
 from . import lines
 
 
@@ -19,7 +20,8 @@ class Ledger:
 
     def __init__(self, run_dir: Path, worker: str) -> None:
         self.path = run_dir / "ledger" / f"{worker}.jsonl"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with storing(f"the run's record in {run_dir}"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lines = lines.Appender(self.path)
 
     def append(

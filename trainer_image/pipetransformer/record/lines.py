@@ -1,4 +1,7 @@
-"""JSON lines that several processes may append to, one after another: the leader can change between generations."""
+"""JSON lines that several processes may append to, one after another: the leader can change between generations.
+
+What cannot be written raises `StorageError`.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -6,13 +9,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from ..errors import storing
+
 _MAX_LINE = 1 << 16
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
     """Add one object to a file with a single write, so that a reader never sees half of it followed by another's."""
-    with path.open("a", encoding="utf-8") as file:
+    with storing(f"the run's record in {path}"), path.open("a", encoding="utf-8") as file:
         file.write(_encode(line) + "\n")
 
 
@@ -25,9 +30,11 @@ class Appender:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """As `append`."""
-        if self._file is None:
-            self._file = FileIO(self._path, "a")
-        self._file.write(f"{_encode(line)}\n".encode())
+        content = f"{_encode(line)}\n".encode()
+        with storing(f"the run's record in {self._path}"):
+            if self._file is None:
+                self._file = FileIO(self._path, "a")
+            self._file.write(content)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -42,12 +49,13 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Leave only the wanted objects in a file."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    partial.touch()
-    for line in read(path):
-        if wanted(line):
-            append(partial, line)
-    partial.replace(path)
+    with storing(f"the run's record in {path}"):
+        partial.unlink(missing_ok=True)
+        partial.touch()
+        for line in read(path):
+            if wanted(line):
+                append(partial, line)
+        partial.replace(path)
 
 
 def last(path: Path) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import EpochOrder
+from ..errors import storing
 from . import lines
 from .cache_use import cache_summary
 from .ledger import audit
@@ -27,11 +28,12 @@ class Role:
 
 def clear(run_dir: Path) -> None:
     """Remove the record of an earlier run, so that a run from the start does not add to it."""
-    for name in ("steps.jsonl", "events.jsonl", "summary.json", "timeline.png"):
-        (run_dir / name).unlink(missing_ok=True)
-    for folder in ("ledger", "cache"):
-        for path in (run_dir / folder).glob("*.jsonl"):
-            path.unlink()
+    with storing(f"the run's record in {run_dir}"):
+        for name in ("steps.jsonl", "events.jsonl", "summary.json", "timeline.png"):
+            (run_dir / name).unlink(missing_ok=True)
+        for folder in ("ledger", "cache"):
+            for path in (run_dir / folder).glob("*.jsonl"):
+                path.unlink()
 
 
 class RunRecord:
@@ -42,7 +44,8 @@ class RunRecord:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        run_dir.mkdir(parents=True, exist_ok=True)
+        with storing(f"the run's record in {run_dir}"):
+            run_dir.mkdir(parents=True, exist_ok=True)
         self.steps_path = run_dir / "steps.jsonl"
         self._steps = lines.Appender(self.steps_path)
         self.events_path = run_dir / "events.jsonl"
@@ -195,8 +198,9 @@ class RunRecord:
             ],
         }
         partial = self.run_dir / "summary.json.partial"
-        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        partial.replace(self.run_dir / "summary.json")
+        with storing(f"the run's record in {self.run_dir}"):
+            partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            partial.replace(self.run_dir / "summary.json")
         self._draw()
         return summary
 

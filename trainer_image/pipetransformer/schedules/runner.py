@@ -6,10 +6,11 @@ frozen prefix sends and receives no gradients. Whatever changes those facts (a f
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,13 +20,15 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from ..cache import ActivationCache, FrozenPrefix, Source
 from ..data import MicroBatch, Split, augmentation_key, lengths_of, read_batch, weights_of
-from ..errors import ModelError
+from ..errors import BrokenGroupError, ModelError, RunningModel, SpecError
 from ..freezing import first_trainable
 from ..metrics import Metric
 from ..models import MicroBatchContext, PipelineModel, run_unit, set_micro_batch
 from ..partition import UnitCost
 from .choice import ScheduleClass
 from .probe import Probe
+
+_LOSS, _BACKWARD = RunningModel("loss"), RunningModel("backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +80,30 @@ class StageModule(nn.Module):
     On the first stage the frozen units are the `prefix`, which knows the micro-batches' samples.
     """
 
-    def __init__(self, units: Sequence[nn.Module], num_frozen: int, prefix: FrozenPrefix | None) -> None:
+    def __init__(
+        self, units: Mapping[str, nn.Module], blocks: Sequence[bool], num_frozen: int, prefix: FrozenPrefix | None
+    ) -> None:
+        """
+        Args:
+            units: by their names in the model.
+            blocks: which of them are blocks.
+            num_frozen: how many of them are frozen.
+            prefix: those, on a first stage.
+        """
         super().__init__()
-        self.units = nn.ModuleList(units)
+        self.names = list(units)
+        self.units = nn.ModuleList(units.values())
+        self.blocks = blocks
+        self.checked = False
         self.num_frozen = num_frozen
-        self.frozen = [] if prefix is not None else list(units[:num_frozen])
-        self.active = list(enumerate(units))[num_frozen:]
+        self.frozen = [] if prefix is not None else list(self.units)[:num_frozen]
+        self.active = list(enumerate(self.units))[num_frozen:]
         self.prefix = prefix
         self.upcoming: list[MicroBatchContext] = []
         self.passed: Callable[[int], None] | None = None
 
     def forward(self, x: Tensor | None) -> Tensor:
-        context = self.upcoming.pop(0)
+        context, number = self.upcoming.pop(0), 0
         try:
             if self.prefix is not None:
                 x = self.prefix.take()
@@ -102,14 +117,44 @@ class StageModule(nn.Module):
                 if self.passed is not None and x.grad_fn is not None:
                     # The engine runs what was computed later first, so all of the unit's gradients are there by then.
                     x.register_hook(partial(_tell, self.passed, number))  # type: ignore[no-untyped-call]
-                x = run_unit(unit, x)
+                output = run_unit(unit, x)
+                if not self.checked:
+                    _check(x if self.blocks[number] else None, output)
+                x = output
+        except SpecError:
+            raise
         except Exception as error:
-            raise ModelError(f"forward failed: {type(error).__name__}: {error}") from error
+            raise ModelError(f"forward of {self.names[number]} failed: {type(error).__name__}: {error}") from error
+        self.checked = True  # shapes are static
         return x
 
 
+def _check(x: Tensor | None, output: object) -> None:
+    """A model may be cut between any two blocks, so all give what they take; `x` is None where a unit is no block.
+
+    Raises:
+        TypeError, ValueError: this one does not.
+    """
+    if not isinstance(output, Tensor):
+        raise TypeError(f"it gives a {type(output).__name__}, not one tensor")
+    if x is not None and (output.shape, output.dtype) != (x.shape, x.dtype):
+        ours, theirs = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (output, x))
+        raise ValueError(f"it makes {ours} of {theirs}: all blocks must give the shape and type that they take")
+
+
 def _tell(passed: Callable[[int], None], number: int, _: Tensor) -> None:
-    passed(number)
+    try:
+        passed(number)
+    except RuntimeError as error:
+        raise BrokenGroupError(str(error)) from error
+
+
+class _Stage(PipelineStage):
+    """torch's, which says of no error whose it is."""
+
+    def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        with _BACKWARD:
+            return super().backward_maybe_with_nosync(*args, **kwargs)
 
 
 class StageRunner:
@@ -144,7 +189,10 @@ class StageRunner:
         self._prefix = None
         if spec.is_first:
             self._prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype, cache=cache)
-        self._module = StageModule(units, num_frozen, self._prefix)
+        names = [model.unit_name(index) for index in spec.span]
+        head = spec.span[-1] if spec.is_last else None  # before a worker is warm, of a model of one block
+        blocks = [index not in (0, head) for index in spec.span]
+        self._module = StageModule(dict(zip(names, units, strict=True)), blocks, num_frozen, self._prefix)
         self._schedules: dict[tuple[bool, int, int | None], PipelineScheduleSingle] = {}
         self._target = _Target()
 
@@ -251,7 +299,9 @@ class StageRunner:
         if not training:
             return self._score(output, rows)
         loss = self._loss(output, rows)
-        torch.autograd.backward(loss)
+        if loss.requires_grad:  # else all is frozen, and the head has no parameters
+            with _BACKWARD:
+                torch.autograd.backward(loss)
         return loss.detach()
 
     def _source(
@@ -302,7 +352,7 @@ class StageRunner:
         key = (training, num_micro_batches, length)
         if key not in self._schedules:
             spec = self.spec
-            stage = PipelineStage(
+            stage = _Stage(
                 self._module,
                 spec.stage,
                 spec.stages,
@@ -332,7 +382,8 @@ class StageRunner:
         shape = self._activation_shape(micro_batch_size, length)
         if spec.is_last:
             head = copy.deepcopy(self._model.head).to("meta").eval()
-            shape = tuple(head(torch.empty(shape, dtype=spec.dtype, device="meta")).shape)
+            with RunningModel("forward of the head, for its shape,"):
+                shape = tuple(head(torch.empty(shape, dtype=spec.dtype, device="meta")).shape)
         needs_gradient = spec.span.stop > first_trainable(spec.boundary)
         return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)
 
@@ -342,8 +393,9 @@ class StageRunner:
 
     def _loss(self, output: Tensor, rows: Tensor | slice) -> Tensor:
         labels, weights = self._target.rows(rows)
-        loss, weight = self._model.loss(output, labels, weights)
-        self._target.weights.append(weight.detach())
+        with _LOSS:
+            loss, weight = self._model.loss(output, labels, weights)
+            self._target.weights.append(weight.detach())
         return loss
 
     def _score(self, output: Tensor, rows: Tensor | slice) -> Tensor:

@@ -17,12 +17,11 @@ from pipetransformer_contract.spec import Model
 
 from ...data import DataInfo
 from ...errors import SpecError
-from ..dropout import KeyedDropout, key
+from ..dropout import key
+from ..keyed import key_dropout, place_of
 from ..model import PipelineModel
 from .configuration import make_config, positions
 from .families import split
-
-_PLACES_PER_UNIT = 1 << 20
 
 
 def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
@@ -151,10 +150,8 @@ class _Skeleton:
 
     def _own(self, index: int, unit: nn.Module) -> nn.Module:
         """Give every random draw of the unit a place of its own."""
-        for number, (path, module) in enumerate(list(unit.named_modules())):
-            place = index * _PLACES_PER_UNIT + number
-            if isinstance(module, nn.Dropout):
-                unit.set_submodule(path, KeyedDropout(module.p, seed=self._seed, place=place))
-            elif hasattr(module, "is_causal"):
-                module.randomness = (self._seed, place)
+        modules = key_dropout(unit, index, seed=self._seed).named_modules(remove_duplicate=False)
+        for number, (_, module) in enumerate(modules):
+            if hasattr(module, "is_causal"):
+                module.randomness = (self._seed, place_of(index, number))
         return unit
