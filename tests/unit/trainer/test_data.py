@@ -18,6 +18,7 @@ from pipetransformer.data import (
     inputs_change,
     lengths_of,
     load_dataset,
+    read_batch,
     shards_of,
 )
 from pipetransformer.errors import SpecError
@@ -165,6 +166,22 @@ def test_text_of_the_library_is_packed_without_a_gap() -> None:
     assert targets[0, -1] == inputs[1, 0]
     assert bytes(i - 3 for i in inputs.flatten().tolist() if i > 2).decode().startswith(":mod:`json` exposes")
     assert lengths_of(dataset.train, [0], torch.device("cpu")) is None
+
+
+def test_masked_text_hides_other_positions_at_every_step_and_asks_for_what_was_there() -> None:
+    options = {"length": 64, "packages": ["json"]}
+    plain = load_dataset(Data(name="text", options=options), dtype=torch.float32)
+    dataset = load_dataset(Data(name="text", options={**options, "task": "MaskedToken"}), dtype=torch.float32)
+    assert dataset.info == DataInfo((64,), 260, 260)
+    ids = range(len(dataset.train))
+    tokens = plain.train.batch(ids)[0]
+    inputs, targets = read_batch(dataset.train, ids, 3)
+    chosen = targets != -100
+    assert torch.equal(targets[chosen], tokens[chosen]) and torch.equal(inputs[~chosen], tokens[~chosen])
+    assert 0.1 < chosen.double().mean() < 0.2
+    assert 0.7 < (inputs[chosen] == 259).double().mean() < 0.9
+    assert torch.equal(read_batch(dataset.train, ids[2:4], 3)[0], inputs[2:4])
+    assert not torch.equal(read_batch(dataset.train, ids, 4)[0], inputs)
 
 
 def test_text_of_the_library_is_classified_by_package() -> None:

@@ -26,6 +26,7 @@ VIT = {"model_type": "vit", **SMALL, "patch_size": 4, "hidden_dropout_prob": 0.1
 FAMILIES = {
     "vit": (VIT, IMAGES, transformers.ViTForImageClassification),
     "bert": (BERT, LABELLED, transformers.BertForSequenceClassification),
+    "bert-masked": (BERT, TOKENS, transformers.BertForMaskedLM),
     "gpt2": (GPT2, TOKENS, transformers.GPT2LMHeadModel),
     "llama": (LLAMA, TOKENS, transformers.LlamaForCausalLM),
     "llama-tied": ({**LLAMA, "tie_word_embeddings": True}, TOKENS, transformers.LlamaForCausalLM),
@@ -65,7 +66,7 @@ def forward(model: PipelineModel, x: Tensor, lengths: Tensor | None = None, *, t
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_model_gives_the_same_logits_in_transformers(family: str, tmp_path: Path) -> None:
     options, info, cls = FAMILIES[family]
-    spec, x = spec_of(options), inputs_of(info)
+    spec, x = spec_of(options, architecture=cls.__name__), inputs_of(info)
     model = build(spec, info)
     with torch.no_grad():  # no weight as it was initialised, so that none can be forgotten
         for unit in model.units:
@@ -96,8 +97,8 @@ def test_padding_changes_no_logits() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_unit_built_alone_has_the_weights_of_the_whole_model(family: str) -> None:
-    options, info, _ = FAMILIES[family]
-    spec = spec_of(options)
+    options, info, cls = FAMILIES[family]
+    spec = spec_of(options, architecture=cls.__name__)
     torch.manual_seed(3)
     model = build(spec, info)
     torch.manual_seed(4)
@@ -112,11 +113,12 @@ def test_a_unit_built_alone_has_the_weights_of_the_whole_model(family: str) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_units_on_the_meta_device_hold_the_buffers_that_no_state_has(family: str) -> None:
     """So a unit that another worker sends needs nothing but its state."""
-    options, info, _ = FAMILIES[family]
-    shells = skeleton(spec_of(options), info, seed=0, dtype=torch.float64).units
+    options, info, cls = FAMILIES[family]
+    spec = spec_of(options, architecture=cls.__name__)
+    shells = skeleton(spec, info, seed=0, dtype=torch.float64).units
     for index, shell in enumerate(shells):
         assert all(parameter.is_meta for parameter in shell.parameters())
-        built = dict(build_units(spec_of(options), info, [index], seed=0, dtype=torch.float64)[index].named_buffers())
+        built = dict(build_units(spec, info, [index], seed=0, dtype=torch.float64)[index].named_buffers())
         for name, buffer in shell.named_buffers():
             assert name not in shell.state_dict()
             assert torch.equal(buffer, built[name])
@@ -175,6 +177,17 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
     assert model.embedding.get_submodule("dropout").p == 0.0
 
 
+def test_a_checkpoint_of_other_labels_keeps_all_but_its_head_for_them(tmp_path: Path) -> None:
+    config = transformers.BertConfig(num_hidden_layers=2, vocab_size=VOCABULARY, num_labels=CLASSES + 2, **SMALL)
+    theirs = transformers.BertForSequenceClassification(config)
+    theirs.save_pretrained(tmp_path)
+    spec = Model(name="huggingface", path=str(tmp_path), num_layers=2)
+    head, again = build(spec, LABELLED).head, build(spec, LABELLED).head
+    assert torch.equal(head.get_parameter("pooler.dense.weight").float(), theirs.bert.pooler.dense.weight)
+    assert head.get_parameter("classifier.weight").shape == (CLASSES, 16)
+    assert torch.equal(head.get_parameter("classifier.weight"), again.get_parameter("classifier.weight"))
+
+
 @pytest.mark.parametrize(
     ("spec", "info", "field"),
     [
@@ -184,6 +197,7 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
         (spec_of(GPT2, architecture="GPT2DoubleHeadsModel"), TOKENS, "spec.model.architecture"),
         (spec_of({**GPT2, "n_embed": 16}), TOKENS, "spec.model.options.n_embed"),
         (spec_of({**GPT2, "n_head": 3}), TOKENS, "spec.model.options"),
+        (spec_of({**LLAMA, "hidden_size": 17}), TOKENS, "spec.model.options"),
         (spec_of({**GPT2, "vocab_size": 39}), TOKENS, "spec.model.options.vocab_size"),
         (spec_of({**GPT2, "n_positions": 5}), TOKENS, "spec.data.options.length"),
         (spec_of({**GPT2, "n_layer": 3}), TOKENS, "spec.model.numLayers"),

@@ -1,7 +1,7 @@
 """Text that every worker has: a folder of files, or the documentation of Python's own library, where there is none.
 
-Either a language model's (the target is the next byte) or classified: which sub-folder, or which package of the
-library, a paragraph is from.
+Either a language model's (the target is the next byte, or bytes that were masked) or classified: which sub-folder, or
+which package of the library, a paragraph is from.
 """
 
 import ast
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from .dataset import DataInfo, Dataset
+from .masked import MaskedTokens
 from .tokens import VOCABULARY, as_lengths, encode_bytes, pack, pad
 
 #: Packages of Python's library with much documentation in their sources.
@@ -26,6 +27,7 @@ class Task(StrEnum):
     """What a sample's target is."""
 
     NEXT_TOKEN = "NextToken"  #: at each position the token that follows; samples are packed
+    MASKED_TOKEN = "MaskedToken"  #: at some positions the token that was masked there; samples are packed
     CLASS = "Class"  #: where the text is from; samples are padded
 
 
@@ -58,11 +60,14 @@ def load_text(
         for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     *shorter, longest = as_lengths(length)
-    if Task(task) is Task.NEXT_TOKEN:
+    if Task(task) is not Task.CLASS:
         if shorter:
             raise ValueError("packed samples have one length")
         packed = [pack((text for text, _ in part), longest, encode_bytes) for part in (train, test)]
-        return Dataset(packed[0], packed[1], DataInfo((longest,), VOCABULARY, VOCABULARY))
+        if Task(task) is Task.NEXT_TOKEN:
+            return Dataset(packed[0], packed[1], DataInfo((longest,), VOCABULARY, VOCABULARY))
+        masked = [MaskedTokens(split, mask=VOCABULARY) for split in packed]
+        return Dataset(masked[0], masked[1], DataInfo((longest,), VOCABULARY + 1, VOCABULARY + 1))
     padded = [pad(part, longest, encode_bytes) for part in (train, test)]
     lengths = (*shorter, longest) if shorter else ()
     return Dataset(padded[0], padded[1], DataInfo((longest,), len(sources), VOCABULARY, lengths))

@@ -139,8 +139,13 @@ class _Skeleton:
     def _load(self, indices: Collection[int]) -> dict[int, nn.Module]:
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._seed)  # a head that the checkpoint lacks is drawn, alike on every worker
-                whole = self._class.from_pretrained(self._spec.path, config=self.whole.config, dtype=self._dtype)
+                # A head that the checkpoint lacks, or has for other labels, is drawn, alike on every worker.
+                torch.manual_seed(self._seed)
+                config, path = self.whole.config, self._spec.path
+                other_labels = transformers.AutoConfig.from_pretrained(path).num_labels != config.num_labels
+                whole = self._class.from_pretrained(
+                    path, config=config, dtype=self._dtype, ignore_mismatched_sizes=other_labels
+                )
         except (OSError, ValueError, RuntimeError) as error:
             message = f"{self._spec.path}: {type(error).__name__}: {error}"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error

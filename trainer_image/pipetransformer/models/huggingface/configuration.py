@@ -42,11 +42,15 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, str]:
         own_names = type(config).attribute_map  # such as n_layer of num_hidden_layers
         open_values = {"num_hidden_layers": spec.num_layers, **_from_data(config, info)}
         options = {own_names.get(name, name): value for name, value in [*open_values.items(), *options.items()]}
-        config = transformers.AutoConfig.for_model(model_type, **options)  # anew: one value may follow from another
+        try:  # anew: one value may follow from another
+            config = transformers.AutoConfig.for_model(model_type, **options)
+        except Exception as error:
+            raise SpecError("spec.model.options", f"{type(config).__name__}: {error}") from error
     else:
         for name, value in options.items():
             setattr(config, name, value)
-    config.num_labels = info.num_classes
+    if "Classification" in architecture:  # else it would name every token of the vocabulary a label
+        config.num_labels = info.num_classes
     config._attn_implementation = NAME
     _check(config, spec, info)
     return config, architecture

@@ -98,6 +98,12 @@ def _bert(model: Any) -> Units:
     return body.embeddings, list(body.encoder.layer), head
 
 
+@splits("BertForMaskedLM")
+def _bert_masked(model: Any) -> Units:
+    body = model.bert
+    return body.embeddings, list(body.encoder.layer), model.cls
+
+
 @splits("GPT2LMHeadModel")
 def _gpt2(model: Any) -> Units:
     body = model.transformer

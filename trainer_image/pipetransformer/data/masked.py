@@ -1,0 +1,55 @@
+"""Tokens of which some are hidden, for a model to find (Devlin et al., 2019, section 3.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .dataset import Split
+
+_MASKED, _KEPT, _REPLACED = 0.15, 0.1, 0.1
+_NO_TARGET = -100
+
+
+@dataclass(frozen=True)
+class MaskedTokens:
+    """An augmented split: at every step other positions of a sample are masked, a function of step and sample alone.
+
+    15 % of the positions have a target, the token that was there. Of those 80 % hold `mask`, 10 % any other token, and
+    10 % still their own.
+
+    Attributes:
+        tokens: whose inputs are ids below `mask`.
+        mask: the id that stands for a hidden token.
+    """
+
+    tokens: Split
+    mask: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """As held-out samples are always seen."""
+        return self.augmented_batch(ids, 0)
+
+    def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+        inputs = self.tokens.batch(ids)[0].clone()
+        targets = torch.full_like(inputs, _NO_TARGET)
+        for row, sample in enumerate(ids):
+            generator = np.random.default_rng([step, sample])
+            chosen = torch.from_numpy(generator.random(inputs.shape[1]) < _MASKED)
+            what = torch.from_numpy(generator.random(inputs.shape[1]))
+            others = torch.from_numpy(generator.integers(self.mask, size=inputs.shape[1]))
+            targets[row, chosen] = inputs[row, chosen]
+            hidden, replaced = chosen & (what >= _KEPT + _REPLACED), chosen & (what < _REPLACED)
+            inputs[row, hidden] = self.mask
+            inputs[row, replaced] = others[replaced]
+        return inputs, targets
+
+    def augmentation_key(self, sample_id: int, step: int) -> int | None:
+        """No sample is masked alike again."""
+        del sample_id, step
+        return None
