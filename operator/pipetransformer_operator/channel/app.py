@@ -125,6 +125,9 @@ class Channel:
         if not board.belongs(reporter):
             text = f"worker {reporter.name} is no member of the published generation"
             raise RefusedError(Refusal.NOT_MEMBER, text)
+        if report.job_uid != board.job_uid:
+            text = f"jobUid: {report.job_uid} is not the job of that name that exists now"
+            raise RefusedError(Refusal.FOREIGN_JOB, text)
         if report.layout_generation > board.layout_generation:
             raise RefusedError(
                 Refusal.UNPUBLISHED,

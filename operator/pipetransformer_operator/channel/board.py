@@ -153,6 +153,11 @@ class Board:
         return self._shown
 
     @property
+    def job_uid(self) -> str:
+        """Of the job that the published generations belong to; empty before the first."""
+        return self._generation.job_uid if self._generation else ""
+
+    @property
     def layout_generation(self) -> int:
         """Number of the newest published generation, 0 before the first."""
         return self._generation.layout_generation if self._generation else 0

@@ -108,14 +108,16 @@ class JobLoop:
             self.notice()
 
     async def run(self) -> None:
-        """Turns until the job is gone."""
+        """Turns until the job is gone, or another has its name: what is known here is of no use to that one."""
+        uid: str | None = None
         pause = self._pace.resync
         retry = self._pace.first_retry
         while True:
             await self._wait(pause)
             job = self._store.read(self.key)
-            if job is None:
+            if job is None or uid not in (None, job.metadata.uid):
                 return
+            uid = job.metadata.uid
             started = time.perf_counter()
             try:
                 requeue = await self.turn(job)

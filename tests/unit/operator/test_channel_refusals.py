@@ -53,6 +53,7 @@ ROWS = [
     Row(Refusal.FOREIGN_NAMESPACE, "namespace kube-system", given=headers("elsewhere"), body=READY),
     Row(Refusal.FOREIGN_WORKER, "belongs to pod digits-w0", given=OTHER, body=READY),
     Row(Refusal.FOREIGN_JOB, "no worker of job", given=headers("foreign"), body=READY),
+    Row(Refusal.FOREIGN_JOB, "not the job of that name", path="/v1/report", body=report(job_uid="deleted")),
     Row(Refusal.UNKNOWN_JOB, "not known here yet", given=headers(job="default/unheard-of"), body=READY),
     Row(Refusal.NOT_MEMBER, "no member", path="/v1/report", given=headers("token-1"), body=report()),
     Row(Refusal.UNPUBLISHED, "the newest is 1", path="/v1/report", body=report(layout_generation=2)),

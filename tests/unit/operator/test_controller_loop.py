@@ -6,11 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pipetransformer_contract.messages import Ready
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.api.status import Reason
 from pipetransformer_operator.channel import pulse
+from pipetransformer_operator.channel.board import Reporter
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop, Pace
+from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Recorder, TurnResult
 from pipetransformer_operator.plan import worker_name
 from tests.builders import make_job
@@ -94,6 +97,26 @@ async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_
         await cluster.next_change()
     running.cancel()
     assert turns[0] is TurnResult.CONFLICT
+
+
+async def test_a_job_that_takes_the_name_of_a_deleted_one_finds_nothing_of_what_that_ones_workers_said() -> None:
+    first = make_job().workers(2).job()
+    second = first.model_copy(update={"metadata": first.metadata.model_copy(update={"uid": "second"})})
+    cluster = Cluster(4, first)
+    controller = Controller(cluster, cluster, pace=Pace(debounce=0.001))
+    controller.wake(KEY)
+    while len(cluster.workers["digits"]) < 2:
+        await cluster.next_change()
+    old = controller.boards[KEY]
+    old.put_ready(Reporter("digits-w0", "uid-digits-w0"), Ready(address="10.0.0.1:1"))
+
+    cluster.jobs[KEY], cluster.workers["digits"] = second, []
+    controller.wake(KEY)
+    while len(cluster.workers["digits"]) < 2:
+        await cluster.next_change()
+
+    assert controller.boards[KEY] is not old and not controller.boards[KEY].ready
+    await controller.stop()
 
 
 class Taken(Cluster):
