@@ -15,12 +15,14 @@ from .draft import Draft
 from .finish import says_left, says_succeeded, words
 from .prepare import back_off, cancel, enter, is_late, why_not_ready
 from .stall import suspicion
-from .types import EventType, Worker, WorkerPhase
+from .types import EventType, Worker
 
 #: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
 UNATTENDED = timedelta(seconds=30)
 #: Where others fell silent lately.
 UNATTENDED_IN_DOUBT = timedelta(seconds=5)
+#: Before one is replaced that the cluster took away from a job that starts: what took it may still be there.
+RETRY = timedelta(seconds=30)
 
 
 def recover(draft: Draft) -> None:
@@ -79,19 +81,22 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
         key: lost.get(wanted[key]) or stranded.get(key) or _describe(workers.get(key)) for key in (*members, *joiners)
     }
     preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
-    counts_joiners = draft.status.plan is None
+    starting = draft.status.plan is None
     failed = [key for key in members if not _is_excused(workers.get(key))]
-    failed_joiners = [
-        key for key in joiners if workers[key].phase is WorkerPhase.FAILED and not _is_excused(workers[key])
-    ]
-    if not members and failed_joiners and preparing and not counts_joiners:
-        key = failed_joiners[0]
+    ended = [workers[key] for key in joiners if not workers[key].alive]
+    failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
+    disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
+    if starting:
+        if disrupted:
+            draft.update(next_resize_time=draft.now + RETRY)
+    elif not members and preparing and (failed_joiners or disrupted):
+        key = [*failed_joiners, *disrupted][0]
         cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")
     if not failed and any(key in draft.status.claimed_ids for key in members):
         back_off(draft)
     draft.keep_workers(key for key in wanted if key not in why)
     described = ", ".join(f"{wanted[key]} ({why[key]})" for key in sorted(why))
-    if failed or (counts_joiners and failed_joiners):
+    if failed or (starting and failed_joiners):
         _count(draft, described)
         return True
     if members or stranded:
@@ -142,7 +147,7 @@ def _describe(worker: Worker | None) -> str:
     if worker.terminating or worker.disrupted:
         return f"taken away{': ' + worker.message[-200:] if worker.message else ''}"
     if worker.exit_code is not None:
-        return f"exit code {worker.exit_code}{': ' + words(worker) if worker.message else ''}"
+        return ": ".join(filter(None, [f"exit code {worker.exit_code}", words(worker)]))
     return worker.message[-200:] or worker.phase.value
 
 

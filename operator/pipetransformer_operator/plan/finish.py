@@ -101,6 +101,8 @@ def _check_deadline(draft: Draft) -> None:
 
 def words(worker: Worker) -> str:
     """How a trainer that has ended explains it: what it wrote for us, or the end of what else it left."""
+    if worker.exit_code == 0 and not _outcome(worker):
+        return "nothing says that it trained to the end; the command of the pod template has to call train()"
     reason, message = _termination(worker)
     return ": ".join(filter(None, [reason, message[:MAX_WORDS] if _parsed(worker) else message[-MAX_WORDS:]]))
 

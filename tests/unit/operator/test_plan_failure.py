@@ -122,6 +122,51 @@ def test_a_joiner_that_crashes_cancels_the_claim_and_counts_nothing() -> None:
     assert set(world.workers) == {"digits-w0", "digits-w1"}
 
 
+def test_a_command_that_ends_well_without_training_uses_up_the_budget_and_is_told_what_to_do() -> None:
+    world = World(make_job().stages(2).workers(2).set("runPolicy.backoffLimit", 1))
+    for failures in (1, 2):
+        world.settle()
+        assert len(world.workers) == 2, "it is tried again at once"
+        world.end(min(world.workers), exit_code=0, message="Completed")
+        world.settle()
+        assert world.status.failures == failures
+    assert world.state() is State.FAILED
+    assert "has to call train()" in message(world, ConditionType.FAILED)
+
+
+def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no_failure() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.warm_up(["digits-w0"])
+    world.change("digits-w1", disrupted=True, phase=WorkerPhase.FAILED, message="Evicted: low on disk")
+    world.settle()
+    world.wait(29)
+    world.settle()
+    assert set(world.workers) == {"digits-w0"}
+    world.wait(1)
+    world.settle()
+    world.warm_up()
+    assert {member.name for member in world.plan.members} == {"digits-w0", "digits-w2"}
+    assert world.status.failures == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"disrupted": True}, {"phase": WorkerPhase.SUCCEEDED, "exit_code": 0}],
+    ids=["preempted", "exit-0"],
+)
+def test_a_joiner_that_is_gone_before_it_was_ready_is_claimed_again_later(change: dict[str, object]) -> None:
+    world = training(pipelines=1, most=4)
+    world.change("digits-w2", **change)
+    world.settle()
+    resizing = world.status.condition(ConditionType.RESIZING)
+    assert resizing is not None and resizing.reason == "WorkerFailed"
+    assert (set(world.workers), world.status.failures) == ({"digits-w0", "digits-w1"}, 0)
+    world.wait(61)
+    world.settle()
+    assert len(world.workers) == 4
+
+
 def test_a_joiner_that_refuses_the_spec_cancels_the_claim_as_its_node_may_lack_what_others_have() -> None:
     world = training(pipelines=1, most=4)
     refusal = '{"outcome": "Failed", "reason": "DataUnreadable", "message": "spec.data.path: no such file"}'
