@@ -51,6 +51,7 @@ class Service:
     Attributes:
         health: is to be told of each watch that is opened.
         metrics: is to be told of requests to the API server.
+        jobs: says what is to be kept of each job that is watched.
         pods: the watch of workers' pods, to be run once this operator leads.
     """
 
@@ -62,6 +63,7 @@ class Service:
         metrics: Metrics,
         controller: Controller,
         pool: KubePool,
+        jobs: KubeStore,
         pods: PodWatch,
         keeper: Keeper,
         runners: list[web.AppRunner],
@@ -72,6 +74,7 @@ class Service:
     ) -> None:
         self.health = health
         self.metrics = metrics
+        self.jobs = jobs
         self.pods = pods
         self._apis = apis
         self._lease = lease
@@ -135,8 +138,9 @@ class Service:
             quota.assigned,
         )
         others = WaitingPods(api) if settings.yields else None
+        jobs = KubeStore(api, watched_job)
         controller = Controller(
-            KubeStore(api, watched_job),
+            jobs,
             pool,
             recorder=metrics,
             quota=quota,
@@ -161,6 +165,7 @@ class Service:
             metrics,
             controller,
             pool,
+            jobs,
             pods,
             Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known),
             runners,

@@ -112,7 +112,8 @@ def _register(
     # All handlers are coroutines: kopf runs others in threads.
     @kopf.index(GROUP, VERSION, PLURAL, id=JOBS, registry=registry)
     async def index_jobs(*, namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:
-        return {JobKey(namespace or "", name): _without_managed_fields(body)}
+        key = JobKey(namespace or "", name)
+        return {key: service.jobs.kept(key, body)}
 
     @kopf.on.startup(registry=registry)
     async def start(**arguments: Any) -> None:
@@ -127,9 +128,3 @@ def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:
     @kopf.on.event("nodes", registry=registry)
     async def node_changed(*, body: kopf.Body, type: str, **_: Any) -> None:
         service.node_changed(body, deleted=type == "DELETED")
-
-
-def _without_managed_fields(body: kopf.Body) -> Object:
-    """The object without what nobody reads: managedFields are half of its size."""
-    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    return {**body, "metadata": metadata}

@@ -10,7 +10,7 @@ the operator remembers, so under such a one it does not start.
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,6 +54,14 @@ class KubeStore:
             logger.error("%s is not touched, for it does not fit the types: %s", key, error)
             return None
         return job
+
+    def kept(self, key: JobKey, body: Mapping[str, Any]) -> Object:
+        """What is to be kept of a job that the watch shows: its version alone where that is known here already, as what
+        was written is; else all but managedFields, which nobody reads."""
+        metadata, known = body["metadata"], self._newest.get(key)
+        if known is not None and _same(known, body):
+            return {"metadata": {name: metadata[name] for name in ("uid", "resourceVersion")}}
+        return {**body, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
 
     async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `JobStore`."""
@@ -114,7 +122,7 @@ def jobs_path(namespace: str) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
 
 
-def _same(known: PipeTrainingJob, body: Object) -> bool:
+def _same(known: PipeTrainingJob, body: Mapping[str, Any]) -> bool:
     """Whether the watch shows nothing newer than what is known of the same object: versions grow (KEP-5504)."""
     metadata = body["metadata"]
     same = known.metadata.uid == metadata["uid"]
