@@ -13,6 +13,7 @@ from pipetransformer_contract.messages import ResizeReason
 from ..api.status import Reason
 from .draft import Draft
 from .prepare import cancel, enter, is_late, why_not_ready
+from .types import WorkerPhase
 
 
 def replace(draft: Draft) -> bool:
@@ -21,13 +22,7 @@ def replace(draft: Draft) -> bool:
     assert plan is not None
     going = [member for member in plan.members if (worker := draft.worker(member)) and worker.draining]
     if not going:
-        draft.update(drain_deadline=None)
         return False
-    if status.drain_deadline is None:
-        timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
-        draft.update(drain_deadline=draft.now + timeout)
-        names = ", ".join(member.name for member in going[:8])
-        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(going)} workers are cordoned: {names}")
     if status.next_resize_time is not None and draft.now < status.next_resize_time:
         draft.wake_at(status.next_resize_time)
         return False
@@ -57,21 +52,38 @@ def limit(draft: Draft) -> None:
     """Says how many workers must stay: one less than there are, and all while a stage of the model has one copy.
 
     Before the first layout there is nothing to lose; and the cluster would count anew with each pod that gets ready.
+    Workers that do not run yet count as well, for once they run the cluster counts them; but past a drain's deadline
+    they are not waited for.
     """
     if draft.status.layout_generation == 0:
         return
+    _set_deadline(draft)
+    deadline = draft.status.drain_deadline
+    overdue = deadline is not None and draft.now >= deadline
+    if deadline is not None and not overdue:
+        draft.wake_at(deadline)
     ended = {worker.id for worker in draft.observed.workers if not worker.alive}
-    present = len(set(draft.status.worker_ids) - ended)
-    draft.min_available = max(0, present - (0 if _precious(draft) else 1))
+    running = {worker.id for worker in draft.observed.workers if worker.phase is WorkerPhase.RUNNING}
+    wanted = set(draft.status.worker_ids)
+    present = len((wanted & running if overdue else wanted) - ended)
+    draft.min_available = max(0, present - (0 if _precious(draft) and not overdue else 1))
+
+
+def _set_deadline(draft: Draft) -> None:
+    """A drain has its time from the cordon on, whatever the job is busy with."""
+    going = [worker for worker in draft.wanted if worker.alive and worker.draining]
+    if not going:
+        draft.update(drain_deadline=None)
+    elif draft.status.drain_deadline is None:
+        timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
+        draft.update(drain_deadline=draft.now + timeout)
+        names = ", ".join(worker.name for worker in going[:8])
+        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(going)} workers are cordoned: {names}")
 
 
 def _precious(draft: Draft) -> bool:
     """Whether losing one worker may lose state. Where drains are not seen, evictions would be refused for ever."""
-    plan, deadline = draft.status.plan, draft.status.drain_deadline
+    plan = draft.status.plan
     if plan is None or not draft.observed.sees_drains:
         return False
-    if deadline is not None and draft.now >= deadline:
-        return False
-    if deadline is not None:
-        draft.wake_at(deadline)
     return plan.pipelines == 1 or not plan.confirmed

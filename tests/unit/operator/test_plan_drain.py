@@ -1,11 +1,13 @@
 """Workers that others want to take away: how many may go, and who takes their place."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -166,3 +168,47 @@ def test_past_the_deadline_those_replacements_are_taken_that_are_warm() -> None:
     world.settle()
     assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
     assert [member.name for member in world.plan.leavers] == ["digits-w1"]
+
+
+def committing() -> World:
+    """A generation that nobody has confirmed."""
+    world = World(make_job().stages(4).workers(4))
+    world.settle()
+    world.warm_up()
+    return world
+
+
+def cleaning() -> World:
+    """Two of four workers left after a freeze, and the checkpoint is not durable yet."""
+    world = World(make_job().stages(4).workers(4).release())
+    world.start()
+    world.commit(boundary=9)
+    world.commit()
+    assert world.status.leaving_ids
+    return world
+
+
+def recovering() -> World:
+    """Too few are left for any layout, and the cluster has no room for others."""
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    world.unschedulable = True
+    world.kill("digits-w3")
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("busy", [committing, cleaning, recovering])
+def test_a_drain_has_its_time_whatever_the_job_is_busy_with(busy: Callable[[], World]) -> None:
+    world = busy()
+    world.builder.set("runPolicy.drainTimeoutSeconds", 60)
+    cordon(world, "digits-w0")
+    assert stay(world) == len(world.status.worker_ids)
+    decided = world.turn()
+    assert decided.requeue_after is not None and decided.requeue_after <= 60
+    world.wait(60)
+    running = [worker for worker in world.workers.values() if worker.phase is WorkerPhase.RUNNING]
+    assert stay(world) == len(running) - 1, "none is waited for that finds no node"
+    world.workers["digits-w0"] = replace(world.workers["digits-w0"], draining=False)
+    world.settle()
+    assert world.status.drain_deadline is None
