@@ -202,6 +202,19 @@ class JobLoop:
         return [(worker.name, worker.uid) for worker in self._pool.list(job)] if job else []
 
     async def _apply(self, job: PipeTrainingJob, decided: Plan) -> None:
+        """Does all that it can: what one part of the cluster does not take now holds up nothing else.
+
+        Raises:
+            Conflict: something changed meanwhile.
+            Unavailable: something could not be done, or is refused and the status says why.
+        """
+
+        async def protect() -> None:
+            try:
+                await self._pool.protect(job, decided.min_available)
+            except Refused as error:
+                refusals.append(error)
+
         async def create(worker_id: int) -> None:
             async with self._writes:
                 try:
@@ -219,28 +232,26 @@ class JobLoop:
         conflicts = self._conflicts - attempted
         refusals: list[Refused] = []
         self._pool.doubt(decided.doubted)
+        errors: list[Exception] = []
         if not decided.status.finished:
-            try:
-                await self._pool.protect(job, decided.min_available)
-            except Refused as error:
-                refusals.append(error)
-        await _together([create(worker_id) for worker_id in decided.create])
-        await _together([delete(name, uid) for name, uid in decided.delete])
+            errors += await _together([protect()])
+        errors += await _together([create(worker_id) for worker_id in decided.create])
+        errors += await _together([delete(name, uid) for name, uid in decided.delete])
         for event in decided.events:
             await self._store.tell(job, event)
         if decided.expired:
-            await self._store.delete(job)
-        known, self._refusal = self._refusal, str(refusals[0]) if refusals else ""
-        errors: list[Unavailable] = [*refusals[:1]] if known else []
+            errors += await _together([self._store.delete(job)])
         if self._quota is not None:
-            try:
-                await self._quota.apply(job, decided.status)
-            except Unavailable as error:  # a silent queue holds nothing up
-                errors.append(error)
+            errors += await _together([self._quota.apply(job, decided.status)])
+        known, self._refusal = self._refusal, str(refusals[0]) if refusals else ""
+        before, self._conflicts = self._conflicts, conflicts
+        if known:
+            errors += refusals
+        for error in errors[1:]:
+            logger.warning("%s: besides: %r", self.key, error)
         if errors:
             raise errors[0]
-        if attempted - conflicts or known or conflicts != self._conflicts:
-            self._conflicts = conflicts
+        if attempted - conflicts or known or conflicts != before:
             self.notice()
 
     async def _wait(self, seconds: float) -> None:
@@ -259,8 +270,7 @@ async def _comes(event: asyncio.Event, seconds: float) -> bool:
     return False
 
 
-async def _together(calls: list[Coroutine[None, None, None]]) -> None:
-    """Runs all calls to their end, then raises the first error, if any."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
+async def _together(calls: list[Coroutine[None, None, None]]) -> list[Exception]:
+    """Runs all calls to their end; returns what they raised."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    return [result for result in results if isinstance(result, Exception)]

@@ -152,8 +152,8 @@ class Api:
         Raises:
             NotFound: 404.
             Conflict: 409.
-            Refused: any other 4xx.
-            Unavailable: no answer, 429 or 5xx, or this operator may not write.
+            Refused: any other 4xx; or 500, as when an admission webhook does not answer.
+            Unavailable: no answer, 429, another 5xx, or this operator may not write.
         """
         query = [("fieldValidation", "Strict")] if strict else []
         if content_type == APPLY_PATCH:
@@ -206,7 +206,7 @@ def _sorted(error: ApiException, request: str) -> Exception:
         return NotFound(message)
     if error.status == 409:
         return Conflict(message)
-    if error.status is not None and 400 <= error.status < 500 and error.status != 429:
+    if error.status is not None and 400 <= error.status <= 500 and error.status != 429:
         return Refused(message)
     return Unavailable(message)
 

@@ -1,6 +1,7 @@
 """What a turn of a job's loop writes, and what may wait."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -8,14 +9,22 @@ import pytest
 
 from pipetransformer_contract.messages import Ready
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import Reason
+from pipetransformer_operator.api.status import ConditionType, Reason
 from pipetransformer_operator.channel import pulse
 from pipetransformer_operator.channel.board import Reporter
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop, Pace
 from pipetransformer_operator.controller.manager import Controller
-from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Recorder, TurnResult
-from pipetransformer_operator.plan import worker_name
+from pipetransformer_operator.controller.ports import (
+    Conflict,
+    JobKey,
+    NameConflict,
+    Recorder,
+    Refused,
+    TurnResult,
+    Unavailable,
+)
+from pipetransformer_operator.plan import PlanEvent, Worker, worker_name
 from tests.builders import make_job
 from tests.unit.operator.test_controller_sharing import Cluster
 
@@ -117,6 +126,49 @@ async def test_a_job_that_takes_the_name_of_a_deleted_one_finds_nothing_of_what_
 
     assert controller.boards[KEY] is not old and not controller.boards[KEY].ready
     await controller.stop()
+
+
+class Failing(Cluster):
+    """Takes no new pod."""
+
+    error: Exception
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.told: list[str] = []
+        self.deleted: list[str] = []
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        raise self.error
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        self.told.append(event.message)
+
+    async def delete(self, job: PipeTrainingJob, name: str = "", uid: str = "") -> None:
+        self.deleted.append(name)
+        await super().delete(job, name, uid)
+
+
+@pytest.mark.parametrize("error", [Unavailable("503"), Conflict("409"), Refused("500 failed calling webhook")])
+async def test_what_is_not_taken_holds_up_neither_deletions_nor_events(error: Exception) -> None:
+    cluster = Failing(4, make_job().workers(2).job())
+    cluster.error = error
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]  # not wanted any more
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(), Recorder(), Pulse(), asyncio.Semaphore(2))
+
+    with contextlib.ExitStack() as raised:
+        if not isinstance(error, Refused):
+            raised.enter_context(pytest.raises(type(error)))
+        await loop.turn(cluster.jobs[KEY])
+
+    assert cluster.deleted == ["digits-w7"]
+    assert cluster.told == ["Creating 2 workers, 2 in all"]
+    if isinstance(error, Refused):
+        with pytest.raises(Refused):  # the words are in the status by then
+            await loop.turn(cluster.jobs[KEY])
+        running = cluster.status("digits").condition(ConditionType.RUNNING)
+        assert running is not None and (running.reason, running.message) == ("CreationRefused", str(error))
 
 
 class Taken(Cluster):

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from pipetransformer_operator.kube.api import Api
+from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
+from pipetransformer_operator.kube.api import Api, NotFound
 
 pytestmark = pytest.mark.timeout(20)
 
 
 async def serve(answer: web.Request) -> web.Response:
+    if answer.path.startswith("/codes/"):
+        return web.json_response({"message": "the webhook is down"}, status=int(answer.path.rpartition("/")[2]))
     return web.json_response({"host": answer.host, "user": answer.headers.get("Authorization")})
 
 
@@ -47,6 +50,23 @@ async def test_a_netrc_file_is_not_looked_into(port: int, tmp_path: Path, monkey
     api = await Api.connect()
     try:
         assert (await api.get("/version"))["user"] == "Bearer secret"
+    finally:
+        await api.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(404, NotFound), (409, Conflict), (403, Refused), (500, Refused), (429, Unavailable), (503, Unavailable)],
+)
+async def test_an_answer_that_is_no_success_is_sorted_by_what_to_do_about_it(
+    code: int, kind: type[Exception], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    api = await Api.connect()
+    try:
+        with pytest.raises(kind, match=f"{code} the webhook is down") as raised:
+            await api.get(f"/codes/{code}")
+        assert raised.type is kind
     finally:
         await api.close()
 
