@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from PIL import Image, ImageChops
 from rich.console import Console, RenderableType
 
 from tools.devcluster import debian
@@ -19,6 +20,8 @@ from tools.devcluster.layout import REPOSITORY
 TERMINAL_WIDTH = 100
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 _PIXELS_A_POINT = 2
+_LONGEST = 3000  #: points of a page that is shown whole
+_MARGIN = 40  #: pixels below it
 
 
 def terminal(shown: RenderableType, title: str) -> str:
@@ -64,8 +67,26 @@ def browser(profile: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def screenshot(page: Path, picture: Path, *, width: int, height: int) -> None:
-    """Writes what a browser shows of a file, in points, as a PNG."""
+def screenshot(page: Path, picture: Path, *, width: int, height: int | None = None) -> None:
+    """Writes what a browser shows of a file, in points, as a PNG; without a height all of it.
+
+    Raises:
+        ValueError: the page is longer than any that was thought of.
+    """
+    _shoot(page, picture, width, height or _LONGEST)
+    if height is None:
+        with Image.open(picture) as shown:
+            whole = shown.convert("RGB")
+        box = ImageChops.difference(
+            whole, Image.new("RGB", whole.size, whole.getpixel((0, whole.height - 1)))
+        ).getbbox()
+        end = whole.height if box is None else box[3] + _MARGIN
+        if end > whole.height:
+            raise ValueError(f"{page}: longer than {_LONGEST} points")
+        whole.crop((0, 0, whole.width, end)).save(picture, optimize=True)
+
+
+def _shoot(page: Path, picture: Path, width: int, height: int) -> None:
     with tempfile.TemporaryDirectory() as profile:
         look = [
             f"--window-size={width},{height}", f"--force-device-scale-factor={_PIXELS_A_POINT}",

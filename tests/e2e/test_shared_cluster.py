@@ -25,10 +25,10 @@ from tests.e2e.terminal import Terminal
 from tools import pictures
 from tools.devcluster.layout import REPOSITORY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator")]
 EXAMPLES = REPOSITORY / "examples"
 FREE_GPUS = 4  #: that the fillers leave of the two nodes' sixteen
-JOB_SECONDS = 480
+JOB_SECONDS = 900
 POLL_SECONDS = 0.3
 
 
@@ -106,4 +106,4 @@ def _draw(
     figure.savefig(folder / "shared-cluster.svg", metadata={"Date": None})
     (folder / "watch.svg").write_text(watched)
     terminal.run("timeline", "first", str(scratch))
-    pictures.screenshot(scratch / "timeline.html", folder / "timeline.png", width=1240, height=1320)
+    pictures.screenshot(scratch / "timeline.html", folder / "timeline.png", width=1240)
