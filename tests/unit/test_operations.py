@@ -66,7 +66,7 @@ def test_each_reason_has_a_row_that_says_why_and_there_are_no_others() -> None:
     rows = re.findall(r"^\| (`[^|]*`) \|([^|]*)\|", failures, flags=re.MULTILINE)
     assert all(says.strip() for _, says in rows)
     trainer = REPOSITORY / "trainer_image" / "pipetransformer"
-    ends = re.compile(r'(?:trainer\.fail\(|_refuse\(identity, |reason=|reason: str = )"([A-Z]\w+)"')
+    ends = re.compile(r'(?:trainer\.fail\(|_refuse\(identity, |reason=|reason = |reason: str = )"([A-Z]\w+)"')
     of_trainers = {reason for file in trainer.rglob("*.py") for reason in ends.findall(file.read_text())}
     told = {reason for names, _ in rows for reason in re.findall(r"`(\w+)`", names)}
     assert told == {*map(str, Reason), *of_trainers} - OF_NO_CONDITION
