@@ -28,6 +28,7 @@ from .data import (
     load_dataset,
     own_dataset,
     padded_lengths,
+    read_batch,
     shards_of,
 )
 from .errors import SpecError
@@ -88,6 +89,9 @@ class Job:
         training = spec.training
         dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
         dataset = load_dataset(spec.data, dtype=dtype) if parts.data is None else own_dataset(parts.data, dtype=dtype)
+        if len(dataset.train) < spec.num_shards:
+            count = len(dataset.train)
+            raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
         try:
             order = EpochOrder(
                 seed=training.seed,
@@ -267,7 +271,7 @@ def _model(
             raise SpecError("data", "does not say how many classes it has: pass a Dataset with a DataInfo")
         build = partial(build_units, spec.model, dataset.info, seed=seed, dtype=dtype)
         return build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=()), build
-    own = OwnModel(parts.model, dataset.train.batch([0])[0], seed=seed, dtype=dtype)
+    own = OwnModel(parts.model, read_batch(dataset.train, [0], None)[0], seed=seed, dtype=dtype)
     model = own.shape()
     if "num_layers" in spec.model.model_fields_set and model.num_layers != spec.model.num_layers:
         raise SpecError(

@@ -135,16 +135,19 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
 
     signal.signal(signal.SIGTERM, stop_soon)
     reports = ReportSender(channel, asked)
-    trainer = Trainer(
-        job,
-        identity.name,
-        handler,
-        GenerationWatcher(source),
-        transport,
-        reports,
-        identity.run_dir,
-        Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=stop.is_set),
-    )
+    try:
+        trainer = Trainer(
+            job,
+            identity.name,
+            handler,
+            GenerationWatcher(source),
+            transport,
+            reports,
+            identity.run_dir,
+            Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=stop.is_set),
+        )
+    except (SpecError, StorageError) as error:  # it looks at the data, and begins its ledger
+        return _refuse(identity, error.reason, str(error))
 
     def heartbeat() -> Heartbeat:
         return Heartbeat(

@@ -154,12 +154,21 @@ def test_a_released_worker_exits_0_and_a_checkpoint_at_the_new_boundary_is_repor
     assert any(report.checkpoint is not None and report.checkpoint.boundary == report.boundary > 0 for report in packed)
 
 
-def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(workers: Workers) -> None:
-    workers.start(SPEC | {"data": {"name": "no.such.module:data"}})
+@pytest.mark.parametrize(
+    ("data", "reason", "message"),
+    [
+        ("no.such.module:data", "InvalidSpec", "spec.data.name: cannot import"),
+        ("tests.unreadable_data:load", "DataUnreadable", "spec.data: one of the samples 0, "),
+    ],
+)
+def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(
+    workers: Workers, data: str, reason: str, message: str
+) -> None:
+    workers.start(SPEC | {"data": {"name": data}}, count=1)
 
-    assert workers.wait() == [2, 2]
-    assert workers.termination(0)["reason"] == "InvalidSpec"
-    assert "spec.data.name" in workers.termination(0)["message"]
+    assert workers.wait() == [2]
+    assert workers.termination(0)["reason"] == reason
+    assert message in workers.termination(0)["message"]
     assert not workers.channel.generations
 
 
