@@ -100,6 +100,8 @@ class Client:
             except Unavailable:
                 time.sleep(RETRY_SECONDS)
                 continue
+            if newest.uid != job.uid:
+                raise NotFound(f"{job.namespace}/{name} was deleted, and another has its name")
             if newest.manifest["metadata"]["resourceVersion"] != job.manifest["metadata"]["resourceVersion"]:
                 job = newest
                 yield job

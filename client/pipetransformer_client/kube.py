@@ -53,6 +53,8 @@ class Kube:
             config.load_kube_config(file, context=context, client_configuration=settings)
             chosen = next((one for one in contexts if one["name"] == context), active)
             namespace = chosen["context"].get("namespace") or "default"
+        except (yaml.YAMLError, OSError, UnicodeDecodeError, TypeError) as error:  # no YAML, or of another form
+            raise Unavailable(f"the kubeconfig cannot be read: {error}") from error
         except config.ConfigException as error:
             try:
                 if context is not None:

@@ -22,7 +22,9 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a worker. `rank` is its rank in the generation of now, None when it is in none."""
+    """A line of a worker. `time` is the kubelet's, empty where there is none.
+
+    `rank` is its rank in the generation of now, None when it is in none."""
 
     time: str
     worker: str
@@ -48,8 +50,9 @@ class WorkerLogs:
         )
 
     def read(self) -> Iterator[LogLine]:
-        """What was written so far. A worker that has not started has written nothing."""
-        for moment, worker, text in heapq.merge(*(self._lines(worker, self._query) for worker in self._workers())):
+        """What was written so far. A worker that has not started has written nothing; one whose node is lost has a line
+        that says so."""
+        for moment, worker, text in heapq.merge(*(self._whole(worker) for worker in self._workers())):
             yield LogLine(moment, worker, self._job.rank(worker), text)
 
     def follow(self) -> Iterator[LogLine]:
@@ -85,6 +88,12 @@ class WorkerLogs:
             return  # its node is gone, and with it the log
         except ClientError as error:
             arrived.put(error)
+
+    def _whole(self, worker: str) -> Iterator[tuple[str, str, str]]:
+        try:
+            yield from self._lines(worker, self._query)
+        except Unavailable as error:
+            yield "", worker, f"(the log cannot be read: {error})"
 
     def _lines(self, worker: str, query: Query) -> Iterator[tuple[str, str, str]]:
         try:

@@ -90,3 +90,4 @@ async def test_a_job_that_somebody_else_manages_is_left_alone(
     assert await namespace.layout(1, "own") == (1, 1)
     assert await namespace.status("foreign") == {}
     assert set(await namespace.pods()) == {"own-w0"}
+    assert 'job_name="foreign"' not in await operator.figures()

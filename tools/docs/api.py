@@ -25,7 +25,7 @@ server fills in the defaults and refuses what does not fit, with the path of the
 and `submit` refuse it with the same words before. What the tables call *fixed* cannot change while a job exists.
 
 With `kubectl scale`, the scale subresource counts pods: `spec.elasticPolicy.maxWorkers` is asked for, `status.workers`
-is there.
+is there. It goes no lower than `spec.elasticPolicy.workers`, which may be edited as well.
 """
 
 

@@ -33,3 +33,6 @@ def main() -> None:
     except (ClientError, TimeoutError) as error:
         errors().print(f"error: {error}")
         sys.exit(EXIT_CLUSTER)
+    except OSError as error:  # a file or folder that was named
+        errors().print(f"error: {error}")
+        sys.exit(EXIT_REFUSED)

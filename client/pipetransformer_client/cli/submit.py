@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from pipetransformer_operator.local.manifest import read_manifest
+
 from ..client import Client
 from . import app
-from .options import EXIT_REFUSED, Context, JobName, Namespace, Output, console, errors
+from .options import Context, JobName, Namespace, Output, console
 from .show import print_object
 from .watch import watch_job
 
@@ -21,12 +23,11 @@ def submit(
     output: Output = None,
 ) -> None:
     """Create a job on the cluster, after the checks that the cluster would make."""
-    client = Client.connect(context=context, namespace=namespace)
-    try:
-        job = client.submit(file)
-    except OSError as error:
-        errors().print(f"error: {error}")
-        raise typer.Exit(EXIT_REFUSED) from error
+    manifest = read_manifest(file)
+    own = manifest["metadata"].get("namespace")
+    if own and namespace and own != namespace:
+        raise typer.BadParameter(f"--namespace {namespace}: the job's own namespace is {own}")
+    job = Client.connect(context=context, namespace=namespace).submit(manifest)
     if output is not None:
         print_object(job.manifest, output)
     else:

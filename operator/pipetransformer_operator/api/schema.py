@@ -86,6 +86,18 @@ def with_defaults(schema: Schema, value: Any) -> Any:
     return value
 
 
+def without_nulls(schema: Schema, value: Any) -> Any:
+    """`value` without fields that are null, as a YAML key with nothing behind it is: the API server drops those that
+    the schema knows, for none of them may be null."""
+    if isinstance(value, Mapping):
+        known = schema.get("properties", {})
+        there = {name: item for name, item in value.items() if item is not None or name not in known}
+        return {name: without_nulls(known.get(name, {}), item) for name, item in there.items()}
+    if isinstance(value, list):
+        return [without_nulls(schema.get("items", {}), item) for item in value]
+    return value
+
+
 def pruned(schema: Schema, value: Any) -> Any:
     """`value` without the fields that the schema does not know, where the API server would drop them."""
     if isinstance(value, Mapping) and "properties" in schema:

@@ -94,10 +94,10 @@ class Controller:
                 loop.notice()
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
-        """Jobs that have a loop, as last read or written."""
+        """Jobs that are ours and have a loop, as last read or written."""
         for key in list(self._loops):
             job = self._store.read(key)
-            if job is not None:
+            if job is not None and job.managed:
                 yield job
 
     async def stop(self) -> None:

@@ -141,8 +141,14 @@ class Publisher:
 
 
 def _decode(secret: Object) -> tuple[Authority, ...]:
-    certificates = _split(base64.b64decode(secret["data"][CA_FILE]), _CERTIFICATE_END)
-    keys = _split(base64.b64decode(secret["data"][KEY_FILE]), _KEY_END)
+    """The authorities; none where somebody emptied the Secret.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    data = secret.get("data") or {}
+    certificates = _split(base64.b64decode(data.get(CA_FILE, "")), _CERTIFICATE_END)
+    keys = _split(base64.b64decode(data.get(KEY_FILE, "")), _KEY_END)
     return tuple(Authority(certificate, key) for certificate, key in zip(certificates, keys, strict=True))
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from ..api import PipeTrainingJob
 from ..api.labels import FieldError
+from ..api.schema import root_schema, without_nulls
 from ..api.validate import validate_manifest
 
 #: What the trainer's image runs.
@@ -82,16 +83,19 @@ def read_manifest(file: Path) -> dict[str, Any]:
 
 
 def checked(manifest: Any, source: str) -> dict[str, Any]:
-    """The manifest, if it is that of a valid job.
+    """The manifest as the API server reads it, if it is that of a valid job.
 
     Raises:
         InvalidManifest: it is not; the errors name its fields, or `source`.
     """
     if not isinstance(manifest, dict):
         raise InvalidManifest([FieldError(source, "must hold one PipeTrainingJob")])
-    if errors := validate_manifest(manifest):
+    read: dict[str, Any] = without_nulls(root_schema(), manifest)
+    if isinstance(metadata := read.get("metadata"), dict):
+        read["metadata"] = {key: value for key, value in metadata.items() if value is not None}
+    if errors := validate_manifest(read):
         raise InvalidManifest(errors)
-    return manifest
+    return read
 
 
 def _localised(spec: dict[str, Any], run_dir: Path) -> dict[str, Any]:

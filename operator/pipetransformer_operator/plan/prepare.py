@@ -15,6 +15,9 @@ from .claim import is_claim, target
 from .draft import Draft
 from .types import EventType, Worker
 
+#: How reasons of containers that cannot be started begin: it is the image; it is the rest of the template.
+_IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
+_CONTAINER = ("CreateContainer", "RunContainerError")
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
 
@@ -132,6 +135,11 @@ def all_scheduled(draft: Draft) -> bool:
     )
 
 
+def can_start(draft: Draft) -> bool:
+    """Whether no worker that is to join has a container that its node cannot start."""
+    return not any(worker.waiting.startswith((*_IMAGE, *_CONTAINER)) for worker in draft.joiners)
+
+
 def _held(draft: Draft) -> int:
     """What a job holds that gives nothing back: its starting size, or its queue's quota for that."""
     base = draft.status.quota_requests[:1]
@@ -150,7 +158,7 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
         return Reason.NOT_READY, "is not created yet"
     if not worker.scheduled:
         return Reason.UNSCHEDULABLE, worker.waiting or "has no node"
-    if worker.waiting.startswith(("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")):
+    if worker.waiting.startswith(_IMAGE):
         return Reason.IMAGE_PULL, worker.waiting
     return Reason.NOT_READY, worker.waiting or "runs and is not ready"
 

@@ -1,15 +1,15 @@
 """Starting, and starting again: workers are created, and when all are warm a generation is published.
 
-All or none: workers of a start that the cluster cannot place whole, or whose image it cannot pull, are given back after
-a time, and tried again later.
+All or none: workers of a start that the cluster cannot place whole, or whose containers it cannot start, are given back
+after a time, and tried again later.
 """
 
 from pipetransformer_contract.choose import Bounds, Layout, Packing, choose
 from pipetransformer_contract.messages import Offer, ResizeReason
 
-from ..api.status import ConditionType, Reason, ResizePhase
+from ..api.status import ConditionType, ResizePhase
 from .draft import Draft
-from .prepare import all_scheduled, back_off, why_not_ready
+from .prepare import all_scheduled, back_off, can_start, why_not_ready
 from .types import EventType
 
 
@@ -51,12 +51,12 @@ def start(draft: Draft) -> None:
 def _put_off_what_cannot_run(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None and resize.deadline is not None
-    reason, why = why_not_ready(draft)
-    if all_scheduled(draft) and reason is not Reason.IMAGE_PULL:
+    if all_scheduled(draft) and can_start(draft):
         return
     if draft.now < resize.deadline:
         draft.wake_at(resize.deadline)
         return
+    reason, why = why_not_ready(draft)
     wait = back_off(draft)
     message = f"Start put off, its workers are given back: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)

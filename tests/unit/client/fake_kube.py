@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from pipetransformer_client.errors import NotFound
+from pipetransformer_client.errors import NotFound, Unavailable
 from pipetransformer_client.kube import Kube, Object, Query
 from tests.builders import JobBuilder
 
@@ -17,7 +17,8 @@ class FakeKube:
 
     Attributes:
         objects: answers of GET by path.
-        texts: lines of a stream by path; each call of a path takes the next list, the last one again and again.
+        texts: lines of a stream by path; each call of a path takes the next list, the last one again and again. Where
+            there is no list, nobody answers.
         requests: (method, path, body) of what was not a GET.
         containers: makes the output of a command, told (pod, container, command).
     """
@@ -53,6 +54,8 @@ class FakeKube:
         found = self.texts.get(path)
         if found is None:
             raise NotFound(path)
+        if not found:
+            raise Unavailable(path)
         yield from found.pop(0) if len(found) > 1 else found[0]
 
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from pipetransformer_client.cli import completion, main, show
+from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.kube import Kube
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
@@ -53,6 +54,25 @@ def test_a_file_that_is_not_there_is_refused(
 ) -> None:
     assert command(monkeypatch, *words, "/nowhere.yaml") == 2
     assert "/nowhere.yaml" in capsys.readouterr().err
+
+
+def test_a_job_of_another_namespace_than_was_asked_for_is_refused(
+    tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(make_job().manifest()))
+    assert command(monkeypatch, "submit", str(tmp_path / "job.yaml"), "-n", "team") == 2
+    assert "the job's own namespace is default" in capsys.readouterr().err.replace("\n", " ")
+    assert fake.requests == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_failure_of_the_job(
+    tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").touch()
+    (tmp_path / "results" / "digits" / "model").mkdir(parents=True)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().set("output.location", f"file://{tmp_path}/results"))
+    assert command(monkeypatch, "fetch", "digits", str(tmp_path / "model")) == 2
+    assert "model" in capsys.readouterr().err
 
 
 def test_a_job_that_is_not_there_ends_with_exit_code_3(
@@ -130,6 +150,14 @@ def test_without_a_cluster_the_error_says_so(tmp_path: Path) -> None:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("error: no cluster")
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"- a", b"text", b"\xff\xfe"])
+def test_a_kubeconfig_that_is_none_is_said(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_bytes(content)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(Unavailable, match="the kubeconfig cannot be read"):
+        Kube.connect()
 
 
 @pytest.mark.parametrize(

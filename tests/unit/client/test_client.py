@@ -12,6 +12,7 @@ from pipetransformer_client import Client, ClientError, InvalidManifest, NotFoun
 from pipetransformer_client.fetch import reader_pod
 from pipetransformer_client.job import Job
 from pipetransformer_client.kube import Object
+from pipetransformer_operator.api import PipeTrainingJob
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
 
@@ -34,6 +35,19 @@ def test_a_manifest_is_refused_before_it_is_sent(client: Client, fake: FakeKube)
     with pytest.raises(InvalidManifest, match=r"spec\.elasticPolicy\.workers"):
         client.submit(make_job().stages(4).workers(3).manifest())
     assert fake.requests == []
+
+
+def test_a_key_with_nothing_behind_it_is_as_if_it_were_not_there(client: Client, fake: FakeKube) -> None:
+    job = make_job().set("evaluation", None).set("checkpoint", None).set("podTemplate.metadata", {"labels": None})
+    template = job.manifest()["spec"]["podTemplate"]["spec"]
+    template["containers"][0] |= {"resources": None, "env": None}
+    manifest = job.set("podTemplate.spec", template).manifest()
+    manifest["metadata"] |= {"labels": None, "uid": "job-uid"}
+    client.submit(manifest | {"status": None})
+    ((_, _, sent),) = fake.requests
+    assert PipeTrainingJob.from_manifest(sent).spec == make_job().job().spec.model_copy(
+        update={"pod_template": PipeTrainingJob.from_manifest(sent).spec.pod_template}
+    )
 
 
 def test_a_job_goes_to_the_namespace_of_its_manifest_else_to_the_clients(fake: FakeKube) -> None:
@@ -70,6 +84,16 @@ def test_a_stream_ends_with_an_error_when_the_job_is_deleted(client: Client, fak
         client.wait("digits")
 
 
+def test_a_stream_does_not_go_over_to_another_job_of_the_name(client: Client, fake: FakeKube) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1, state="Pending")
+    fake.texts[JOBS] = [[]]
+    stream = client.stream("digits")
+    next(stream)
+    fake.objects[f"{JOBS}/digits"]["metadata"]["uid"] = "another"
+    with pytest.raises(NotFound, match="another has its name"):
+        next(stream)
+
+
 def test_waiting_longer_than_allowed_is_a_timeout(client: Client, fake: FakeKube) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1)
     fake.texts[JOBS] = [[]]
@@ -87,7 +111,9 @@ def test_logs_of_all_workers_are_merged_by_time_with_the_rank_of_each(client: Cl
     fake.texts[f"{PODS}/digits-w3/log"] = [["2026-01-01T00:00:00Z of a job before it"]]
     fake.texts[f"{PODS}/digits-w0/log"] = [["2026-01-01T00:00:01Z one", "2026-01-01T00:00:03Z three"]]
     fake.texts[f"{PODS}/digits-w1/log"] = [["2026-01-01T00:00:02Z two"]]
-    lines = [(line.rank, line.worker, line.text) for line in client.logs("digits")]
+    fake.texts[f"{PODS}/digits-w2/log"] = []  # its node is lost
+    unread, *lines = [(line.rank, line.worker, line.text) for line in client.logs("digits")]
+    assert unread[:2] == (None, "digits-w2") and "cannot be read" in unread[2]
     assert lines == [(1, "digits-w0", "one"), (0, "digits-w1", "two"), (1, "digits-w0", "three")]
 
 

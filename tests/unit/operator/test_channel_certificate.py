@@ -90,6 +90,9 @@ async def test_the_authorities_outlive_the_operator_and_are_renewed_where_they_a
     assert next_one.trusted.startswith(first.trusted)
     assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 2
     assert api.object is not None and api.object["metadata"]["name"] == SECRET
+    del api.object["data"]  # somebody emptied it
+    await next_one.refresh()
+    assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 1 and next_one.trusted not in first.trusted
 
 
 async def test_namespaces_are_told_again_only_when_there_is_something_new() -> None:

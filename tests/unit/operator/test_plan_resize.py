@@ -365,16 +365,23 @@ def test_a_slow_image_does_not_put_a_placed_start_off() -> None:
     assert len(world.workers) == 2
 
 
-def test_a_start_whose_image_cannot_be_pulled_holds_no_node_past_its_time() -> None:
+@pytest.mark.parametrize(
+    ("waiting", "reason"),
+    [
+        ("ImagePullBackOff: no such image", "ImagePull"),
+        ('CreateContainerConfigError: secret "x" not found', "NotReady"),
+    ],
+)
+def test_a_start_whose_containers_cannot_start_holds_no_node_past_its_time(waiting: str, reason: str) -> None:
     world = World(make_job().stages(2).workers(2))
     world.settle()
-    world.change("digits-w1", waiting="ImagePullBackOff: no such image")
+    world.change("digits-w1", waiting=waiting)
     world.wait(600)
     world.settle()
     assert not world.workers
     running = world.status.condition(ConditionType.RUNNING)
-    assert running is not None and (running.status, running.reason) == ("False", "ImagePull")
-    assert "no such image" in running.message
+    assert running is not None and (running.status, running.reason) == ("False", reason)
+    assert waiting in running.message
     world.wait(60)
     world.settle()
     world.warm_up()

@@ -133,13 +133,14 @@ def nominated(shown: dict[str, Any]) -> dict[str, Any]:
     [
         (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", nvidia="2"), {GPU: 4}),
         (pod("0/2 nodes: 1 Insufficient cpu, 1 Insufficient nvidia.com/gpu, 1 x.", nvidia="1", amd="1"), {GPU: 2}),
+        (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", nvidia="3k"), {GPU: 6000}),
         (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu-shared.", nvidia="1"), None),
         (pod("0/2 nodes are available: 2 node(s) didn't match", nvidia="1"), None),
         (pod("2 Insufficient nvidia.com/gpu.", reason="SchedulingGated", nvidia="1"), None),
         (nominated(pod("2 Insufficient nvidia.com/gpu.", nvidia="1")), None),
         ({"metadata": {"uid": "pod"}, "spec": {"containers": []}, "status": {}}, None),
     ],
-    ids=["gpus", "the one that lacks", "another resource", "the wrong nodes", "gated", "preempts", "new"],
+    ids=["gpus", "thousands", "the one that lacks", "another resource", "the wrong nodes", "gated", "preempts", "new"],
 )
 def test_the_scheduler_says_what_a_pod_waits_for(shown: dict[str, Any], lacks: dict[str, int] | None) -> None:
     found = waiting_of(shown)
