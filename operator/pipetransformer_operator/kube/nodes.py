@@ -57,6 +57,10 @@ class Nodes:
         """Whether the node is in doubt now."""
         return name in self._doubted and self._clock() < self._doubted[name]
 
+    def is_gone(self, name: str) -> bool:
+        """Whether the node was deleted: what ran there will not come back, whatever the way to it is like."""
+        return name in self._deleted
+
     @property
     def doubted(self) -> list[str]:
         """Names of those that are in doubt now."""

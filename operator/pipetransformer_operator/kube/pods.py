@@ -213,6 +213,7 @@ def observe(
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
         draining=nodes is not None and pod["spec"].get("nodeName") in nodes.cordoned,
         node_lost=nodes is not None and pod["spec"].get("nodeName") in nodes.lost,
+        node_gone=nodes is not None and nodes.is_gone(pod["spec"].get("nodeName", "")),
         node_doubted=nodes is not None and nodes.doubts(pod["spec"].get("nodeName", "")),
         unattended_since=unattended_since,
     )

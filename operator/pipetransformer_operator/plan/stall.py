@@ -3,7 +3,7 @@
 Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
 hear. It counts only once something else is wrong: peers lost their group, no step is made, its node is not heard
 either, or a published generation is not confirmed. And it counts only beside somebody who is heard: where all are
-silent, the way from them may be cut, and the cluster itself has to say that their pods are gone.
+silent, the way from them may be cut, and the cluster itself has to say that their pods are gone, or their nodes.
 """
 
 from datetime import datetime, timedelta
@@ -72,7 +72,8 @@ def suspicion(draft: Draft, member: Member) -> str:
         return ""
     limit = draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
     due = _last_heard(draft, member) + limit
-    if _hears_anybody_after(draft, due):
+    gone = worker is not None and worker.node_gone and draft.now >= due
+    if gone or _hears_anybody_after(draft, due):
         return f"not heard for {limit.total_seconds():.0f} s"
     if draft.now < due:
         draft.wake_at(due)

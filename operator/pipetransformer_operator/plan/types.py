@@ -36,7 +36,7 @@ class Worker:
     `lingers` says that the trainer has ended and another container of the pod has not.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
     `draining` says that its node takes no pods any more.
-    `node_lost` says that its node is not heard, or gone, as far as nodes are seen.
+    `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
     `node_doubted` says that other workers there fell silent lately.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
@@ -57,6 +57,7 @@ class Worker:
     disrupted: bool = False
     draining: bool = False
     node_lost: bool = False
+    node_gone: bool = False
     node_doubted: bool = False
     unattended_since: datetime | None = None
     priority: int = 0

@@ -254,8 +254,9 @@ def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], dra
     assert (worker.draining, worker.node_lost) == (draining, lost)
     nodes.note(shown, deleted=True)
     assert not nodes.cordoned and nodes.lost == {shown["metadata"]["name"]}, "what was bound to it will not start"
+    assert nodes.is_gone(shown["metadata"]["name"])
     assert nodes.note(node(shown["metadata"]["name"]), deleted=False), "it is back"
-    assert not nodes.lost
+    assert not nodes.lost and not nodes.is_gone(shown["metadata"]["name"])
 
 
 def test_deleted_nodes_are_not_remembered_for_ever() -> None:

@@ -410,6 +410,17 @@ def test_nodes_that_are_cut_off_with_all_members_may_still_train_and_it_is_said(
     assert stalled is not None and (stalled.status, stalled.reason) == ("False", "Progressing")
 
 
+def test_members_whose_nodes_were_deleted_are_lost_although_nobody_is_heard() -> None:
+    world = training()
+    for name in world.workers:
+        world.change(name, node_lost=True, node_gone=True)
+    world.silent = set(world.workers)
+    world.wait(50)
+    world.settle()
+    assert world.status.plan is None and world.status.failures == 1
+    assert {worker.id for worker in world.workers.values() if worker.alive} == {4, 5, 6, 7}
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_the_last_words_before_all_fell_silent_make_nobody_lost(named: bool) -> None:
     world = stalling()
