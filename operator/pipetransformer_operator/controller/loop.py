@@ -246,10 +246,10 @@ class JobLoop:
         known, self._refusal = self._refusal, str(refusals[0]) if refusals else ""
         before, self._conflicts = self._conflicts, conflicts
         if known:
-            errors += refusals
-        for error in errors[1:]:
-            logger.warning("%s: besides: %r", self.key, error)
+            errors += refusals[:1]
         if errors:
+            for other in {repr(error) for error in errors} - {repr(errors[0])}:
+                logger.warning("%s: besides: %s", self.key, other)
             raise errors[0]
         if attempted - conflicts or known or conflicts != before:
             self.notice()
