@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipetransformer_contract.messages import DurableCheckpoint
 
-from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
+from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, find, latest, load_unit, save_unit
 from .checks import check_resumed
 from .elastic.plan import DurablePoint
 from .errors import StorageError, storing
@@ -175,9 +175,14 @@ class Checkpointer:
             SpecError: it is another run's.
             StorageError: it cannot be read.
         """
-        self._loading = None
-        info = self._newest()
-        return None if info is None else DurablePoint(info.step, info.boundary)
+        if self._spec is None:
+            return None
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            info = latest(self._spec.location)
+        if info is None:
+            return None
+        check_resumed(self._job.identity, info.run, self._spec.location)
+        return DurablePoint(info.step, info.boundary, info.folder)
 
     def newest(self) -> DurableCheckpoint | None:
         """The newest checkpoint, as the operator wants to know it."""
@@ -187,27 +192,37 @@ class Checkpointer:
             info = latest(self._spec.location)
         return None if info is None else describe(info)
 
-    def load_control(self) -> Control:
-        """Control state of the newest checkpoint, without what was measured on the workers of that time.
+    def load_control(self, name: str) -> Control:
+        """Control state of the checkpoint that `durable` called so, without what was measured on the workers of that
+        time.
 
         Raises:
-            LookupError: there is none.
+            LookupError: it has gone, since newer ones were kept.
+            StorageError: it cannot be read.
         """
-        self._loading = None
-        return replace(Control.from_dict(dict(self._checkpoint().state)), costs=None)
+        assert self._spec is not None
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            self._loading = find(self._spec.location, name)
+        if self._loading is None:
+            raise LookupError(f"{self._spec.location} no longer holds {name}")
+        return replace(Control.from_dict(dict(self._loading.state)), costs=None)
 
     def load_unit(self, index: int) -> dict[str, Tensor]:
         """A unit's tensors, on the CPU, from the checkpoint of the last `load_control`.
 
         Raises:
-            LookupError: there is no checkpoint.
+            LookupError: the checkpoint has gone, since newer ones were kept.
             StorageError: the unit is not there, or not whole.
         """
-        assert self._spec is not None
-        info = self._checkpoint()
-        where = f"spec.checkpoint.location: {self._spec.location}: remove {info.folder} to do without it"
-        with storing(where):
-            return load_unit(self._spec.location, info, unit_name(index, self._job.num_layers))
+        assert self._spec is not None and self._loading is not None
+        location, info = self._spec.location, self._loading
+        with storing(f"spec.checkpoint.location: {location}: remove {info.folder} to do without it"):
+            try:
+                return load_unit(location, info, unit_name(index, self._job.num_layers))
+            except FileNotFoundError as error:
+                if latest(location) == info:
+                    raise
+                raise LookupError(f"{location} no longer holds {info.folder}") from error
 
     def prefetcher(self) -> Prefetcher:
         """What reads frozen units ahead."""
@@ -219,22 +234,6 @@ class Checkpointer:
 
         tied = {unit for tie in self._job.model.ties.all for unit, _ in tie.places}
         return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
-
-    def _newest(self) -> CheckpointInfo | None:
-        if self._spec is None:
-            return None
-        if self._loading is None:
-            with storing(f"spec.checkpoint.location: {self._spec.location}"):
-                self._loading = latest(self._spec.location)
-            if self._loading is not None:
-                check_resumed(self._job.identity, self._loading.run, self._spec.location)
-        return self._loading
-
-    def _checkpoint(self) -> CheckpointInfo:
-        info = self._newest()
-        if info is None:
-            raise LookupError("there is no checkpoint to load")
-        return info
 
 
 def describe(info: CheckpointInfo) -> DurableCheckpoint:

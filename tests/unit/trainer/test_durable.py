@@ -128,6 +128,40 @@ def test_one_that_a_regroup_overtakes_never_counts(job: Job) -> None:
     assert latest(location(job)) is None
 
 
+def make_durable(job: Job, step: int) -> None:
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, step), lone_layout(job))
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+
+def test_all_load_the_checkpoint_that_was_planned_and_not_one_that_became_durable_meanwhile(job: Job) -> None:
+    make_durable(job, 5)
+    planned = Checkpointer(job).durable()
+    assert planned is not None
+    late = Checkpointer(job)
+    make_durable(job, 10)
+
+    assert late.load_control(planned.name).step == planned.step == 5
+    assert late.load_unit(0).keys() == trained(job, 5).unit_tensors(0, with_moments=True).keys()
+
+
+def test_a_planned_checkpoint_that_newer_ones_pushed_out_meanwhile_is_planned_anew(job: Job) -> None:
+    make_durable(job, 5)
+    checkpointer = Checkpointer(job)
+    planned = checkpointer.durable()
+    assert planned is not None
+    checkpointer.load_control(planned.name)
+    for step in (10, 15):
+        make_durable(job, step)
+
+    with pytest.raises(LookupError, match="no longer holds step-000000000005-g3"):
+        checkpointer.load_unit(0)
+    with pytest.raises(LookupError, match="no longer holds step-000000000005-g3"):
+        checkpointer.load_control(planned.name)
+
+
 def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job: Job, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("a file where the folder should be")
     checkpointer = Checkpointer(job)

@@ -54,9 +54,9 @@ def test_a_job_that_nobody_has_trained_starts_fresh() -> None:
 
 
 def test_a_job_that_nobody_has_in_memory_starts_from_its_checkpoint() -> None:
-    plan = plan_for([bring([], -1)] * 2, 2, 1, DurablePoint(step=40, boundary=3))
+    plan = plan_for([bring([], -1)] * 2, 2, 1, DurablePoint(step=40, boundary=3, name="step-40-g2"))
 
-    assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 40)
+    assert (plan.origin, plan.step, plan.checkpoint) == (Origin.CHECKPOINT, 40, "step-40-g2")
 
 
 def test_a_step_that_one_has_committed_is_committed_by_all() -> None:

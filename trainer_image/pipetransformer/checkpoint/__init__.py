@@ -2,13 +2,14 @@
 
 from .files import Folder
 from .model_folder import load_config, load_model, write_model
-from .store import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
+from .store import CheckpointInfo, StaleCheckpointError, commit, find, latest, load_unit, save_unit
 
 __all__ = [
     "CheckpointInfo",
     "Folder",
     "StaleCheckpointError",
     "commit",
+    "find",
     "latest",
     "load_config",
     "load_model",

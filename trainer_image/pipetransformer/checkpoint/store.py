@@ -103,6 +103,11 @@ def latest(location: str) -> CheckpointInfo | None:
     return next((info for name in _newest_first(root) if (info := _durable(root, name)) is not None), None)
 
 
+def find(location: str, folder: str) -> CheckpointInfo | None:
+    """The durable checkpoint in `folder`, as `CheckpointInfo.folder` called it; None when it is not there."""
+    return _durable(Folder(location), folder)
+
+
 def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tensor]:
     """What `save_unit` was given for this unit, on the CPU.
 

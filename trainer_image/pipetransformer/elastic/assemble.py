@@ -29,8 +29,8 @@ class StateSources:
         read_ahead: frozen units that it has read from storage.
         build_units: the units of these indices as training starts from them, on the CPU.
         blank_unit: a unit by index, whose tensors are to be replaced.
-        load_unit: a unit's tensors from the newest durable checkpoint.
-        load_control: the control state of that checkpoint.
+        load_control: the control state of a checkpoint, by its name.
+        load_unit: a unit's tensors from that checkpoint.
     """
 
     codec: UnitCodec
@@ -39,8 +39,8 @@ class StateSources:
     read_ahead: Mapping[int, ReadUnit]
     build_units: Callable[[Collection[int]], dict[int, nn.Module]]
     blank_unit: Callable[[int], nn.Module]
+    load_control: Callable[[str], Control]
     load_unit: Callable[[int], dict[str, Tensor]]
-    load_control: Callable[[], Control]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Assembly:
                 built = self.sources.build_units(wanted)
                 new.units = {index: unit.to(self.device) for index, unit in built.items()}
             case Origin.CHECKPOINT:
-                new.control = self.sources.load_control()
+                new.control = self.sources.load_control(plan.checkpoint)
                 for index in wanted:
                     tensors = {name: tensor.to(self.device) for name, tensor in self.sources.load_unit(index).items()}
                     self._put(new, index, tensors)

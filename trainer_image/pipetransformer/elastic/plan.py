@@ -69,8 +69,12 @@ class Move(BaseModel):
 
 
 class RegroupPlan(BaseModel):
-    """The leader's decision for one generation. `control` is the state to go on from, as it is before a map; empty for
-    `Fresh` and `Checkpoint`."""
+    """The leader's decision for one generation.
+
+    Attributes:
+        control: the state to go on from, as it is before a map; empty for `Fresh` and `Checkpoint`.
+        checkpoint: what to load for `Checkpoint`: all load the same, whatever becomes durable meanwhile.
+    """
 
     origin: Origin
     step: int
@@ -79,14 +83,16 @@ class RegroupPlan(BaseModel):
     spans: list[tuple[int, int]]
     micro_batch_size: int
     moves: list[Move]
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DurablePoint:
-    """Where the newest durable checkpoint stands."""
+    """Where the newest durable checkpoint stands, and its name in the storage."""
 
     step: int
     boundary: int
+    name: str = ""
 
 
 @dataclass
@@ -206,6 +212,7 @@ def make_plan(
         spans=[(span.start, span.stop) for span in cut.spans],
         micro_batch_size=cut.micro_batch_size,
         moves=[],
+        checkpoint="" if checkpoint is None else checkpoint.name,
     )
 
 
