@@ -250,6 +250,7 @@ def run_job(
     *,
     faults: Mapping[int, Faults] | None = None,
     first_generation: int = 1,
+    job_uid: str = "job",
     watchdog_seconds: float | None = None,
 ) -> Ran:
     """Train `spec` through the generations of `script`, with `faults` by worker.
@@ -260,6 +261,7 @@ def run_job(
         run_dir: for the record.
         faults: by worker.
         first_generation: number of the script's first.
+        job_uid: of the job; another one's is a new job.
         watchdog_seconds: floor of the workers' watchdogs, their own by default.
     """
     faults = faults or {}
@@ -289,7 +291,7 @@ def run_job(
         published = [
             Published(
                 Generation(
-                    job_uid="job",
+                    job_uid=job_uid,
                     layout_generation=first_generation + index,
                     stages=entry.stages,
                     pipelines=entry.pipelines,

@@ -19,13 +19,14 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, world: dist.Pro
         StorageError: it cannot be written.
     """
     location, control = _location(job), state.control
+    generation = control.lasting_generation(layout.number)
     try:
         if layout.pipeline == 0:
             for index in layout.span:
                 save_unit(
                     location,
                     step=control.step,
-                    layout_generation=layout.number,
+                    layout_generation=generation,
                     unit=unit_name(index, job.num_layers),
                     tensors=state.unit_tensors(index, with_moments=False),
                 )
@@ -34,7 +35,7 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, world: dist.Pro
             info = CheckpointInfo(
                 step=control.step,
                 boundary=control.boundary,
-                layout_generation=layout.number,
+                layout_generation=generation,
                 num_layers=job.num_layers,
             )
             commit(location, info, keep=1)
@@ -61,6 +62,11 @@ def load_best(job: Job) -> dict[str, Tensor]:
     return tensors
 
 
+def best_location(checkpoints: str) -> str:
+    """Where the best model is kept, beside the checkpoints at this location."""
+    return f"{checkpoints.rstrip('/')}/best"
+
+
 def _location(job: Job) -> str:
     assert job.spec.checkpoint is not None
-    return f"{job.spec.checkpoint.location.rstrip('/')}/best"
+    return best_location(job.spec.checkpoint.location)

@@ -87,7 +87,7 @@ class Committer:
         control.skipped_steps = 0 if vote.finite else control.skipped_steps + 1
         self._committed_in = layout
         self.pending = False
-        self._note(control.step - 1, layout, [layout.pipeline])
+        self._note(control, layout, [layout.pipeline])
 
     def commit_late(self, state: WorkerState, control: Control) -> None:
         """Commit the pending step as others have, and take over `control`, which says what they decided after it."""
@@ -104,16 +104,17 @@ class Committer:
         """
         if self._committed_in is layout:
             others = [pipeline for pipeline in range(layout.pipelines) if pipeline != layout.pipeline]
-            self._note(control.step - 1, layout, others)
+            self._note(control, layout, others)
 
-    def _note(self, step: int, layout: StageLayout, pipelines: Iterable[int]) -> None:
-        """Write what these pipelines trained in a committed step into the ledger."""
+    def _note(self, control: Control, layout: StageLayout, pipelines: Iterable[int]) -> None:
+        """Write what these pipelines trained in the last committed step into the ledger."""
+        step = control.step - 1
         dealt = self._job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
         for pipeline in pipelines:
             self._ledger.append(
                 step=step,
                 epoch=self._job.order.epoch(step),
-                layout_generation=layout.number,
+                layout_generation=control.lasting_generation(layout.number),
                 pipeline=pipeline,
                 sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
             )

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from pipetransformer_contract.messages import DurableCheckpoint
 
-from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, find, latest, load_unit, save_unit
+from .best import best_location
+from .checkpoint import (
+    CheckpointInfo,
+    StaleCheckpointError,
+    commit,
+    find,
+    latest,
+    load_unit,
+    newest_generation,
+    save_unit,
+)
 from .checks import check_resumed
 from .elastic.plan import DurablePoint
 from .errors import StorageError, storing
@@ -77,7 +87,7 @@ class Checkpointer:
         self._begun = CheckpointInfo(
             step=control.step,
             boundary=control.boundary,
-            layout_generation=layout.number,
+            layout_generation=control.lasting_generation(layout.number),
             num_layers=self._job.num_layers,
             min_stages=self._job.min_stages(control.boundary),
             num_shards=self._job.spec.num_shards,
@@ -107,7 +117,7 @@ class Checkpointer:
         if self._marking is None or not self._marking.done():
             return None
         info, self._marking = self._finished(self._marking), None
-        return describe(info)
+        return describe(info, info.state["earlier_generations"])
 
     def save_now(self, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> DurableCheckpoint | None:
         """Write the committed state and return once it is durable; on the leader, what that is.
@@ -139,7 +149,7 @@ class Checkpointer:
         if self._marking is None:
             return None
         marked, self._marking = self._finished(self._marking), None
-        return describe(marked)
+        return describe(marked, marked.state["earlier_generations"])
 
     def give_up(self) -> None:
         """The generation is over: what it was writing does not count, and its files go with the next that does."""
@@ -184,13 +194,25 @@ class Checkpointer:
         check_resumed(self._job.identity, info.run, self._spec.location)
         return DurablePoint(info.step, info.boundary, info.folder)
 
-    def newest(self) -> DurableCheckpoint | None:
+    def newest_generation(self) -> int:
+        """The highest layout generation that has written here; 0 for none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if self._spec is None:
+            return 0
+        location = self._spec.location
+        with storing(f"spec.checkpoint.location: {location}"):
+            return max(newest_generation(location), newest_generation(best_location(location)))
+
+    def newest(self, control: Control) -> DurableCheckpoint | None:
         """The newest checkpoint, as the operator wants to know it."""
         if self._spec is None:
             return None
         with storing(f"spec.checkpoint.location: {self._spec.location}"):
             info = latest(self._spec.location)
-        return None if info is None else describe(info)
+        return None if info is None else describe(info, control.earlier_generations)
 
     def load_control(self, name: str) -> Control:
         """Control state of the checkpoint that `durable` called so, without what was measured on the workers of that
@@ -236,11 +258,11 @@ class Checkpointer:
         return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
 
 
-def describe(info: CheckpointInfo) -> DurableCheckpoint:
-    """A checkpoint's marker as the channel carries it."""
+def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:
+    """A checkpoint's marker as the channel carries it; generation 0 stands for an earlier job's."""
     return DurableCheckpoint(
         step=info.step,
         boundary=info.boundary,
         min_stages=info.min_stages,
-        layout_generation=info.layout_generation,
+        layout_generation=max(0, info.layout_generation - earlier_generations),
     )

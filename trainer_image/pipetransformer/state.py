@@ -46,6 +46,8 @@ class Control:
         decided_step: steps that were committed when the freeze policy was last asked.
         last_step: the last step's line in the run's record, in case that the leader died before it was written.
         evaluated_step: steps that were committed at the newest evaluation.
+        job_uid: of the job that trains.
+        earlier_generations: the highest layout generation of earlier jobs that the storage knew when this one began.
     """
 
     step: int = 0
@@ -65,6 +67,17 @@ class Control:
     decided_step: int = -1
     last_step: dict[str, Any] = field(default_factory=dict)
     evaluated_step: int = 0
+    job_uid: str = ""
+    earlier_generations: int = 0
+
+    def begin_job(self, uid: str, earlier_generations: int) -> None:
+        """A generation of the job `uid` goes on from here; another job may have come so far."""
+        if self.job_uid != uid:
+            self.job_uid, self.earlier_generations = uid, earlier_generations
+
+    def lasting_generation(self, number: int) -> int:
+        """The layout generation `number` of this job, in what outlives it: above those of earlier jobs."""
+        return self.earlier_generations + number
 
     def is_better(self, values: dict[str, float], spec: Evaluation) -> bool:
         """Whether what an evaluation gave is the best so far."""

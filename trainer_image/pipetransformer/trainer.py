@@ -416,7 +416,7 @@ class Trainer:
         if layout.is_first:
             self._cache.listen(layout, result.store, self._transport.address)
         if leader is not None:
-            leader.committed(control, self._checkpointer.newest())
+            leader.committed(control, self._checkpointer.newest(control))
             self._watcher.watch(layout.number)
         self._checkpointer.give_up()
         if control.step > 0:
@@ -474,6 +474,7 @@ class Trainer:
             load_unit=self._checkpointer.load_unit,
             load_control=self._checkpointer.load_control,
             durable=self._checkpointer.durable,
+            newest_generation=self._checkpointer.newest_generation,
             cut_at=self._job.cut,
             commit_late=lambda control: self._committer.commit_late(self._state, control),
             mirrors=self._mirrors,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipetransformer.checkpoint import latest
 from pipetransformer.moments import Moment
 from tests.ledger_checker import check
 from tests.trainer_harness import Faults, Ran, Scripted, run_job
@@ -101,14 +102,23 @@ def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp
     assert findings.clean and findings.redone == 8
 
 
-def test_a_job_resumes_from_its_checkpoint_at_another_size(stayed: Ran, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("job_uid", "number"), [("job", 4), ("another", 1)], ids=["the-same", "a-new-job"])
+def test_a_job_resumes_from_its_checkpoint_at_another_size(
+    job_uid: str, number: int, stayed: Ran, tmp_path: Path
+) -> None:
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
     everyone = dict.fromkeys(range(4), Faults(killed_at=(Moment.ENDED, 17)))
-    run_job(spec, STAY, tmp_path / "run", faults=everyone)
+    run_job(spec, STAY, tmp_path / "run", faults=everyone, first_generation=3)
 
-    run = run_job(spec, [Scripted(2, 2, [0, 1, 2, 3])], tmp_path / "run", first_generation=2)
+    script = [Scripted(2, 2, [0, 1, 2, 3])]
+    run = run_job(spec, script, tmp_path / "run", first_generation=number, job_uid=job_uid)
 
     compare(run, stayed)
     findings = check(tmp_path / "run", TRAINING_SAMPLES, EPOCHS)
     assert findings.clean
     assert findings.redone in (2, 3, 8), "since step 16, 15 or 10: the newest that was written before everybody died"
+    written = latest(str(tmp_path / "checkpoint"))
+    assert written is not None and (written.step, written.layout_generation) == (30, 4)
+    reported = [report.checkpoint for report in run.reports if report.checkpoint is not None]
+    assert (reported[-1].step, reported[-1].layout_generation) == (30, number)
+    assert reported[0].layout_generation == (3 if job_uid == "job" else 0)

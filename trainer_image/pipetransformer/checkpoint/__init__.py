@@ -2,7 +2,7 @@
 
 from .files import Folder
 from .model_folder import load_config, load_model, write_model
-from .store import CheckpointInfo, StaleCheckpointError, commit, find, latest, load_unit, save_unit
+from .store import CheckpointInfo, StaleCheckpointError, commit, find, latest, load_unit, newest_generation, save_unit
 
 __all__ = [
     "CheckpointInfo",
@@ -14,6 +14,7 @@ __all__ = [
     "load_config",
     "load_model",
     "load_unit",
+    "newest_generation",
     "save_unit",
     "write_model",
 ]

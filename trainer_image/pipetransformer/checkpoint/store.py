@@ -3,7 +3,7 @@
 `LOCATION/step-000000000120-g3/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and, written last,
 `DONE.json`. Without that marker, or the files that it lists, the folder does not count. Every owner of a unit calls
 `save_unit`; when all have, one worker calls `commit`. The layout generation is part of the folder's name, so a worker
-of an older generation that is late can spoil nothing.
+of an older generation that is late can spoil nothing. A job at a location that has been used counts on from there.
 """
 
 import json
@@ -101,6 +101,11 @@ def latest(location: str) -> CheckpointInfo | None:
     """The newest durable checkpoint: highest layout generation first, then highest step. None when there is none."""
     root = Folder(location)
     return next((info for name in _newest_first(root) if (info := _durable(root, name)) is not None), None)
+
+
+def newest_generation(location: str) -> int:
+    """The highest layout generation that has left anything, finished or not; 0 for none."""
+    return max((int(match[2]) for name in Folder(location).names() if (match := _FOLDER.match(name))), default=0)
 
 
 def find(location: str, folder: str) -> CheckpointInfo | None:

@@ -74,6 +74,7 @@ class RegroupPlan(BaseModel):
     Attributes:
         control: the state to go on from, as it is before a map; empty for `Fresh` and `Checkpoint`.
         checkpoint: what to load for `Checkpoint`: all load the same, whatever becomes durable meanwhile.
+        earlier_generations: the highest layout generation that the storage knows, for `Fresh` and `Checkpoint`.
     """
 
     origin: Origin
@@ -84,6 +85,7 @@ class RegroupPlan(BaseModel):
     micro_batch_size: int
     moves: list[Move]
     checkpoint: str = ""
+    earlier_generations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class RegroupTools(StateSources):
 
     Attributes:
         durable: the newest durable checkpoint; only the leader asks.
+        newest_generation: the highest layout generation that the storage knows; only the leader asks.
         cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
         commit_late: commits the pending step as those did who have this control state.
         watchdog: ends an attempt that a newer generation has made void, or that takes too long.
@@ -65,6 +66,7 @@ class RegroupTools(StateSources):
     transport: Transport
     data: str
     durable: Callable[[], DurablePoint | None]
+    newest_generation: Callable[[], int]
     cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
     commit_late: Callable[[Control], None]
     watchdog: Watchdog
@@ -207,6 +209,7 @@ class _Attempt:
             started=lambda: tools.reached(Moment.MOVING, number),
             moved=lambda: self.phases.lap("move"),
         ).assemble()
+        new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations)
         self.phases.lap("assemble")
         tools.reached(Moment.ASSEMBLED, number)
         _commit(self.groups.transfer)
@@ -257,6 +260,8 @@ class _Attempt:
                 durable=tools.durable,
                 map_of=tools.map_of,
             )
+            if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
+                plan.earlier_generations = tools.newest_generation()
             store.set("plan", plan.model_dump_json())
             return plan
         return RegroupPlan.model_validate_json(store.get("plan"))
