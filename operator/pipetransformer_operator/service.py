@@ -5,7 +5,7 @@ An operator that waits for the lease listens already, so that its metrics show, 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from .controller.ports import Conflict, JobKey, Unavailable
 from .health import Health
 from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
+from .kube.jobs import KnownJobs
 from .kube.keeper import Keeper
 from .kube.lease import Lease
 from .kube.nodes import Nodes
@@ -46,12 +47,12 @@ CERTIFICATE_SECONDS = 600.0
 
 
 class Service:
-    """See the module. The event sources call `job_changed` and `node_changed`.
+    """See the module. The watch of nodes calls `node_changed`.
 
     Attributes:
         health: is to be told of each watch that is opened.
         metrics: is to be told of requests to the API server.
-        jobs: says what is to be kept of each job that is watched.
+        jobs: is to be told what the watch of jobs shows.
         pods: the watch of workers' pods, to be run once this operator leads.
     """
 
@@ -62,8 +63,7 @@ class Service:
         health: Health,
         metrics: Metrics,
         controller: Controller,
-        pool: KubePool,
-        jobs: KubeStore,
+        jobs: KnownJobs,
         pods: PodWatch,
         keeper: Keeper,
         runners: list[web.AppRunner],
@@ -79,7 +79,6 @@ class Service:
         self._apis = apis
         self._lease = lease
         self._controller = controller
-        self._pool = pool
         self._keeper = keeper
         self._runners = runners
         self._renewing = renewing
@@ -89,12 +88,8 @@ class Service:
         self._watching: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def start(cls, settings: Settings, watched_job: Callable[[JobKey], Object | None]) -> "Service":
+    async def start(cls, settings: Settings) -> "Service":
         """Connects to the cluster and listens.
-
-        Args:
-            settings: from the environment.
-            watched_job: a job as the watch last showed it.
 
         Raises:
             Unavailable: the API server does not let the operator start now.
@@ -119,13 +114,27 @@ class Service:
         if settings.kueue:
             quota = KueueQuota(api, settings.namespaces, lambda key: controller.wake_known(key))
 
+        def attend(namespace: str) -> None:
+            for key in jobs.keys(namespace):
+                controller.wake(key)
+
+        def job_gone(key: JobKey) -> None:
+            pool.forget(key)
+            quota.forget(key)
+            controller.wake(key)
+
+        def watched_job(key: JobKey) -> Object | None:
+            return jobs.of(key) if pods.knows(key.namespace) else None
+
         def pod_gone(key: JobKey, uid: str) -> None:
             pool.gone(key, uid)
             tokens.forget(uid)
             controller.wake(key)
 
+        store = KubeStore(api, watched_job)
+        jobs = KnownJobs(api, store.kept, lambda key: controller.wake(key), job_gone)
         pods = PodWatch(
-            api, settings.namespaces, WATCH_SECONDS, lambda key: controller.wake(key), pod_gone, health.opened
+            api, settings.namespaces, WATCH_SECONDS, lambda key: controller.wake(key), pod_gone, attend, health.opened
         )
         pool = KubePool(
             api,
@@ -138,9 +147,8 @@ class Service:
             quota.assigned,
         )
         others = WaitingPods(api) if settings.yields else None
-        jobs = KubeStore(api, watched_job)
         controller = Controller(
-            jobs,
+            store,
             pool,
             recorder=metrics,
             quota=quota,
@@ -164,7 +172,6 @@ class Service:
             health,
             metrics,
             controller,
-            pool,
             jobs,
             pods,
             Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known),
@@ -183,6 +190,7 @@ class Service:
         await self._lease.acquire()
         self._watching.append(asyncio.create_task(self._quota.run(), name="quota"))
         self._watching.append(asyncio.create_task(self._keeper.run(), name="keeper"))
+        self._watching.append(asyncio.create_task(self.jobs.run(), name="jobs"))
         if self._others is not None:
             self._watching.append(asyncio.create_task(self._others.run(), name="pods of others"))
 
@@ -204,13 +212,6 @@ class Service:
             await runner.cleanup()
         for api in self._apis:
             await api.close()
-
-    def job_changed(self, key: JobKey, *, deleted: bool) -> None:
-        """The watch showed something new of a job."""
-        if deleted:
-            self._pool.forget(key)
-            self._quota.forget(key)
-        self._controller.wake(key)
 
     def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its end."""

@@ -1,7 +1,6 @@
-"""kopf's part: it watches jobs and nodes and wakes the controller. No decision is made here.
+"""kopf's part: it watches jobs and nodes and tells what it sees. No decision is made here.
 
-Watches start only once this operator holds the lease, so they show all that an operator before it wrote, and those of
-jobs only once all pods were listed, so the first turn of a job sees all of its pods.
+Watches start only once this operator holds the lease, so they show all that an operator before it wrote.
 """
 
 import asyncio
@@ -12,7 +11,6 @@ from typing import Any
 import kopf
 
 from ..api import GROUP, PLURAL, VERSION
-from ..controller.ports import JobKey
 from ..kube.api import Object
 from ..service import WATCH_SECONDS, Service
 from ..settings import Settings
@@ -23,7 +21,6 @@ CONNECT_SECONDS = 10
 LISTED_AT_ONCE = 250
 #: kopf keeps an object's newest event for so long.
 IDLE_SECONDS = 1.0
-JOBS = "watched_jobs"
 
 
 async def operate(settings: Settings) -> None:
@@ -32,12 +29,9 @@ async def operate(settings: Settings) -> None:
     Raises:
         LeaseLost: another operator took over.
     """
-    indexes: dict[str, kopf.Index[JobKey, Object]] = {}
-    service = await Service.start(
-        settings, lambda key: next(iter(indexes[JOBS].get(key, ())), None) if indexes else None
-    )
+    service = await Service.start(settings)
     registry = kopf.OperatorRegistry()
-    _register(registry, service, indexes)
+    _register(registry, service)
     if not settings.namespaces:
         _register_nodes(registry, service)
     keeping = None
@@ -61,7 +55,6 @@ async def _watch(settings: Settings, service: Service, registry: kopf.OperatorRe
     """Watches until a signal tells kopf to stop."""
     async with asyncio.TaskGroup() as tasks:
         pods = tasks.create_task(service.pods.run())
-        await service.pods.listed()
         await kopf.operator(
             registry=registry,
             settings=_kopf_settings(),
@@ -102,26 +95,21 @@ class NothingToCompare(kopf.DiffBaseStorage):
         """See `kopf.DiffBaseStorage`."""
 
 
-def _register(
-    registry: kopf.OperatorRegistry, service: Service, indexes: dict[str, kopf.Index[JobKey, Object]]
-) -> None:
+def _register(registry: kopf.OperatorRegistry, service: Service) -> None:
+    def answered(path: str, watch: bool, code: int) -> None:
+        if watch and code == 200:
+            service.health.opened(path)
+        elif path.endswith(f"/{PLURAL}") and code == 200:
+            service.jobs.listed(path)
+
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
-        return await log_in(service.health.opened, service.metrics.asked, **kwargs)
+        return await log_in(answered, service.metrics.asked, **kwargs)
 
     # All handlers are coroutines: kopf runs others in threads.
-    @kopf.index(GROUP, VERSION, PLURAL, id=JOBS, registry=registry)
-    async def index_jobs(*, namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Object]:
-        key = JobKey(namespace or "", name)
-        return {key: service.jobs.kept(key, body)}
-
-    @kopf.on.startup(registry=registry)
-    async def start(**arguments: Any) -> None:
-        indexes[JOBS] = arguments[JOBS]
-
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def job_changed(*, namespace: str | None, name: str, type: str, **_: Any) -> None:
-        service.job_changed(JobKey(namespace or "", name), deleted=type == "DELETED")
+    async def job_changed(*, body: kopf.Body, type: str, **_: Any) -> None:
+        (service.jobs.drop if type == "DELETED" else service.jobs.note)(body)
 
 
 def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:

@@ -25,11 +25,11 @@ class Backoffs:
             yield LONGEST_BACKOFF
 
 
-async def log_in(opened: Callable[[str], None], count: Count, **kwargs: Any) -> kopf.AiohttpSession | None:
+async def log_in(answered: Callable[[str, bool, int], None], count: Count, **kwargs: Any) -> kopf.AiohttpSession | None:
     """A session with the credentials that kopf finds.
 
     Args:
-        opened: told the path of each watch that the server opens.
+        answered: told of each answer: the path, whether it is a watch, and the HTTP status code.
         count: told of each request.
         kwargs: kopf's.
     """
@@ -46,8 +46,7 @@ async def log_in(opened: Callable[[str], None], count: Count, **kwargs: Any) -> 
         session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestEndParams
     ) -> None:
         note(request, context, request.response.status)
-        if request.response.status == 200 and _watches(request.url):
-            opened(request.url.path)
+        answered(request.url.path, _watches(request.url), request.response.status)
 
     async def failed(
         session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams

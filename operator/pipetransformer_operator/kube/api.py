@@ -26,6 +26,8 @@ BOOKMARK_SECONDS = 60
 READ_BYTES = 2**21
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+#: Of a list: the objects' metadata alone.
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "pipetransformer-operator"
 
 
@@ -80,9 +82,9 @@ class Api:
         """Closes the connections."""
         await self._client.close()
 
-    async def get(self, path: str, *, timeout: float = TIMEOUT_SECONDS) -> Object:
+    async def get(self, path: str, *, timeout: float = TIMEOUT_SECONDS, accept: str = "application/json") -> Object:
         """Reads an object. Raises as `request`."""
-        return await self.request("GET", path, timeout=timeout)
+        return await self.request("GET", path, timeout=timeout, accept=accept)
 
     async def watch(
         self,
@@ -146,6 +148,7 @@ class Api:
         content_type: str = "application/json",
         strict: bool = False,
         timeout: float = TIMEOUT_SECONDS,
+        accept: str = "application/json",
     ) -> Object:
         """Sends one request and returns the answered object; `strict` refuses fields that the server does not know.
 
@@ -158,7 +161,7 @@ class Api:
         query = [("fieldValidation", "Strict")] if strict else []
         if content_type == APPLY_PATCH:
             query += [("fieldManager", FIELD_MANAGER), ("force", "true")]
-        headers = {**self._client.default_headers, "Accept": "application/json", "Content-Type": content_type}
+        headers = {**self._client.default_headers, "Accept": accept, "Content-Type": content_type}
         async with self._slots:
             if method != "GET" and not self._may_write():
                 raise Unavailable(f"{method} {path}: not sent, for this operator does not hold its lease")

@@ -30,6 +30,7 @@ class PodWatch:
         seconds: after which a watch is opened anew.
         changed: called with the job whose pod changed.
         gone: called with the job and the UID of a pod that is no more.
+        listed: called with each namespace, empty for all, once its pods are known.
         opened: called with the path of each watch that the server opens.
     """
 
@@ -40,6 +41,7 @@ class PodWatch:
         seconds: int,
         changed: Callable[[JobKey], None],
         gone: Callable[[JobKey, str], None],
+        listed: Callable[[str], None],
         opened: Callable[[str], None],
     ) -> None:
         self._api = api
@@ -48,18 +50,18 @@ class PodWatch:
         self._seconds = seconds
         self._changed = changed
         self._gone = gone
+        self._when_listed = listed
         self._opened = opened
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._keys: dict[str, JobKey] = {}
-        self._listed = asyncio.Event()
 
     def of(self, key: JobKey) -> Iterable[Object]:
         """Pods with the job's label, as far as anything is ever looked at; see `observable`."""
         return self._seen.get(key, {}).values()
 
-    async def listed(self) -> None:
-        """Returns once every namespace was listed."""
-        await self._listed.wait()
+    def knows(self, namespace: str) -> bool:
+        """Whether the namespace's pods were listed: before, a job of it seems to have none."""
+        return not self._unlisted & {"", namespace}
 
     async def run(self) -> None:
         """Watches for ever."""
@@ -96,9 +98,9 @@ class PodWatch:
         for uid, key in list(self._keys.items()):
             if uid not in there and namespace in ("", key.namespace):
                 self._drop(uid)
-        self._unlisted.discard(namespace)
-        if not self._unlisted:
-            self._listed.set()
+        if namespace in self._unlisted:
+            self._unlisted.remove(namespace)
+            self._when_listed(namespace)
         version: str = listed["metadata"]["resourceVersion"]
         return version
 

@@ -36,7 +36,7 @@ class FakeApi(Api):
         self.asked: list[str] = []
         self.done = asyncio.Event()
 
-    async def get(self, path: str, *, timeout: float = 0) -> Object:
+    async def get(self, path: str, *, timeout: float = 0, accept: str = "") -> Object:
         query = parse_qs(urlsplit(path).query)
         items = self._rest if "continue" in query else await self._next("list")
         part, self._rest = items[: self._parts], items[self._parts :]
@@ -74,10 +74,10 @@ class Seen:
         self.api = api
         self.changed: list[JobKey] = []
         self.gone: list[tuple[JobKey, str]] = []
+        self.listed: list[str] = []
         self.opened: list[str] = []
-        self.watch = PodWatch(
-            api, namespaces, 60, self.changed.append, lambda *pod: self.gone.append(pod), self.opened.append
-        )
+        gone = lambda *pod: self.gone.append(pod)  # noqa: E731
+        self.watch = PodWatch(api, namespaces, 60, self.changed.append, gone, self.listed.append, self.opened.append)
 
     async def read(self) -> "Seen":
         running = asyncio.create_task(self.watch.run())
@@ -91,11 +91,9 @@ class Seen:
 
 async def test_a_list_comes_in_parts_and_only_a_whole_one_counts() -> None:
     seen = Seen(FakeApi([pod(1, f"uid-{index}") for index in range(5)], parts=2))
-    listed = asyncio.create_task(seen.watch.listed())
-    await asyncio.sleep(0)
-    assert not listed.done()
+    assert not seen.watch.knows("default")
     await seen.read()
-    await listed
+    assert seen.watch.knows("default") and seen.listed == [""]
     assert seen.uids() == [f"uid-{index}" for index in range(5)]
     assert seen.api.asked == ["list", "watch from 5"]
 
@@ -131,7 +129,7 @@ async def test_a_pod_whose_label_changes_leaves_one_job_and_joins_the_other() ->
 class TwoNamespaces(FakeApi):
     """Each namespace holds one pod, and nothing happens."""
 
-    async def get(self, path: str, *, timeout: float = 0) -> Object:
+    async def get(self, path: str, *, timeout: float = 0, accept: str = "") -> Object:
         namespace = path.split("/")[4]
         items = [pod(1, f"uid-{namespace}", namespace=namespace)]
         return {"metadata": {"resourceVersion": "5"}, "items": items}
@@ -139,7 +137,7 @@ class TwoNamespaces(FakeApi):
 
 async def test_a_list_of_one_namespace_says_nothing_of_anothers_pods() -> None:
     seen = await Seen(TwoNamespaces(), ("a", "b")).read()
-    await seen.watch.listed()
+    assert set(seen.listed) == {"a", "b"}
     assert not seen.gone
     assert seen.uids(JobKey("a", "digits")) == ["uid-a"]
     assert seen.uids(JobKey("b", "digits")) == ["uid-b"]

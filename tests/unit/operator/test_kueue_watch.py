@@ -28,7 +28,7 @@ class FakeApi(Api):
         self._events: list[Object] = []
         self.done = asyncio.Event()
 
-    async def get(self, path: str, *, timeout: float = 0) -> Object:
+    async def get(self, path: str, *, timeout: float = 0, accept: str = "") -> Object:
         if not self._lists:
             self.done.set()
             await asyncio.Event().wait()

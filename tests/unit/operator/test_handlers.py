@@ -1,0 +1,105 @@
+"""kopf itself on an API server that expires its watches: what it says of jobs, and what it does not."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import kopf
+import pytest
+from aiohttp import web
+
+from pipetransformer_operator import handlers
+from pipetransformer_operator.api import GROUP, KIND, PLURAL, VERSION
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.api import Api, Object
+from pipetransformer_operator.kube.jobs import KnownJobs
+from pipetransformer_operator.service import Service
+
+pytestmark = pytest.mark.timeout(20)
+JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+NAMESPACES = {"name": "namespaces", "singularName": "", "kind": "Namespace", "namespaced": False, "verbs": ["list"]}
+RESOURCE = {"name": PLURAL, "singularName": "", "kind": KIND, "namespaced": True, "verbs": ["list", "watch", "patch"]}
+
+
+class Server:
+    """Serves one kind, and ends each watch of it by 410 once told to."""
+
+    def __init__(self) -> None:
+        self.version = 5
+        self.jobs: list[Object] = []
+        self.expired = asyncio.Event()
+        self.watched = asyncio.Semaphore(0)
+
+    def application(self) -> web.Application:
+        app = web.Application()
+        app.add_routes([web.get(JOBS, self.list_or_watch), web.get("/{path:.*}", self.discover)])
+        return app
+
+    async def discover(self, request: web.Request) -> web.Response:
+        served = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
+        answers: dict[str, Object] = {
+            "/api": {"versions": ["v1"]},
+            "/api/v1": {"groupVersion": "v1", "resources": [NAMESPACES]},
+            "/apis": {"groups": [{"name": GROUP, "preferredVersion": served, "versions": [served]}]},
+            f"/apis/{GROUP}/{VERSION}": {"groupVersion": f"{GROUP}/{VERSION}", "resources": [RESOURCE]},
+        }
+        return web.json_response(answers[request.path])
+
+    async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": self.jobs})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.watched.release()
+        await self.expired.wait()
+        self.expired.clear()
+        await response.write(json.dumps({"type": "ERROR", "object": {"code": 410}}).encode() + b"\n")
+        return response
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    server = Server()
+    runner = web.AppRunner(server.application(), shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    content = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(content))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    yield server
+    await runner.cleanup()
+
+
+async def test_a_job_that_a_new_list_lacks_is_gone_though_kopf_says_nothing_of_it(server: Server) -> None:
+    metadata = {"namespace": "a", "name": "digits", "uid": "uid", "resourceVersion": "3"}
+    server.jobs = [{"metadata": metadata}]
+    api = await Api.connect()
+    gone: asyncio.Queue[JobKey] = asyncio.Queue()
+    known = KnownJobs(api, lambda key, job: dict(job), lambda key: None, gone.put_nowait)
+    health, metrics = SimpleNamespace(opened=lambda path: None), SimpleNamespace(asked=lambda *request: None)
+    service: Any = SimpleNamespace(jobs=known, health=health, metrics=metrics)
+    registry = kopf.OperatorRegistry()
+    handlers._register(registry, cast("Service", service))
+    looking = asyncio.create_task(known.run())
+    watching = asyncio.create_task(
+        kopf.operator(registry=registry, settings=handlers._kopf_settings(), standalone=True, clusterwide=True)
+    )
+    await server.watched.acquire()
+    seen = known.of(JobKey("a", "digits"))
+    assert seen is not None
+    server.jobs, server.version = [], 9
+    server.expired.set()
+    await server.watched.acquire()
+    assert await gone.get() == JobKey("a", "digits")
+    for task in (watching, looking):
+        task.cancel()
+    await asyncio.gather(watching, looking, return_exceptions=True)
+    await api.close()
