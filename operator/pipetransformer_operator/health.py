@@ -1,8 +1,8 @@
 """What the kubelet asks: is this process worth keeping (`/healthz`), and is it the one to talk to (`/readyz`)?
 
 A watch can die without an error. Each stream is opened anew every few minutes; one that was not, while the API server
-answers, is stuck, and only a restart helps. While the API server is away a restart would not help: it would lose what
-workers have said.
+answers, is stuck, and only a restart helps. While the API server is away, or refuses the stream, a restart would not
+help: it would lose what workers have said.
 """
 
 import math
@@ -35,10 +35,16 @@ class Health:
         self._patience = patience
         self._clock = clock
         self._opened: dict[str, float] = {}
+        self._refused: set[str] = set()
 
     def opened(self, stream: str) -> None:
         """The watch at this path was opened: what it watches was listed before."""
         self._opened[stream] = self._clock()
+        self._refused.discard(stream)
+
+    def refused(self, stream: str) -> None:
+        """The server does not let it be opened: the namespace was deleted, with the right to see it."""
+        self._refused.add(stream)
 
     @property
     def ready(self) -> bool:
@@ -60,7 +66,8 @@ class Health:
         """Streams that only a restart will open again."""
         if not self._held():
             return []
-        return sorted(stream for stream, time in self._opened.items() if self._clock() > time + self._patience)
+        old = {stream for stream, time in self._opened.items() if self._clock() > time + self._patience}
+        return sorted(old - self._refused)
 
     def application(self) -> web.Application:
         """A new application with both routes."""

@@ -134,7 +134,14 @@ class Service:
         store = KubeStore(api, watched_job)
         jobs = KnownJobs(api, store.kept, lambda key: controller.wake(key), job_gone)
         pods = PodWatch(
-            api, settings.namespaces, WATCH_SECONDS, lambda key: controller.wake(key), pod_gone, attend, health.opened
+            api,
+            settings.namespaces,
+            WATCH_SECONDS,
+            lambda key: controller.wake(key),
+            pod_gone,
+            attend,
+            health.opened,
+            health.refused,
         )
         pool = KubePool(
             api,

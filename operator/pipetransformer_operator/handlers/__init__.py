@@ -11,7 +11,6 @@ from typing import Any
 import kopf
 
 from ..api import GROUP, PLURAL, VERSION
-from ..kube.api import Object
 from ..service import WATCH_SECONDS, Service
 from ..settings import Settings
 from .session import Backoffs, log_in
@@ -99,6 +98,8 @@ def _register(registry: kopf.OperatorRegistry, service: Service) -> None:
     def answered(path: str, watch: bool, code: int) -> None:
         if watch and code == 200:
             service.health.opened(path)
+        elif code in (403, 404):
+            service.health.refused(path)
         elif path.endswith(f"/{PLURAL}") and code == 200:
             service.jobs.listed(path)
 

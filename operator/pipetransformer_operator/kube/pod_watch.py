@@ -32,6 +32,7 @@ class PodWatch:
         gone: called with the job and the UID of a pod that is no more.
         listed: called with each namespace, empty for all, once its pods are known.
         opened: called with the path of each watch that the server opens.
+        refused: called with the path of each that it refuses, as where a namespace and the right to see it are gone.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PodWatch:
         gone: Callable[[JobKey, str], None],
         listed: Callable[[str], None],
         opened: Callable[[str], None],
+        refused: Callable[[str], None],
     ) -> None:
         self._api = api
         self._unlisted = set(namespaces or [""])
@@ -52,6 +54,7 @@ class PodWatch:
         self._gone = gone
         self._when_listed = listed
         self._opened = opened
+        self._refused = refused
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._keys: dict[str, JobKey] = {}
 
@@ -80,6 +83,8 @@ class PodWatch:
                     version = await self._watch(path, version)
             except (Conflict, NotFound, Refused, Unavailable) as error:
                 logger.warning("pods cannot be watched now: %s; again in %g s", error, retry)
+                if isinstance(error, NotFound | Refused):
+                    self._refused(path)
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LONGEST_RETRY_SECONDS)
 

@@ -25,7 +25,7 @@ RESOURCE = {"name": PLURAL, "singularName": "", "kind": KIND, "namespaced": True
 
 
 class Server:
-    """Serves one kind, and ends each watch of it by 410 once told to."""
+    """Serves one kind, but not in the namespace `closed`, and ends each watch of it by 410 once told to."""
 
     def __init__(self) -> None:
         self.version = 5
@@ -35,7 +35,9 @@ class Server:
 
     def application(self) -> web.Application:
         app = web.Application()
-        app.add_routes([web.get(JOBS, self.list_or_watch), web.get("/{path:.*}", self.discover)])
+        of_namespace = JOBS.replace(PLURAL, "namespaces/{namespace}/" + PLURAL)
+        app.add_routes([web.get(JOBS, self.list_or_watch), web.get(of_namespace, self.list_or_watch)])
+        app.add_routes([web.get("/{path:.*}", self.discover)])
         return app
 
     async def discover(self, request: web.Request) -> web.Response:
@@ -49,6 +51,8 @@ class Server:
         return web.json_response(answers[request.path])
 
     async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
+        if request.match_info.get("namespace") == "closed":
+            return web.json_response({"kind": "Status", "code": 403}, status=403)
         if "watch" not in request.query:
             return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": self.jobs})
         response = web.StreamResponse()
@@ -78,28 +82,58 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await runner.cleanup()
 
 
-async def test_a_job_that_a_new_list_lacks_is_gone_though_kopf_says_nothing_of_it(server: Server) -> None:
-    metadata = {"namespace": "a", "name": "digits", "uid": "uid", "resourceVersion": "3"}
-    server.jobs = [{"metadata": metadata}]
+class Watched:
+    """What is known of jobs by kopf's watches of these namespaces, all when empty."""
+
+    def __init__(self, api: Api, *namespaces: str) -> None:
+        self.changed: asyncio.Queue[JobKey] = asyncio.Queue()
+        self.gone: asyncio.Queue[JobKey] = asyncio.Queue()
+        self.refused: asyncio.Queue[str] = asyncio.Queue()
+        self.known = KnownJobs(api, lambda key, job: dict(job), self.changed.put_nowait, self.gone.put_nowait)
+        health = SimpleNamespace(opened=lambda path: None, refused=self.refused.put_nowait)
+        metrics = SimpleNamespace(asked=lambda *request: None)
+        service: Any = SimpleNamespace(jobs=self.known, health=health, metrics=metrics)
+        registry = kopf.OperatorRegistry()
+        handlers._register(registry, cast("Service", service))
+        where: Any = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
+        watching = kopf.operator(registry=registry, settings=handlers._kopf_settings(), standalone=True, **where)
+        self._tasks = [asyncio.create_task(self.known.run()), asyncio.create_task(watching)]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
     api = await Api.connect()
-    gone: asyncio.Queue[JobKey] = asyncio.Queue()
-    known = KnownJobs(api, lambda key, job: dict(job), lambda key: None, gone.put_nowait)
-    health, metrics = SimpleNamespace(opened=lambda path: None), SimpleNamespace(asked=lambda *request: None)
-    service: Any = SimpleNamespace(jobs=known, health=health, metrics=metrics)
-    registry = kopf.OperatorRegistry()
-    handlers._register(registry, cast("Service", service))
-    looking = asyncio.create_task(known.run())
-    watching = asyncio.create_task(
-        kopf.operator(registry=registry, settings=handlers._kopf_settings(), standalone=True, clusterwide=True)
-    )
+    yield api
+    await api.close()
+
+
+def job(namespace: str) -> Object:
+    metadata = {"namespace": namespace, "name": "digits", "uid": "uid", "resourceVersion": "3"}
+    return {"metadata": metadata}
+
+
+async def test_a_job_that_a_new_list_lacks_is_gone_though_kopf_says_nothing_of_it(server: Server, api: Api) -> None:
+    server.jobs = [job("a")]
+    watched = Watched(api)
     await server.watched.acquire()
-    seen = known.of(JobKey("a", "digits"))
+    await watched.changed.get()
+    seen = watched.known.of(JobKey("a", "digits"))
     assert seen is not None
     server.jobs, server.version = [], 9
     server.expired.set()
     await server.watched.acquire()
-    assert await gone.get() == JobKey("a", "digits")
-    for task in (watching, looking):
-        task.cancel()
-    await asyncio.gather(watching, looking, return_exceptions=True)
-    await api.close()
+    assert await watched.gone.get() == JobKey("a", "digits")
+    await watched.stop()
+
+
+async def test_a_namespace_that_may_not_be_seen_holds_up_no_other(server: Server, api: Api) -> None:
+    server.jobs = [job("open")]
+    watched = Watched(api, "closed", "open")
+    assert await watched.refused.get() == JOBS.replace(PLURAL, f"namespaces/closed/{PLURAL}")
+    assert await watched.changed.get() == JobKey("open", "digits")
+    await watched.stop()

@@ -45,3 +45,14 @@ async def test_an_operator_is_not_restarted_because_the_api_server_is_away() -> 
     world.health.opened(JOBS)
     world.now, world.held = 1000, False
     assert world.health.stuck == []
+
+
+async def test_a_stream_that_the_server_refuses_is_not_stuck_until_it_was_opened_once_more() -> None:
+    world = World()
+    world.health.opened(PODS)
+    world.health.refused(PODS)
+    world.now = 1000
+    assert world.health.stuck == []
+    world.health.opened(PODS)
+    world.now = 2000
+    assert world.health.stuck == [PODS]

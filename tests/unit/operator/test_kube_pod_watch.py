@@ -76,8 +76,17 @@ class Seen:
         self.gone: list[tuple[JobKey, str]] = []
         self.listed: list[str] = []
         self.opened: list[str] = []
-        gone = lambda *pod: self.gone.append(pod)  # noqa: E731
-        self.watch = PodWatch(api, namespaces, 60, self.changed.append, gone, self.listed.append, self.opened.append)
+        self.refused: list[str] = []
+        self.watch = PodWatch(
+            api,
+            namespaces,
+            60,
+            self.changed.append,
+            lambda *pod: self.gone.append(pod),
+            self.listed.append,
+            self.opened.append,
+            self.refused.append,
+        )
 
     async def read(self) -> "Seen":
         running = asyncio.create_task(self.watch.run())
@@ -117,6 +126,7 @@ async def test_a_pod_that_went_unseen_is_gone_by_the_next_list(monkeypatch: pyte
     assert seen.uids() == ["uid-1"]
     assert seen.gone == [(KEY, "uid-0")]
     assert seen.api.asked == ["list", "list", "list", "watch from 5", "list", "watch from 5"]
+    assert seen.refused == ["/api/v1/pods"]
 
 
 async def test_a_pod_whose_label_changes_leaves_one_job_and_joins_the_other() -> None:
@@ -141,3 +151,18 @@ async def test_a_list_of_one_namespace_says_nothing_of_anothers_pods() -> None:
     assert not seen.gone
     assert seen.uids(JobKey("a", "digits")) == ["uid-a"]
     assert seen.uids(JobKey("b", "digits")) == ["uid-b"]
+
+
+class OneForbidden(TwoNamespaces):
+    """The first namespace may not be seen."""
+
+    async def get(self, path: str, *, timeout: float = 0, accept: str = "") -> Object:
+        if "/namespaces/a/" in path:
+            raise Refused("403")
+        return await super().get(path)
+
+
+async def test_a_namespace_that_may_not_be_seen_holds_up_no_other() -> None:
+    seen = await Seen(OneForbidden(), ("a", "b")).read()
+    assert seen.watch.knows("b") and not seen.watch.knows("a")
+    assert (seen.listed, seen.refused) == (["b"], ["/api/v1/namespaces/a/pods"])
