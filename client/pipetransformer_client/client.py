@@ -84,19 +84,21 @@ class Client:
             TimeoutError: the job had not ended by then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        job = self.get(name)
+        job, version = self._look(name)
         yield job
         while not job.finished:
-            left = WATCH_SECONDS if deadline is None else min(WATCH_SECONDS, deadline - time.monotonic())
+            started = time.monotonic()
+            left = WATCH_SECONDS if deadline is None else min(WATCH_SECONDS, deadline - started)
             if left <= 0:
                 raise TimeoutError(f"{job.namespace}/{name} has not ended within {timeout:g} s")
             try:
-                for change in self._changes(job, max(1, int(left))):
+                for change in self._changes(job, version, max(1, int(left))):
                     job = change
                     yield job
                     if job.finished:
                         return
-                newest = self.get(name)
+                time.sleep(max(0.0, started + min(RETRY_SECONDS, left) - time.monotonic()))  # it may end at once
+                newest, version = self._look(name)
             except Unavailable:
                 time.sleep(RETRY_SECONDS)
                 continue
@@ -149,12 +151,18 @@ class Client:
         """Copies the record of the job's steps and regroups, which is there while it trains, too. As `fetch_model`."""
         return fetch_from_pod(self._kube, self.get(name), "", RECORD_FILES, folder)
 
-    def _changes(self, job: Job, seconds: int) -> Iterator[Job]:
-        """What a watch of so many seconds shows after `job`."""
-        version = job.manifest["metadata"]["resourceVersion"]
+    def _look(self, name: str) -> tuple[Job, str]:
+        """The job as it is, and the version of all jobs: that of one that waits for long no watch can begin with."""
+        answer = self._kube.get(_path(self.namespace), fieldSelector=_named(name))
+        if not answer["items"]:
+            raise NotFound(f"{self.namespace}/{name}: there is no such job")
+        return Job.of(answer["items"][0]), answer["metadata"]["resourceVersion"]
+
+    def _changes(self, job: Job, version: str, seconds: int) -> Iterator[Job]:
+        """What a watch of so many seconds shows after `version`."""
         query = {
             "watch": "true",
-            "fieldSelector": f"metadata.name={job.name}",
+            "fieldSelector": _named(job.name),
             "resourceVersion": version,
             "timeoutSeconds": seconds,
         }
@@ -165,6 +173,10 @@ class Client:
             if event["type"] == "DELETED":
                 raise NotFound(f"{job.namespace}/{job.name} was deleted")
             yield Job.of(event["object"])
+
+
+def _named(name: str) -> str:
+    return f"metadata.name={name}"
 
 
 def _path(namespace: str | None, name: str = "") -> str:

@@ -20,6 +20,7 @@ class FakeKube:
         texts: lines of a stream by path; each call of a path takes the next list, the last one again and again. Where
             there is no list, nobody answers.
         requests: (method, path, body) of what was not a GET.
+        streams: queries of the streams that were asked for.
         containers: makes the output of a command, told (pod, container, command).
     """
 
@@ -28,6 +29,7 @@ class FakeKube:
         self.objects: dict[str, Object] = {}
         self.texts: dict[str, list[list[str]]] = {}
         self.requests: list[tuple[str, str, Any]] = []
+        self.streams: list[Query] = []
         self.containers: Callable[[str, str, Sequence[str]], Iterator[bytes]] = lambda *_: iter(())
 
     @property
@@ -36,7 +38,11 @@ class FakeKube:
         return cast("Kube", self)
 
     def get(self, path: str, **query: str | int) -> Object:
-        """See `Kube`."""
+        """See `Kube`. A field selector names one object."""
+        if "fieldSelector" in query and path not in self.objects:
+            name = str(query["fieldSelector"]).removeprefix("metadata.name=")
+            items = [self.objects[f"{path}/{name}"]] if f"{path}/{name}" in self.objects else []
+            return {"metadata": {"resourceVersion": "1000"}, "items": items}
         try:
             return cast("Object", json.loads(json.dumps(self.objects[path])))
         except KeyError:
@@ -51,6 +57,7 @@ class FakeKube:
 
     def lines(self, path: str, query: Query, *, silence: float = 0) -> Iterator[str]:
         """See `Kube`."""
+        self.streams.append(query)
         found = self.texts.get(path)
         if found is None:
             raise NotFound(path)

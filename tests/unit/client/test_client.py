@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipetransformer_client import Client, ClientError, InvalidManifest, NotFound, NothingToFetch, logs
+from pipetransformer_client import client as module
 from pipetransformer_client.fetch import reader_pod
 from pipetransformer_client.job import Job
 from pipetransformer_client.kube import Object
@@ -67,7 +68,10 @@ def test_a_stream_shows_each_change_up_to_the_end(client: Client, fake: FakeKube
     assert [job.status.state.value for job in client.stream("digits")] == ["Pending", "Running", "Complete"]
 
 
-def test_a_stream_whose_watch_ends_reads_what_it_missed(client: Client, fake: FakeKube) -> None:
+def test_a_stream_whose_watch_ends_reads_what_it_missed(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1, state="Pending")
     stream = client.stream("digits")
     next(stream)
@@ -75,6 +79,18 @@ def test_a_stream_whose_watch_ends_reads_what_it_missed(client: Client, fake: Fa
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 9, state="Failed", conditions=[finished("Failed")])
     (job,) = stream
     assert job.failure == "Because: so it is"
+
+
+def test_watches_that_end_at_once_are_few_and_begin_where_a_list_is(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.1)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1, state="Pending")
+    fake.texts[JOBS] = [[json.dumps({"type": "ERROR", "object": {"code": 410}})]]
+    with pytest.raises(TimeoutError):
+        client.wait("digits", timeout=0.25)
+    assert {query["resourceVersion"] for query in fake.streams} == {"1000"}
+    assert len(fake.streams) <= 3
 
 
 def test_a_stream_ends_with_an_error_when_the_job_is_deleted(client: Client, fake: FakeKube) -> None:
