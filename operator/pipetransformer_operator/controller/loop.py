@@ -43,6 +43,7 @@ class Pace:
     resync: float = 30.0  #: a turn without any event
     first_retry: float = 0.5  #: after a failed turn; doubles
     longest_retry: float = 30.0
+    longest_conflict: float = 5.0  #: after turns that a change which is not seen yet refused; from `debounce`, doubled
     parallel_writes: int = 32  #: creations or deletions in flight, of all jobs together
     sharing: float = 10.0  #: between two looks at all jobs together
 
@@ -111,7 +112,7 @@ class JobLoop:
         """Turns until the job is gone, or another has its name: what is known here is of no use to that one."""
         uid: str | None = None
         pause = self._pace.resync
-        retry = self._pace.first_retry
+        retry, conflict = self._pace.first_retry, self._pace.debounce
         while True:
             await self._wait(pause)
             job = self._store.read(self.key)
@@ -123,7 +124,7 @@ class JobLoop:
                 requeue = await self.turn(job)
             except Conflict as error:
                 logger.debug("%s: %s", self.key, error)
-                result, pause = TurnResult.CONFLICT, self._pace.debounce
+                result, pause, conflict = TurnResult.CONFLICT, conflict, min(2 * conflict, self._pace.longest_conflict)
             except Unavailable as error:
                 logger.warning("%s: %s; again in %g s", self.key, error, retry)
                 result, pause, retry = TurnResult.UNAVAILABLE, retry, min(2 * retry, self._pace.longest_retry)
@@ -131,7 +132,7 @@ class JobLoop:
                 logger.exception("%s: a turn failed; again in %g s", self.key, retry)
                 result, pause, retry = TurnResult.ERROR, retry, min(2 * retry, self._pace.longest_retry)
             else:
-                result, retry = TurnResult.DONE, self._pace.first_retry
+                result, retry, conflict = TurnResult.DONE, self._pace.first_retry, self._pace.debounce
                 pause = self._pace.resync if requeue is None else min(requeue, self._pace.resync)
             self._recorder.turned(result, time.perf_counter() - started)
 

@@ -137,7 +137,7 @@ class TurnResult(StrEnum):
     """How a turn of a job's loop ended."""
 
     DONE = "Done"
-    CONFLICT = "Conflict"  #: the job had changed meanwhile; another turn follows at once
+    CONFLICT = "Conflict"  #: the job had changed meanwhile; another turn follows, soon at first
     UNAVAILABLE = "Unavailable"  #: the other side did not take a write; tried again later
     ERROR = "Error"  #: a fault of ours; tried again later
 

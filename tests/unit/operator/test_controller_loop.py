@@ -171,6 +171,36 @@ async def test_what_is_not_taken_holds_up_neither_deletions_nor_events(error: Ex
         assert running is not None and (running.reason, running.message) == ("CreationRefused", str(error))
 
 
+class Lagging(Written):
+    """Somebody else wrote the job, and the watch does not show it."""
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        self.statuses += 1
+        raise Conflict("the object has been modified")
+
+
+async def test_a_change_that_is_not_seen_for_long_is_asked_for_ever_more_rarely() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    cluster = Lagging(4, make_job().workers(4).job())
+    turns = asyncio.Semaphore(0)
+
+    class Told(Recorder):
+        def turned(self, result: TurnResult, seconds: float) -> None:
+            turns.release()
+
+    pace = Pace(debounce=0.01, longest_conflict=0.16)
+    loop = JobLoop(KEY, cluster, cluster, lambda: now, pace, Told(), Pulse(), asyncio.Semaphore())
+    running = asyncio.create_task(loop.run())
+    started = asyncio.get_running_loop().time()
+    for _ in range(7):
+        await turns.acquire()
+    assert asyncio.get_running_loop().time() - started >= 0.01 + 0.02 + 0.04 + 0.08 + 0.16 + 0.16
+    loop.notice()  # the watch has caught up
+    await turns.acquire()
+    assert cluster.statuses == 8
+    running.cancel()
+
+
 class Taken(Cluster):
     """All names of workers are taken by pods of others."""
 
