@@ -135,7 +135,7 @@ async def test_two_that_start_at_once_are_not_both_the_one() -> None:
     api, clock = FakeApi(), Clock()
     first, second = lease(api, "a", clock), lease(api, "b", clock)
 
-    async def both_read(path: str, *, timeout: float = 0) -> Object:
+    async def both_read(path: str, *, timeout: float = 0, accept: str = "") -> Object:
         raise NotFound(path)
 
     api.get = both_read  # type: ignore[method-assign]  # both see that there is none
