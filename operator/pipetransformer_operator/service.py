@@ -53,7 +53,6 @@ class Service:
         health: is to be told of each watch that is opened.
         metrics: is to be told of requests to the API server.
         jobs: is to be told what the watch of jobs shows.
-        pods: the watch of workers' pods, to be run once this operator leads.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Service:
         self.health = health
         self.metrics = metrics
         self.jobs = jobs
-        self.pods = pods
+        self._pods = pods
         self._apis = apis
         self._lease = lease
         self._controller = controller
@@ -85,7 +84,6 @@ class Service:
         self._nodes = nodes
         self._quota = quota
         self._others = others
-        self._watching: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(cls, settings: Settings) -> "Service":
@@ -195,11 +193,13 @@ class Service:
             logger.info("the cluster does not serve %s yet", PLURAL)
             await asyncio.sleep(CRD_POLL_SECONDS)
         await self._lease.acquire()
-        self._watching.append(asyncio.create_task(self._quota.run(), name="quota"))
-        self._watching.append(asyncio.create_task(self._keeper.run(), name="keeper"))
-        self._watching.append(asyncio.create_task(self.jobs.run(), name="jobs"))
-        if self._others is not None:
-            self._watching.append(asyncio.create_task(self._others.run(), name="pods of others"))
+
+    async def run(self) -> None:
+        """Watches all but jobs and nodes, once this operator leads, for ever: a fault in any part is raised."""
+        async with asyncio.TaskGroup() as tasks:
+            for part in (self._pods, self.jobs, self._quota, self._keeper, *filter(None, [self._others])):
+                tasks.create_task(part.run())
+            await self._renewing
 
     async def keep_leading(self) -> None:
         """Runs for ever.
@@ -211,8 +211,7 @@ class Service:
 
     async def stop(self) -> None:
         """Stops everything; jobs and workers go on."""
-        for task in (self._renewing, *self._watching):
-            task.cancel()
+        self._renewing.cancel()
         await self._controller.stop()
         await self._lease.release()
         for runner in self._runners:

@@ -4,6 +4,7 @@ What it remembers is lost with the operator, and then asked for once more at wor
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ..api.status import Share
 from ..plan import Claims, Waiting, choose_claim
@@ -19,28 +20,41 @@ class Yielding:
     def __init__(self, waiting: Callable[[], Sequence[Waiting]]) -> None:
         self._waiting = waiting
         self._given: dict[str, int] = {}
-        self._asked: tuple[str, Share] | None = None
+        self._asked: _Asked | None = None
 
     def look(self, claims: Sequence[Claims]) -> dict[str, Share]:
         """What each job may have that is asked for a pipeline, by the job's key."""
         waiting = self._waiting()
         self._given = {pod.uid: self._given[pod.uid] for pod in waiting if pod.uid in self._given}
-        if self._asked is not None and _is_done(*self._asked, claims):
+        if self._asked is not None and (given := self._asked.given(claims)) is not None:
+            if self._asked.pod in self._given:
+                self._given[self._asked.pod] += given - self._asked.workers
             self._asked = None
         if self._asked is None and (found := choose_claim(waiting, claims, self._given)):
             pod, claim = found
             assert claim.fewer is not None
-            self._given[pod.uid] = self._given.get(pod.uid, 0) + claim.workers - claim.fewer
             share = Share(workers=claim.fewer, layout_generation=claim.layout_generation, yields=True)
-            self._asked = claim.key, share
-        return dict([self._asked]) if self._asked else {}
+            self._asked = _Asked(pod.uid, claim.key, claim.workers - claim.fewer, share)
+            self._given[pod.uid] = self._given.get(pod.uid, 0) + self._asked.workers
+        return {self._asked.key: self._asked.share} if self._asked else {}
 
 
-def _is_done(key: str, share: Share, claims: Sequence[Claims]) -> bool:
-    """Whether the job has given what it was asked for, or cannot."""
-    claim = next((claim for claim in claims if claim.key == key), None)
-    if claim is None:
-        return True
-    if claim.layout_generation == share.layout_generation:
-        return claim.fewer is None
-    return claim.settled
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a job was asked for, on behalf of a pod."""
+
+    pod: str
+    key: str
+    workers: int
+    share: Share
+
+    def given(self, claims: Sequence[Claims]) -> int | None:
+        """How many workers it has given, none where it cannot; None as long as it may yet."""
+        claim = next((claim for claim in claims if claim.key == self.key), None)
+        if claim is None:
+            return self.workers
+        if claim.layout_generation == self.share.layout_generation:
+            return 0 if claim.fewer is None else None
+        if not claim.settled:
+            return None
+        return self.workers if claim.workers <= self.share.workers else 0

@@ -4,8 +4,8 @@ Watches start only once this operator holds the lease, so they show all that an 
 """
 
 import asyncio
-import contextlib
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 import kopf
@@ -33,35 +33,32 @@ async def operate(settings: Settings) -> None:
     _register(registry, service)
     if not settings.namespaces:
         _register_nodes(registry, service)
-    keeping = None
+    watching = kopf.operator(
+        registry=registry,
+        settings=_kopf_settings(),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+    )
     try:
         await service.lead()
-        keeping = asyncio.create_task(service.keep_leading())
-        watching = asyncio.create_task(_watch(settings, service, registry))
-        await asyncio.wait({keeping, watching}, return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-        if keeping.done():
-            keeping.result()
+        await until_one_ends(service.keep_leading(), service.run(), watching)
     finally:
-        if keeping is not None:
-            keeping.cancel()
+        watching.close()
         await service.stop()
 
 
-async def _watch(settings: Settings, service: Service, registry: kopf.OperatorRegistry) -> None:
-    """Watches until a signal tells kopf to stop."""
-    async with asyncio.TaskGroup() as tasks:
-        pods = tasks.create_task(service.pods.run())
-        await kopf.operator(
-            registry=registry,
-            settings=_kopf_settings(),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-        )
-        pods.cancel()
+async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+    """Runs them until one ends, as it does; the others are cancelled."""
+    tasks = {asyncio.create_task(part) for part in parts}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 def _kopf_settings() -> kopf.OperatorSettings:

@@ -11,12 +11,12 @@ from ..controller.ports import Conflict, Unavailable
 from ..plan import Waiting
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
+from .quantity import whole
 
 logger = logging.getLogger(__name__)
 _QUERY = urlencode({"fieldSelector": "spec.nodeName=,status.phase=Pending", "labelSelector": f"!{JOB_LABEL}"})
 PATH = f"/api/v1/pods?{_QUERY}"
 WATCH_SECONDS = 120
-_THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 RETRY_SECONDS = 10.0
 #: A scheduler tries again when a pod ends, and an autoscaler may have begun to help.
 PATIENCE_SECONDS = 5.0
@@ -76,14 +76,8 @@ def waiting_of(pod: Object) -> Waiting | None:
     lacks: dict[str, int] = {}
     for container in pod["spec"]["containers"]:
         for name, amount in container.get("resources", {}).get("requests", {}).items():
-            if "/" in name and name in lacking:
-                lacks[name] = lacks.get(name, 0) + _count(amount)
+            if "/" in name and name in lacking and (wanted := whole(amount)):  # cpu and memory have no domain
+                lacks[name] = lacks.get(name, 0) + wanted
     if not lacks:
         return None
     return Waiting(pod["metadata"]["uid"], int(pod["spec"].get("priority") or 0), lacks)
-
-
-def _count(amount: str) -> int:
-    """An extended resource's amount, a whole number, as the API server writes it: 3000 is `3k`."""
-    number = amount.rstrip("kMGTPE")
-    return int(number) * _THOUSANDS[amount.removeprefix(number)]

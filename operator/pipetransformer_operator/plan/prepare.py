@@ -37,7 +37,7 @@ def publish(draft: Draft) -> bool:
     candidates = [*_expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
     layout = draft.choose(draft.limited(len(candidates))) or draft.choose(len(candidates))
     unchanged = layout == plan.layout and not going and not draft.pays_to_recut
-    if layout is None or unchanged or _snoozed(draft, layout):
+    if layout is None or unchanged or snoozed(draft, layout):
         return False
     yields = bool(going) or draft.limited(len(plan.members)) < len(plan.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft, plan.layout, layout)
@@ -178,7 +178,7 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
     return resize.start_time + timedelta(seconds=seconds)
 
 
-def _snoozed(draft: Draft, layout: Layout) -> bool:
+def snoozed(draft: Draft, layout: Layout) -> bool:
     """Whether the members could not commit this very layout a short time ago."""
     status = draft.status
     if status.not_committed != LayoutSize.of(layout) or not status.next_resize_time:

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from ..api.job import JobSpec
 from .draft import Draft
+from .prepare import snoozed
 from .types import Observed
 
 
@@ -39,8 +40,8 @@ class Claims:
         resource: that each of its workers has one of.
         priority: of its claimed workers.
         workers: that it has in all.
-        fewer: workers of the next smaller layout; None if that would take some of the starting size.
-        settled: it may change its layout now, and nothing of it is on its way out.
+        fewer: workers of the next smaller layout; None if that would take some of the starting size, or is slept over.
+        settled: its layout does not change now, and nothing of it is on its way out.
     """
 
     key: str
@@ -63,15 +64,16 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     base = len(members - {worker.name for worker in claimed})
     layout = draft.choose(len(members) - 1)
     wanted = set(status.worker_ids)
-    stays = all(worker.alive and worker.id in wanted for worker in observed.workers)
+    stays = all(worker.node_lost or (worker.alive and worker.id in wanted) for worker in observed.workers)
+    possible = layout is not None and layout.workers >= base and not snoozed(draft, layout)
     return Claims(
         key=f"{observed.namespace}/{observed.name}",
         layout_generation=status.layout_generation,
         resource=spec.accelerator_resource,
         priority=max((worker.priority for worker in claimed), default=0),
         workers=len(members),
-        fewer=layout.workers if layout is not None and layout.workers >= base else None,
-        settled=plan.confirmed and status.resize is None and status.not_committed is None and stays,
+        fewer=layout.workers if layout is not None and possible else None,
+        settled=plan.confirmed and status.resize is None and stays,
     )
 
 

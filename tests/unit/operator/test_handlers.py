@@ -137,3 +137,21 @@ async def test_a_namespace_that_may_not_be_seen_holds_up_no_other(server: Server
     assert await watched.refused.get() == JOBS.replace(PLURAL, f"namespaces/closed/{PLURAL}")
     assert await watched.changed.get() == JobKey("open", "digits")
     await watched.stop()
+
+
+async def test_a_part_that_fails_ends_the_operator_instead_of_itself_alone() -> None:
+    ended = asyncio.Event()
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    async def goes_on() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(ZeroDivisionError):
+        await handlers.until_one_ends(fails(), goes_on())
+    assert ended.is_set()

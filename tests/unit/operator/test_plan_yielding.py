@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.api.status import Share
 from pipetransformer_operator.controller.yielding import Yielding
 from pipetransformer_operator.kube.waiting import PATIENCE_SECONDS, WaitingPods, waiting_of
@@ -14,6 +15,8 @@ from tests.unit.operator.world import World
 
 pytestmark = pytest.mark.timeout(20)
 GPU = "nvidia.com/gpu"
+BIG = "big.com/gpu"
+LACKS_MANY = {GPU: 2, BIG: 2**35}
 POD = Waiting("pod", 100, {GPU: 2})
 CLAIMS = Claims("default/a", 3, GPU, -10, 4, 3, True)
 
@@ -105,6 +108,48 @@ def test_a_job_that_cannot_give_what_it_was_asked_for_holds_up_nobody() -> None:
     assert set(yielding.look([replace(CLAIMS, fewer=None), other])) == {"default/b"}
 
 
+def test_a_job_that_went_back_to_its_layout_has_given_nothing_and_holds_up_nobody() -> None:
+    yielding = Yielding(lambda: [POD])
+    assert set(yielding.look([CLAIMS])) == {"default/a"}
+    other = replace(CLAIMS, key="default/b")
+    undone = replace(CLAIMS, layout_generation=5, fewer=None)
+    asked = {"default/b": Share(workers=3, layout_generation=3, yields=True)}
+    assert yielding.look([undone, other]) == asked
+    gave = replace(other, layout_generation=4, workers=3, fewer=2)
+    assert yielding.look([undone, gave]) == {"default/b": Share(workers=2, layout_generation=4, yields=True)}
+    assert yielding.look([undone, replace(gave, layout_generation=5, workers=2, fewer=None)]) == {}
+
+
+def test_a_job_sleeps_over_a_release_that_it_could_not_commit_and_may_be_asked_again_then() -> None:
+    world = grown()
+    present = claims(world)
+    assert present is not None and present.fewer == 3
+    world.share = Share(workers=3, layout_generation=present.layout_generation, yields=True)
+    world.settle()
+    assert len(world.plan.members) == 3
+    world.break_group(list(world.workers))
+    world.wait(2)
+    world.settle()
+    assert (len(world.plan.members), world.plan.reason) == (4, ResizeReason.UNDO)
+    world.commit()
+    undone = claims(world)
+    assert undone is not None and undone.settled and undone.fewer is None
+    assert world.status.next_resize_time is not None
+    world.wait((world.status.next_resize_time - world.now).total_seconds())
+    again = claims(world)
+    assert again is not None and again.settled and again.fewer == 3
+
+
+def test_workers_on_a_lost_node_free_nothing_and_are_not_waited_for() -> None:
+    world = grown()
+    world.change("digits-w3", terminating=True)
+    leaving = claims(world)
+    assert leaving is not None and not leaving.settled
+    world.change("digits-w3", node_lost=True)
+    lost = claims(world)
+    assert lost is not None and lost.settled
+
+
 def test_a_job_that_starts_ended_or_runs_on_no_accelerator_has_nothing_to_yield() -> None:
     world = grown()
     assert claims(world) is not None
@@ -134,13 +179,26 @@ def nominated(shown: dict[str, Any]) -> dict[str, Any]:
         (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", nvidia="2"), {GPU: 4}),
         (pod("0/2 nodes: 1 Insufficient cpu, 1 Insufficient nvidia.com/gpu, 1 x.", nvidia="1", amd="1"), {GPU: 2}),
         (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", nvidia="3k"), {GPU: 6000}),
+        (pod("2 Insufficient big.com/gpu, 2 Insufficient nvidia.com/gpu.", nvidia="1", big="16Gi"), LACKS_MANY),
+        (pod("2 Insufficient big.com/gpu, 2 Insufficient nvidia.com/gpu.", nvidia="1", big="~"), {GPU: 2}),
         (pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu-shared.", nvidia="1"), None),
         (pod("0/2 nodes are available: 2 node(s) didn't match", nvidia="1"), None),
         (pod("2 Insufficient nvidia.com/gpu.", reason="SchedulingGated", nvidia="1"), None),
         (nominated(pod("2 Insufficient nvidia.com/gpu.", nvidia="1")), None),
         ({"metadata": {"uid": "pod"}, "spec": {"containers": []}, "status": {}}, None),
     ],
-    ids=["gpus", "thousands", "the one that lacks", "another resource", "the wrong nodes", "gated", "preempts", "new"],
+    ids=[
+        "gpus",
+        "the one that lacks",
+        "thousands",
+        "a large amount",
+        "an odd amount",
+        "another resource",
+        "the wrong nodes",
+        "gated",
+        "preempts",
+        "new",
+    ],
 )
 def test_the_scheduler_says_what_a_pod_waits_for(shown: dict[str, Any], lacks: dict[str, int] | None) -> None:
     found = waiting_of(shown)
