@@ -117,6 +117,27 @@ def choose(
     return _cheapest(by_stages, limit, bounds, on_pack, present)
 
 
+def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing: Packing) -> set[Layout]:
+    """What `choose` answers, for one number of workers or another, as long as nothing trains.
+
+    `on_pack` must widen: then the best layout of some workers is that of fewer, too, as long as they carry it. So a
+    pass over what was measured does for all numbers.
+    """
+    found, limit = set(), bounds.max_workers
+    if packing is Packing.MEASURED:
+        measured = _measured({offer.stages: offer for offer in offers}, limit, bounds, on_pack)
+        quickest = math.inf
+        for layout in sorted(measured, key=lambda layout: (layout.workers, measured[layout], layout.stages)):
+            if measured[layout] < quickest:
+                found.add(layout)
+                quickest = measured[layout]
+        limit = min((layout.workers - 1 for layout in measured), default=limit)
+    while layout := choose(offers, limit, bounds, on_pack=on_pack, packing=packing):
+        found.add(layout)
+        limit = layout.workers - 1
+    return found
+
+
 def pays_to_recut(offers: Sequence[Offer], present: Present) -> bool:
     """Whether the present layout, its stages cut anew, gains more in the remaining steps than the pause costs."""
     if present.step_seconds is None:
@@ -161,16 +182,22 @@ def _possible(layout: Layout, by_stages: dict[int, Offer], limit: int, bounds: B
     return layout.stages in by_stages and layout.pipelines in _pipelines(layout.stages, limit, bounds, on_pack)
 
 
+def _measured(by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack) -> dict[Layout, float]:
+    """Seconds of a step, by legal layout."""
+    seconds: dict[Layout, float] = {}
+    for stages, offer in by_stages.items():
+        legal = _pipelines(stages, limit, bounds, on_pack)
+        seconds |= {Layout(stages, t.pipelines): t.seconds for t in offer.step_seconds if t.pipelines in legal}
+    return seconds
+
+
 def _cheapest(
     by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack, present: Present | None
 ) -> Layout | None:
     """The layout with the cheapest remaining steps, what the pause costs each of them included."""
     if present and not _possible(present.layout, by_stages, limit, bounds, on_pack):
         present = None
-    seconds: dict[Layout, float] = {}
-    for stages, offer in by_stages.items():
-        legal = _pipelines(stages, limit, bounds, on_pack)
-        seconds |= {Layout(stages, t.pipelines): t.seconds for t in offer.step_seconds if t.pipelines in legal}
+    seconds = _measured(by_stages, limit, bounds, on_pack)
     if not seconds:
         return present.layout if present else _widest(sorted(by_stages, reverse=True), limit, bounds, on_pack)
     stay = None

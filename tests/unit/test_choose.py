@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose, pays_to_recut
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choices, choose, pays_to_recut
 from pipetransformer_contract.messages import Offer, StepTime
 
 PAPER_START = Layout(4, 1)
@@ -220,3 +220,25 @@ def test_more_active_blocks_never_shorten_the_pipeline(
     after = choose(offers(grown), 64, b, on_pack=on_pack, packing=Packing.PAPER)
     assert before is not None and after is not None
     assert after.stages >= before.stages
+
+
+@given(
+    sizes=st.dictionaries(st.integers(1, 8), st.integers(0, 100), min_size=1, max_size=4),
+    seconds=st.dictionaries(st.tuples(st.integers(1, 8), st.integers(1, 8)), st.integers(1, 9).map(float)),
+    floor=st.integers(1, 8),
+    pipelines=st.tuples(st.integers(1, 3), st.integers(1, 12)),
+    on_pack=st.sampled_from([OnPack.WIDEN, OnPack.AUTO]),
+    packing=st.sampled_from(Packing),
+)
+def test_all_choices_are_what_is_chosen_for_each_number_of_workers(
+    sizes: dict[int, int],
+    seconds: dict[tuple[int, int], float],
+    floor: int,
+    pipelines: tuple[int, int],
+    on_pack: OnPack,
+    packing: Packing,
+) -> None:
+    b = bounds(initial=Layout(max(sizes), 1), workers=(floor, 24), pipelines=pipelines, budget=50)
+    offered = offers(sizes, seconds)
+    each = {choose(offered, workers, b, on_pack=on_pack, packing=packing) for workers in range(25)}
+    assert choices(offered, b, on_pack=on_pack, packing=packing) == each - {None}

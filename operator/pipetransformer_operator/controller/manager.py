@@ -112,20 +112,23 @@ class Controller:
         """Shares out workers among the jobs that compete for them; each job's loop obeys in its own time."""
         looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
         now = self._clock()
-        seen = []
+        demands, claims = [], []
         for loop, job in looks.values():
+            await asyncio.sleep(0)  # a look at a thousand jobs takes a third of a second
             if self._yielding is None and not may_demand(job):
                 continue
-            seen.append((job.spec, loop.observe(job), now))
-            await asyncio.sleep(0)  # a look at a thousand jobs takes a third of a second
-        allocated = allocate([demand for one in seen if (demand := demand_of(*one)) is not None])
+            look = (job.spec, loop.observe(job), now)
+            demands.append(demand_of(*look))
+            if self._yielding is not None:
+                claims.append(claims_of(*look))
+        allocated = allocate([demand for demand in demands if demand is not None])
         shares = {
             name: Share(workers=workers, layout_generation=looks[name][1].status.layout_generation)
             for name, workers in allocated.items()
             if workers is not None
         }
         if self._yielding is not None:
-            shares |= self._yielding.look([claims for one in seen if (claims := claims_of(*one)) is not None])
+            shares |= self._yielding.look([claim for claim in claims if claim is not None])
         for name, (loop, _) in looks.items():
             loop.grant(shares.get(name))
 

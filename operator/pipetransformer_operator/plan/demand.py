@@ -1,8 +1,9 @@
 """What `allocate` needs to know of one job, from the same look at the world that its plan is made from."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.choose import Layout, OnPack, choices
 
 from ..api.job import JobSpec, PipeTrainingJob
 from ..api.status import ConditionType, Reason, ResizePhase
@@ -74,16 +75,13 @@ def _lacks_nodes(draft: Draft) -> bool:
 
 def _speeds(draft: Draft) -> dict[int, float]:
     """Steps a second by the number of workers, for each legal size; by the workers alone where it was not measured."""
-    spec, report = draft.spec, draft.status.last_report
-    offers = {offer.stages: offer for offer in report.offers} if report else {}
-    layouts: set[Layout] = set()
-    for stages in offers:
-        for pipelines in range(1, min(spec.elastic_policy.max_workers // stages, MAX_WIDTHS) + 1):
-            if (layout := draft.choose(stages * pipelines, anew=True)) is not None:
-                layouts.add(layout)
-    seconds = {
-        Layout(stages, time.pipelines): time.seconds for stages, offer in offers.items() for time in offer.step_seconds
-    }
+    report = draft.status.last_report
+    offers = report.offers if report else []
+    if not offers:
+        return {}
+    bounds = replace(draft.bounds, max_pipelines=min(draft.bounds.max_pipelines, MAX_WIDTHS))
+    layouts = choices(offers, bounds, on_pack=draft.spec.elastic_policy.on_pack, packing=draft.spec.pipeline.packing)
+    seconds = {Layout(offer.stages, time.pipelines): time.seconds for offer in offers for time in offer.step_seconds}
     measured = all(seconds.get(layout, 0.0) > 0 for layout in layouts)
     speeds = ((layout, 1 / seconds[layout] if measured else float(layout.workers)) for layout in layouts)
     return {layout.workers: speed for layout, speed in speeds}
