@@ -4,7 +4,9 @@ Reads come from the watch; what was just created or deleted here is newer than t
 watch has caught up.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
@@ -67,6 +69,7 @@ class KubePool:
         self._assigned = assigned
         self._clock = clock
         self._written: dict[JobKey, dict[str, Object]] = {}
+        self._asking: Counter[JobKey] = Counter()
         self._gone: dict[JobKey, set[str]] = {}
         self._unattended: dict[str, datetime] = {}
 
@@ -94,14 +97,17 @@ class KubePool:
 
     def gone(self, key: JobKey, uid: str) -> None:
         """The watch showed that the pod was deleted."""
-        self._written.get(key, {}).pop(uid, None)
+        written = self._written.get(key, {})
+        written.pop(uid, None)
+        if not written:
+            self._written.pop(key, None)
         self._unattended.pop(uid, None)
-        self._gone.setdefault(key, set()).add(uid)
+        if self._asking[key]:
+            self._gone.setdefault(key, set()).add(uid)
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._written.pop(key, None)
-        self._gone.pop(key, None)
         self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
@@ -119,38 +125,52 @@ class KubePool:
         assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = worker_name(job.metadata.name, number)
-        try:
-            pod = render(
-                job,
-                number,
-                status,
-                channel_url=self._channel_url,
-                classes=self._priority_classes,
-                assignment=assignment,
-                avoided=self._nodes.doubted if self._nodes else (),
-            )
-            created = await self._api.request("POST", path, pod, strict=True)
-        except Refused as error:
-            raise Refused(f"spec.podTemplate: {error}") from error
-        except Conflict as conflict:
+        with self._ask(_key(job)):
             try:
-                created = await self._api.get(f"{path}/{name}")
-            except NotFound:
-                raise conflict from None
-            if controller_uid(created) != job.metadata.uid or worker_id(created) != number:
-                raise NameConflict(name) from conflict
-        self._note(job, created)
+                pod = render(
+                    job,
+                    number,
+                    status,
+                    channel_url=self._channel_url,
+                    classes=self._priority_classes,
+                    assignment=assignment,
+                    avoided=self._nodes.doubted if self._nodes else (),
+                )
+                created = await self._api.request("POST", path, pod, strict=True)
+            except Refused as error:
+                raise Refused(f"spec.podTemplate: {error}") from error
+            except Conflict as conflict:
+                try:
+                    created = await self._api.get(f"{path}/{name}")
+                except NotFound:
+                    raise conflict from None
+                if controller_uid(created) != job.metadata.uid or worker_id(created) != number:
+                    raise NameConflict(name) from conflict
+            self._note(job, created)
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
         """See `WorkerPool`."""
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{name}"
+        with self._ask(_key(job)):
+            try:
+                deleted = await self._api.request("DELETE", path, {"preconditions": {"uid": uid}})
+            except (NotFound, Conflict):
+                self.gone(_key(job), uid)
+                return
+            if deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]:
+                self._note(job, deleted)
+
+    @contextmanager
+    def _ask(self, key: JobKey) -> Iterator[None]:
+        """Remembers meanwhile which of the job's pods are gone: the watch may be quicker than the answer."""
+        self._asking[key] += 1
         try:
-            deleted = await self._api.request("DELETE", path, {"preconditions": {"uid": uid}})
-        except (NotFound, Conflict):
-            self.gone(_key(job), uid)
-            return
-        if deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]:
-            self._note(job, deleted)
+            yield
+        finally:
+            self._asking[key] -= 1
+            if not self._asking[key]:
+                del self._asking[key]
+                self._gone.pop(key, None)
 
     def _unattended_since(self, pod: Object) -> datetime | None:
         """By this operator's own clock, which times in the pod may differ from."""
@@ -162,7 +182,7 @@ class KubePool:
 
     def _note(self, job: PipeTrainingJob, pod: Object) -> None:
         key, uid = _key(job), pod["metadata"]["uid"]
-        if uid not in self._gone.get(key, ()):  # the watch may be quicker than the answer
+        if uid not in self._gone.get(key, ()):
             self._written.setdefault(key, {})[uid] = observable(pod)
 
 

@@ -1,0 +1,61 @@
+"""What the pool remembers of pods beside what the watch shows, and for how long."""
+
+import pytest
+
+from pipetransformer_operator.api import JobStatus, PipeTrainingJob
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.api import Api, Object
+from pipetransformer_operator.kube.pool import KubePool
+from tests.builders import make_job
+
+pytestmark = pytest.mark.timeout(20)
+KEY = JobKey("default", "digits")
+
+
+class World(Api):
+    """An API server that makes pods, and a pool whose watch is the test, or where `quick` is quicker than an answer."""
+
+    def __init__(self, *, quick: bool = False) -> None:
+        self.quick = quick
+        self.watched: list[Object] = []
+        self.pool = KubePool(self, lambda key: self.watched, "https://channel", self.prepare)
+
+    async def prepare(self, namespace: str) -> None:
+        """Nothing is needed."""
+
+    async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+        assert method == "POST" and isinstance(body, dict)
+        created: Object = {**body, "status": {}}
+        created["metadata"] |= {"uid": "uid-0", "resourceVersion": "1"}
+        if self.quick:
+            self.pool.gone(KEY, "uid-0")
+        return created
+
+
+def job() -> PipeTrainingJob:
+    made = make_job().job()
+    return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": "job-uid"})})
+
+
+async def test_a_pod_is_there_from_its_creation_until_the_watch_shows_its_end() -> None:
+    world = World()
+    await world.pool.create(job(), 0, JobStatus())
+    assert [worker.uid for worker in world.pool.list(job())] == ["uid-0"]
+    world.pool.gone(KEY, "uid-0")
+    assert world.pool.list(job()) == ()
+
+
+async def test_a_pod_whose_end_was_seen_before_the_answer_to_its_creation_is_not_there() -> None:
+    world = World(quick=True)
+    await world.pool.create(job(), 0, JobStatus())
+    assert world.pool.list(job()) == ()
+
+
+async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> None:
+    world = World()
+    empty = World().pool
+    await world.pool.create(job(), 0, JobStatus())
+    world.pool.forget(KEY)
+    world.pool.gone(KEY, "uid-0")
+    for memory in ("_written", "_gone", "_asking", "_unattended"):
+        assert vars(world.pool)[memory] == vars(empty)[memory]
