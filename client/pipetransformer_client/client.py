@@ -160,7 +160,7 @@ class Client:
 
     def _changes(self, job: Job, version: str, seconds: int) -> Iterator[Job]:
         """What a watch of so many seconds shows after `version`."""
-        query = {
+        query: dict[str, str | int] = {
             "watch": "true",
             "fieldSelector": _named(job.name),
             "resourceVersion": version,

@@ -132,9 +132,9 @@ def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing
                 found.add(layout)
                 quickest = measured[layout]
         limit = min((layout.workers - 1 for layout in measured), default=limit)
-    while layout := choose(offers, limit, bounds, on_pack=on_pack, packing=packing):
-        found.add(layout)
-        limit = layout.workers - 1
+    while best := choose(offers, limit, bounds, on_pack=on_pack, packing=packing):
+        found.add(best)
+        limit = best.workers - 1
     return found
 
 
