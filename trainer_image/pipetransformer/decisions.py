@@ -19,10 +19,13 @@ def check_progress(job: Job, control: Control, vote: Vote) -> None:
         return
     unit = vote.first_non_finite_unit
     place = "the loss" if unit is None else f"the gradient of {unit_name(unit, job.num_layers)}"
+    advice = "A lower learningRate or a maxGradientNorm may help"
+    if not vote.weight > 0:
+        place, advice = "the mean loss of no targets", "A larger globalBatchSize, or targets for more samples, may help"
     raise SpecError(
         "spec.training.maxSkippedSteps",
         f"{control.skipped_steps} steps in a row were not finite, {limit} may be skipped; at step"
-        f" {control.step - 1} it was {place}. A lower learningRate or a maxGradientNorm may help",
+        f" {control.step - 1} it was {place}. {advice}",
         reason="NonFinite",
     )
 
