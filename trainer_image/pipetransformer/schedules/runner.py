@@ -6,11 +6,12 @@ frozen prefix sends and receives no gradients. Whatever changes those facts (a f
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,11 @@ from .choice import ScheduleClass
 from .probe import Probe
 
 _LOSS, _BACKWARD = RunningModel("loss"), RunningModel("backward")
+
+#: Micro-batches for each stage that are evaluated together: enough that no stage waits, whatever one of them takes.
+_EVALUATED_TOGETHER = 2
+#: Stages that are kept with their buffers: those of a round whose samples come in a few lengths, and of an evaluation.
+_KEPT_STAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,11 @@ class _Stage(PipelineStage):
             return super().backward_maybe_with_nosync(*args, **kwargs)
 
 
+class _Scheduled(NamedTuple):
+    stage: PipelineStage
+    schedule: PipelineScheduleSingle
+
+
 class StageRunner:
     """Trains and evaluates by micro-batches. All workers of the pipeline call the same methods with the same
     micro-batches."""
@@ -193,7 +204,7 @@ class StageRunner:
         head = spec.span[-1] if spec.is_last else None  # before a worker is warm, of a model of one block
         blocks = [index not in (0, head) for index in spec.span]
         self._module = StageModule(dict(zip(names, units, strict=True)), blocks, num_frozen, self._prefix)
-        self._schedules: dict[tuple[bool, int, int | None], PipelineScheduleSingle] = {}
+        self._schedules: OrderedDict[tuple[bool, int, int | None], _Scheduled] = OrderedDict()
         self._target = _Target()
 
     def tell(self, passed: Callable[[int], None]) -> None:
@@ -253,23 +264,26 @@ class StageRunner:
     def _run(
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, name: str, *, training: bool
     ) -> list[Tensor]:
-        """What has one length at a time: stages are static."""
+        """What has one length at a time: stages are static. An evaluation is cut further, so that what it holds does
+        not grow with the split."""
+        most = len(micro_batches) if training else _EVALUATED_TOGETHER * self.spec.stages
         losses: list[Tensor] = []
-        for length, some in groupby(micro_batches, lambda micro_batch: micro_batch.length):
-            losses += self._run_length(step, list(some), length, split, name, training=training)
+        parts = _parts(micro_batches, most)
+        for part, following in zip(parts, [*parts[1:], []], strict=True):
+            losses += self._run_part(step, part, following, split, name, training=training)
         return losses
 
-    def _run_length(
+    def _run_part(
         self,
         step: int,
         micro_batches: Sequence[MicroBatch],
-        length: int | None,
+        following: Sequence[MicroBatch],
         split: Split,
         name: str,
         *,
         training: bool,
     ) -> list[Tensor]:
-        spec = self.spec
+        spec, length = self.spec, micro_batches[0].length
         self._module.upcoming = [self._context(step, split, micro_batch.sample_ids) for micro_batch in micro_batches]
         ids = [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]
         samples: Tensor | None = None
@@ -278,19 +292,21 @@ class StageRunner:
             samples = _cut_to(samples, length)
             self._target.set(labels.to(spec.device), weights_of(micro_batches, spec.dtype).to(spec.device))
         if self._prefix is not None:
-            source = self._source(split, name, step if training else None, ids, samples, length)
+            next_ids = [sample_id for micro_batch in following for sample_id in micro_batch.sample_ids]
+            source = self._source(split, name, step if training else None, ids, next_ids, samples, length)
             self._prefix.begin(source, [micro_batch.sample_ids for micro_batch in micro_batches])
         if spec.stages == 1:
             size = len(micro_batches[0].sample_ids)
             return [self._alone(slice(start, start + size), training) for start in range(0, len(ids), size)]
         rows = torch.arange(len(ids), device=spec.device)
         size = len(micro_batches[0].sample_ids)
-        schedule = self._schedule(len(micro_batches), size, length, training=training)
+        stage, schedule = self._schedule(len(micro_batches), size, length, training=training)
         losses: list[Tensor] = []
         run = schedule.step if training else schedule.eval
         inputs = (rows,) if spec.is_first else ()
         target = rows if spec.is_last else None
         run(*inputs, target=target, losses=losses if spec.is_last else None, return_outputs=False)
+        stage.clear_runtime_states()  # what it keeps of the outputs, else until it runs again
         return losses
 
     def _alone(self, rows: slice, training: bool) -> Tensor:
@@ -310,10 +326,12 @@ class StageRunner:
         name: str,
         step: int | None,
         ids: Sequence[int],
+        next_ids: Sequence[int],
         samples: Tensor | None,
         length: int | None,
     ) -> Source:
-        """The round's samples for the prefix; `samples` are the inputs of `ids` where they had to be read anyway."""
+        """The samples of a round, or of a part of an evaluation that goes on with `next_ids`, for the prefix; `samples`
+        are the inputs of `ids` where they had to be read anyway."""
 
         def inputs(wanted: Sequence[int]) -> Tensor:
             if samples is None:
@@ -324,12 +342,9 @@ class StageRunner:
             return samples[[row[sample_id] for sample_id in wanted]]
 
         def upcoming() -> list[tuple[int, int | None]]:
-            if step is None:
-                return []
-            following = step + 1
-            return [
-                (sample_id, augmentation_key(split, sample_id, following)) for sample_id in self._samples_of(following)
-            ]
+            following = None if step is None else step + 1
+            wanted = next_ids if following is None else self._samples_of(following)
+            return [(sample_id, augmentation_key(split, sample_id, following)) for sample_id in wanted]
 
         return Source(
             split=name,
@@ -346,11 +361,14 @@ class StageRunner:
 
     def _schedule(
         self, num_micro_batches: int, micro_batch_size: int, length: int | None, *, training: bool
-    ) -> PipelineScheduleSingle:
+    ) -> _Scheduled:
         """One stage and schedule for each (mode, M, length): a stage's receive buffers belong to the mode that prepared
-        them."""
+        them. Those that were used last are kept, the same ones on all workers of the pipeline, which meet to make one.
+        """
         key = (training, num_micro_batches, length)
         if key not in self._schedules:
+            if len(self._schedules) == _KEPT_STAGES:
+                self._schedules.popitem(last=False)
             spec = self.spec
             stage = _Stage(
                 self._module,
@@ -365,7 +383,9 @@ class StageRunner:
             schedule_class = spec.schedule if in_turns else ScheduleGPipe
             # The gradients are divided once, by the global weight, after they are reduced.
             loss = self._loss if training else self._score
-            self._schedules[key] = schedule_class(stage, num_micro_batches, loss_fn=loss, scale_grads=False)
+            schedule = schedule_class(stage, num_micro_batches, loss_fn=loss, scale_grads=False)
+            self._schedules[key] = _Scheduled(stage, schedule)
+        self._schedules.move_to_end(key)
         return self._schedules[key]
 
     def _example_input(self, micro_batch_size: int, length: int | None) -> Tensor:
@@ -405,6 +425,12 @@ class StageRunner:
         except Exception as error:
             raise ModelError(f"a metric failed: {type(error).__name__}: {error}") from error
         return output.new_zeros(())
+
+
+def _parts(micro_batches: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
+    """At most `most` of them at a time, all of one length."""
+    of_length = [list(some) for _, some in groupby(micro_batches, lambda micro_batch: micro_batch.length)]
+    return [some[start : start + most] for some in of_length for start in range(0, len(some), most)]
 
 
 def _cut_to(inputs: Tensor, length: int | None) -> Tensor:
