@@ -1,6 +1,7 @@
 """Checkpoints by unit and the readable model folder, on a path and on fsspec URLs."""
 
 import json
+import math
 import subprocess
 import sys
 import uuid
@@ -56,6 +57,14 @@ def test_each_unit_comes_back_by_itself(location: str) -> None:
     loaded = load_unit(location, found, "blocks.0")
     assert torch.equal(loaded["weight"], torch.full((3, 2), 8.0, dtype=torch.float64))
     assert loaded["step"].item() == 7
+
+
+def test_what_is_no_number_comes_back_as_it_was(location: str) -> None:
+    save(location, 7)
+    commit(location, info(7).model_copy(update={"state": {"best": {"f1": float("nan")}, "policy": float("-inf")}}))
+    found = latest(location)
+    assert found is not None
+    assert math.isnan(found.state["best"]["f1"]) and found.state["policy"] == float("-inf")
 
 
 def test_there_is_no_checkpoint_before_its_marker(location: str) -> None:

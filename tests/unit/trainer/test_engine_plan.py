@@ -1,5 +1,6 @@
 """The leader's plan of a regroup: which state counts, who takes which role, which unit comes from whom."""
 
+import math
 from itertools import pairwise, permutations
 
 import pytest
@@ -17,6 +18,7 @@ from pipetransformer.elastic.plan import (
     plan_moves,
 )
 from pipetransformer.partition import Cut
+from pipetransformer.state import Control
 
 NUM_UNITS = 8
 UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]
@@ -74,6 +76,17 @@ def test_what_was_decided_after_a_step_is_not_lost_with_one_that_broke_before_it
     plan = plan_for([broken, decided], 2, 1)
 
     assert plan.control["boundary"] == 2
+
+
+def test_what_is_no_number_travels_in_the_control_state() -> None:
+    control = Control(best={"accuracy": 0.9, "f1": float("nan")}, policy={"best": float("inf")}).to_dict()
+    inventory = Inventory(units=[], step=0, control=control, mirrors=[Mirrored(step=0, units=[], control=control)])
+    inventory = Inventory.model_validate_json(inventory.model_dump_json())
+
+    for arrived in (inventory.control, inventory.mirrors[0].control):
+        assert math.isnan(arrived["best"]["f1"]) and arrived["policy"] == {"best": float("inf")}
+    plan = plan_for([bring(range(NUM_UNITS), 0)], 1, 1).model_copy(update={"control": control})
+    assert math.isnan(RegroupPlan.model_validate_json(plan.model_dump_json()).control["best"]["f1"])
 
 
 def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -38,9 +38,11 @@ class CheckpointInfo(Wire):
     """The marker of a durable checkpoint: where training stands, for any layout that loads it.
 
     `min_stages` is the pipeline that a restart begins with, `num_shards` C of the order of its data. `state` is
-    what besides tensors was committed (policy state, best metric), JSON-able. `run` is what a run that goes on from it
-    must have in common with the one that wrote it.
+    what besides tensors was committed (policy state, best metric), JSON-able but for what is no number. `run` is what a
+    run that goes on from it must have in common with the one that wrote it.
     """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     step: int
     boundary: int

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from scipy.optimize import linear_sum_assignment
 
 from ..freezing import first_trainable
@@ -30,7 +30,13 @@ class Origin(StrEnum):
     CHECKPOINT = "Checkpoint"  #: the newest durable checkpoint
 
 
-class Mirrored(BaseModel):
+class _Message(BaseModel):
+    """Control states may hold what is no number, such as a metric of nobody."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
+class Mirrored(_Message):
     """What one participant mirrored of a step: units that it held and units of its neighbour; `control` of then."""
 
     step: int
@@ -38,7 +44,7 @@ class Mirrored(BaseModel):
     control: dict[str, Any]
 
 
-class Inventory(BaseModel):
+class Inventory(_Message):
     """What one participant brings.
 
     Attributes:
@@ -68,7 +74,7 @@ class Move(BaseModel):
     target: int
 
 
-class RegroupPlan(BaseModel):
+class RegroupPlan(_Message):
     """The leader's decision for one generation.
 
     Attributes:
