@@ -50,6 +50,7 @@ class Checkpointer:
         self._job = job
         self._spec = job.spec.checkpoint
         self._loading: CheckpointInfo | None = None
+        self._known: CheckpointInfo | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._wanted = False
         #: The checkpoint that is being written, by all workers together, and this worker's part of it.
@@ -116,8 +117,7 @@ class Checkpointer:
             self._begun = None
         if self._marking is None or not self._marking.done():
             return None
-        info, self._marking = self._finished(self._marking), None
-        return describe(info, info.state["earlier_generations"])
+        return self._marked(self._marking)
 
     def save_now(self, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> DurableCheckpoint | None:
         """Write the committed state and return once it is durable; on the leader, what that is.
@@ -148,8 +148,7 @@ class Checkpointer:
                 self._marking = self._mark(info)
         if self._marking is None:
             return None
-        marked, self._marking = self._finished(self._marking), None
-        return describe(marked, marked.state["earlier_generations"])
+        return self._marked(self._marking)
 
     def give_up(self) -> None:
         """The generation is over: what it was writing does not count, and its files go with the next that does."""
@@ -169,6 +168,11 @@ class Checkpointer:
             return info
 
         return self._thread.submit(mark)
+
+    def _marked(self, marking: Future[CheckpointInfo]) -> DurableCheckpoint:
+        self._marking = None
+        self._known = info = self._finished(marking)
+        return describe(info, info.state["earlier_generations"])
 
     def _finished(self, future: Future[Result]) -> Result:
         """What a thread's work gave, waiting for it."""
@@ -206,13 +210,9 @@ class Checkpointer:
         with storing(f"spec.checkpoint.location: {location}"):
             return max(newest_generation(location), newest_generation(best_location(location)))
 
-    def newest(self, control: Control) -> DurableCheckpoint | None:
-        """The newest checkpoint, as the operator wants to know it."""
-        if self._spec is None:
-            return None
-        with storing(f"spec.checkpoint.location: {self._spec.location}"):
-            info = latest(self._spec.location)
-        return None if info is None else describe(info, control.earlier_generations)
+    def known(self, control: Control) -> DurableCheckpoint | None:
+        """The newest checkpoint that this worker has loaded or, as leader, made durable; the storage is not asked."""
+        return None if self._known is None else describe(self._known, control.earlier_generations)
 
     def load_control(self, name: str) -> Control:
         """Control state of the checkpoint that `durable` called so, without what was measured on the workers of that
@@ -227,6 +227,7 @@ class Checkpointer:
             self._loading = find(self._spec.location, name)
         if self._loading is None:
             raise LookupError(f"{self._spec.location} no longer holds {name}")
+        self._known = self._loading
         return replace(Control.from_dict(dict(self._loading.state)), costs=None)
 
     def load_unit(self, index: int) -> dict[str, Tensor]:

@@ -416,7 +416,7 @@ class Trainer:
         if layout.is_first:
             self._cache.listen(layout, result.store, self._transport.address)
         if leader is not None:
-            leader.committed(control, self._checkpointer.newest(control))
+            leader.committed(control, self._checkpointer.known(control))
             self._watcher.watch(layout.number)
         self._checkpointer.give_up()
         if control.step > 0:

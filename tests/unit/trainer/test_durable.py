@@ -162,6 +162,19 @@ def test_a_planned_checkpoint_that_newer_ones_pushed_out_meanwhile_is_planned_an
         checkpointer.load_control(planned.name)
 
 
+def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path: Path) -> None:
+    make_durable(job, 5)
+    checkpointer, control = Checkpointer(job), Control(step=5)
+    assert checkpointer.known(control) is None
+    planned = checkpointer.durable()
+    assert planned is not None
+    checkpointer.load_control(planned.name)
+    (tmp_path / "checkpoint").rename(tmp_path / "unreachable")
+
+    known = checkpointer.known(control)
+    assert known is not None and (known.step, known.layout_generation) == (5, 3)
+
+
 def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job: Job, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("a file where the folder should be")
     checkpointer = Checkpointer(job)
