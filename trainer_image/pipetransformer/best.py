@@ -13,7 +13,7 @@ from .state import WorkerState
 
 
 def save_best(job: Job, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> None:
-    """Replace the model that is kept by the present one. All members call this between rounds.
+    """Replace the model that is kept by the present one, for good once this returns. All members call this.
 
     Raises:
         StorageError: it cannot be written.
@@ -39,6 +39,7 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, world: dist.Pro
                 num_layers=job.num_layers,
             )
             commit(location, info, keep=1)
+        dist.all_reduce(torch.ones(1), group=world)  # nobody notes it as the best before it counts
     except (OSError, StaleCheckpointError) as error:
         raise StorageError(f"spec.checkpoint.location: {location}: {error}") from error
 

@@ -5,17 +5,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from pipetransformer.checkpoint import latest, load_unit, save_unit
+from pipetransformer.best import best_location
+from pipetransformer.checkpoint import commit, latest, load_unit, save_unit
 from pipetransformer.durable import Checkpointer
 from pipetransformer.errors import StorageError
 from pipetransformer.job import Job
 from pipetransformer.layout import StageLayout
 from pipetransformer.state import Control, WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from tests.ranks import run_ranks
 from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
 
 
@@ -173,6 +177,40 @@ def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path:
 
     known = checkpointer.known(control)
     assert known is not None and (known.step, known.layout_generation) == (5, 3)
+
+
+def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
+    """Save by two ranks, of which the first leads; on the leader, whether the other had returned before the marker."""
+    from pipetransformer import best
+
+    job = Job.load(make_spec(ADAMW, checkpoint={"location": location}))
+    other_returned = Path(location).with_name("returned")
+    members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
+    generation = Generation(
+        job_uid="job", layout_generation=1, stages=1, pipelines=2, members=members, leader="w0", nonce="n",
+        reason=ResizeReason.START,
+    )  # fmt: skip
+    layout = StageLayout(generation, group.rank(), [(0, 0), (1, 0)], [range(job.num_layers + 2)], 16)
+    early = []
+
+    def commit_late(*arguments: Any, **named: Any) -> None:
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline and not other_returned.exists():
+            time.sleep(0.01)
+        early.append(other_returned.exists())
+        commit(*arguments, **named)
+
+    with mock.patch.object(best, "commit", commit_late):
+        best.save_best(job, trained(job, 5), layout, group)
+    if group.rank() == 1:
+        other_returned.touch()
+    return any(early)
+
+
+@pytest.mark.timeout(120)
+def test_nobody_notes_a_best_model_before_it_is_durable(tmp_path: Path) -> None:
+    assert run_ranks(2, save_as_best, str(tmp_path / "checkpoint")) == [False, False]
+    assert latest(best_location(str(tmp_path / "checkpoint"))) is not None
 
 
 def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job: Job, tmp_path: Path) -> None:
