@@ -51,11 +51,15 @@ class Faults:
         stopped_at: it hangs there for ever. Nobody is told before another worker has lost its group: the operator
             drops nobody for silence alone.
         loses_vote_of: its connection seems to break after the vote of that step (from 0), before its commit.
+        loses_decision_after: it seems to break after the commit of that step, before what follows it.
+        loses_commit_of: it seems to break in the vote for that generation, for which all have voted.
     """
 
     killed_at: tuple[Moment, int] | None = None
     stopped_at: tuple[Moment, int] | None = None
     loses_vote_of: int | None = None
+    loses_decision_after: int | None = None
+    loses_commit_of: int | None = None
 
     @property
     def ends(self) -> bool:
@@ -192,9 +196,11 @@ def _worker(
     import logging
 
     import torch
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format=f"w{number} %(asctime)s %(message)s")
+    from pipetransformer.elastic import regroup as regroup_module
     from pipetransformer.elastic.groups import Transport
     from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, host_store
     from pipetransformer.elastic.watchdog import Watchdog
@@ -228,7 +234,16 @@ def _worker(
                 os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
             if moment is Moment.VOTED and at == faults.loses_vote_of and trainer.generation == 1:
                 raise RuntimeError("injected: connection closed by peer")
+            if moment is Moment.COMMITTED and at == faults.loses_decision_after and trainer.generation == 1:
+                raise RuntimeError("injected: connection closed by peer")
 
+        def vote_for_generation(transfer: dist.ProcessGroup) -> None:
+            commit(transfer)
+            if handler.current == faults.loses_commit_of:
+                raise RuntimeError("injected: connection closed by peer")
+
+        commit = regroup_module._commit
+        regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()
         watchdog = None if watchdog_seconds is None else Watchdog(floor_seconds=watchdog_seconds)
         trainer = Trainer(

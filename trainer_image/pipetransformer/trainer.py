@@ -266,7 +266,6 @@ class Trainer:
         started = time.perf_counter()
         layout, control = member.layout, self._state.control
         self._committer.pending = False
-        self._in_doubt = None
         dealt = self._job.training_micro_batches(control.step, layout.pipelines, layout.micro_batch_size)
         micro_batches = dealt[layout.pipeline]
         reducer = member.reducer
@@ -278,6 +277,7 @@ class Trainer:
         self._hooks.reached(Moment.REDUCED, control.step)
         similar = self._similarities(member)
         self._committer.pending = True
+        self._in_doubt = None  # all took part in this round, so the vote for another generation had failed
         ballot = Vote(
             float(self._pass_on_next(member)),
             float(self._hooks.stop_requested()),

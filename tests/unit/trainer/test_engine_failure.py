@@ -53,6 +53,24 @@ def test_a_worker_that_missed_the_commit_commits_late_and_nothing_is_redone(
     assert findings.clean and findings.redone == 0
 
 
+def test_what_leavers_gave_before_the_vote_seemed_to_fail_outlives_a_round_that_nobody_else_begins(
+    stayed: Ran, tmp_path: Path
+) -> None:
+    """Both that hold the second stage leave. Of those that get it one dies, and the other does not know of the vote."""
+    script = [
+        Scripted(2, 2, [0, 1, 2, 3]),
+        Scripted(1, 2, [0, 2], at_step=8, leavers=[1, 3]),
+        Scripted(1, 1, [0], after_loss=2),
+    ]
+    faults = {0: Faults(loses_commit_of=2), 2: Faults(killed_at=(Moment.AGREED, 2))}
+
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults=faults)
+
+    compare(run, stayed)
+    findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
+    assert findings.clean and findings.redone == 0
+
+
 def test_a_warm_spare_takes_the_place_of_a_dead_worker(stayed: Ran, tmp_path: Path) -> None:
     script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 2, [0, 1, 2, 4], after_loss=3)]
 
