@@ -93,8 +93,7 @@ class Committer:
         """Commit the pending step as others have, and take over `control`, which says what they decided after it."""
         skipped = Vote(loss_sum=float("nan"))
         self.commit(state.control, Vote.from_list(control.last_vote) if control.last_vote else skipped)
-        state.control = control
-        state.apply_boundary()
+        state.go_on_from(control)
 
     def note_for_the_lost(self, control: Control, layout: StageLayout) -> None:
         """Whoever died between its vote and its ledger has committed what this worker has: note it in its place.

@@ -132,6 +132,11 @@ class WorkerState:
                 if not parameter.requires_grad:
                     self.moments.pop(name, None)
 
+    def go_on_from(self, control: Control) -> None:
+        """Take over what others have decided after the step that this worker has committed, too."""
+        self.control = control
+        self.apply_boundary()
+
     def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
         """Parameters and buffers, and moments as `NAME@KEY`, of one unit by whole-model name."""
         prefix = unit_name(index, self.num_layers)

@@ -100,6 +100,19 @@ def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit
 
 
 @pytest.mark.parametrize(
+    "committed", [pytest.param(8, id="freeze"), pytest.param(11, id="unfreeze", marks=pytest.mark.slow)]
+)
+def test_a_worker_that_broke_before_the_boundary_moved_sends_and_gets_what_the_others_expect(
+    committed: int, optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
+) -> None:
+    script = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [0, 1], at_step=committed)]
+
+    run = run_job(spec_of(optimizer), script, tmp_path, faults={1: Faults(loses_decision_after=committed)})
+
+    compare(run, stayed)
+
+
+@pytest.mark.parametrize(
     "voted", [pytest.param(8, id="freeze"), pytest.param(11, id="unfreeze", marks=pytest.mark.slow)]
 )
 def test_a_worker_that_missed_the_commit_before_the_boundary_moved_sends_and_gets_what_the_others_expect(

@@ -188,8 +188,8 @@ class _Attempt:
         plan = self._agree(pending)
         self.phases.lap("plan")
         self._expect(plan)
-        if plan.origin is Origin.PEERS and self.state.units and self.state.control.step == plan.step - 1:
-            tools.commit_late(Control.from_dict(plan.control))
+        if plan.origin is Origin.PEERS and self.state.units:
+            self._catch_up(plan.step, Control.from_dict(plan.control))
         state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
         if self.is_member:
             spans = [range(start, stop) for start, stop in plan.spans]
@@ -215,6 +215,15 @@ class _Attempt:
         _commit(self.groups.transfer)
         self.phases.lap("vote")
         return plan, new_state
+
+    def _catch_up(self, step: int, control: Control) -> None:
+        """Do what others have done and this worker broke before: commit the step, decide what follows it. What it sends
+        is then as those expect it who have."""
+        present = self.state.control
+        if present.step == step - 1:
+            self.tools.commit_late(control)
+        elif present.step == step and present.decided_step != control.decided_step:
+            self.state.go_on_from(control)
 
     def _expect(self, plan: RegroupPlan) -> None:
         """Note what will move, and so how long the vote may be away: alike on all, since they wait for each other."""
