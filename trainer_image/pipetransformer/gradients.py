@@ -48,6 +48,11 @@ class Gradients:
         units = [sum(parameter.numel() for parameter in parameters) for parameters in self.parameters.values()]
         self.of_unit = dict(zip(self.parameters, torch.split(self._flat, units), strict=True))
 
+    @property
+    def device(self) -> torch.device:
+        """Of the buffer."""
+        return self._flat.device
+
     def serve(self, state: WorkerState, layout: StageLayout) -> bool:
         """Whether what `state` trains in `layout` is just what these are of."""
         held = [*(parameter for some in self.parameters.values() for parameter in some), *self._shared]

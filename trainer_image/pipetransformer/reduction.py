@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .elastic.groups import GenerationGroups
+from .elastic.groups import GenerationGroups, wait_for
 from .gradients import Gradients
 from .layout import StageLayout
 from .state import WorkerState
@@ -72,6 +72,7 @@ class GradientReducer:
             self._start()
         for work in self._sums:
             work.wait()
+        wait_for(self._gradients.device)  # the vote says that these gradients are complete
         self._missing, self._sums = [], []
         norms = [0.0] * (self._state.num_layers + 2)
         counts = self._layout.pipeline == 0

@@ -30,6 +30,7 @@ __all__ = [
     "drop_group",
     "ensure_default_group",
     "make_group",
+    "wait_for",
 ]
 
 #: Global ranks of the other members: any number that is not 0, the rank of this process in the default group.
@@ -81,6 +82,13 @@ def make_group(store: Store, tag: str, rank: int, size: int, transport: Transpor
         config += ",cuda:nccl"
     _register(group, c10d.GroupName(tag), rank, size, config, store)
     return group
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until what this worker has started on the device is done: `wait` of an operation of NCCL only keeps later
+    work on the device from beginning before it, so what is said to others after `wait` alone may not be true yet."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: int, config: str, store: Store) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from .groups import wait_for
 from .plan import Move
 
 #: Of one unit, as `UnitCodec` gives it.
@@ -31,7 +32,7 @@ def move_units(
         started: called once, when all sends and receives are under way.
 
     Returns:
-        Received parts by unit.
+        Received parts by unit. All is there, and all that was sent has been taken.
 
     Raises:
         RuntimeError: a connection broke or timed out.
@@ -51,6 +52,8 @@ def move_units(
     started()
     for work in works:
         work.wait()
+    for device in {operation.tensor.device for operation in operations}:
+        wait_for(device)
     return received
 
 
