@@ -78,6 +78,11 @@ def make_group(store: Store, tag: str, rank: int, size: int, transport: Transpor
         nccl_options = dist.ProcessGroupNCCL.Options()
         nccl_options._timeout = transport.timeout
         nccl = dist.ProcessGroupNCCL(PrefixStore(f"{tag}/nccl", store), rank, size, nccl_options)
+        if size > 1:
+            # torch makes NCCL's communicator in the first operation, in which all ranks must take part (documentation
+            # of `batch_isend_irecv`), while state moves between some of them only. Here all are, and can be given up.
+            nccl.allreduce([torch.zeros(1, device=transport.device)]).wait()
+            wait_for(transport.device)
         group._register_backend(torch.device("cuda"), c10d.ProcessGroup.BackendType.NCCL, nccl)
         config += ",cuda:nccl"
     _register(group, c10d.GroupName(tag), rank, size, config, store)
