@@ -15,6 +15,7 @@ from pipetransformer.elastic.groups import (
     PrefixStore,
     TCPStore,
     Transport,
+    abort_together,
     drop_group,
     ensure_default_group,
     make_group,
@@ -67,6 +68,34 @@ def test_torch_still_has_the_private_names_that_we_use() -> None:
     assert hasattr(c10d.ProcessGroup, "_set_group_name")
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     assert hasattr(options, "_devices") and hasattr(options, "_timeout")
+    assert hasattr(c10d.ProcessGroup, "_get_backend")
+    if dist.is_nccl_available():
+        assert hasattr(dist.ProcessGroupNCCL, "_group_start") and hasattr(dist.ProcessGroupNCCL, "_group_end")
+
+
+class Communicator:
+    """Of NCCL's, only what it was told."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def _group_start(self) -> None:
+        self.told.append("start")
+
+    def _group_end(self) -> None:
+        self.told.append("end")
+
+    def abort(self) -> None:
+        self.told.append(self.name)
+
+
+def test_communicators_are_aborted_as_one_operation() -> None:
+    told: list[str] = []
+
+    abort_together([Communicator("world", told), Communicator("pipeline", told)])
+    abort_together([])
+
+    assert told == ["start", "world", "pipeline", "end"]
 
 
 def test_a_group_of_our_own_reduces_and_sends_by_its_own_ranks(store: TCPStore) -> None:

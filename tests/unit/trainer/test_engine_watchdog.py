@@ -4,6 +4,7 @@ import datetime
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -57,6 +58,26 @@ def test_a_collective_with_a_silent_peer_fails_once_it_is_overdue(store: TCPStor
     with pytest.raises(RuntimeError), watchdog.timing("round", groups.connections):
         dist.all_reduce(torch.ones(1), group=groups.world)
 
+    groups.drop()
+    silent.drop()
+
+
+def test_what_waits_on_no_socket_is_ended_once_and_only_after_nobody_can_vote_any_more(store: TCPStore) -> None:
+    groups, silent = pair(store)
+    votes: SimpleQueue[str] = SimpleQueue()
+
+    def end_waits() -> None:
+        try:
+            dist.all_reduce(torch.ones(1), group=groups.world)
+        except RuntimeError:
+            votes.put("refused")
+
+    groups.connections.after_shut = end_waits
+    groups.connections.shut()
+    groups.connections.shut()
+
+    assert votes.get(timeout=30) == "refused"
+    assert groups.connections.after_shut is None
     groups.drop()
     silent.drop()
 

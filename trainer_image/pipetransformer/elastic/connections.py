@@ -29,6 +29,10 @@ class Connections:
 
     Args:
         own_port: port of the store that this process hosts, whose accepted connections belong to others.
+
+    Attributes:
+        after_shut: ends waits that hang on no socket. It is called once, in a thread of its own, for it may hang; and
+            only after the sockets are shut, so that nobody who waits so can tell others of something that never came.
     """
 
     def __init__(self, own_port: int = 0) -> None:
@@ -37,6 +41,7 @@ class Connections:
         self._before: set[tuple[int, str]] | None = None
         self._opened: set[tuple[int, str]] = set()
         self._shut_once = threading.Event()
+        self.after_shut: Callable[[], None] | None = None
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
@@ -82,6 +87,9 @@ class Connections:
             opened = self._opened if self._before is None else self._opened | (present - self._before)
             for descriptor, _ in opened & present:
                 self._shut(descriptor)
+        after, self.after_shut = self.after_shut, None
+        if after is not None:
+            threading.Thread(target=after, name="after-shut", daemon=True).start()
 
     def _shut(self, descriptor: int) -> None:
         with contextlib.suppress(OSError):  # it was closed meanwhile, or is no TCP connection

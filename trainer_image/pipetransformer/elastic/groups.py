@@ -11,8 +11,10 @@ when torch changes one of them.
 
 import contextlib
 import datetime
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ __all__ = [
     "Store",
     "TCPStore",
     "Transport",
+    "abort_together",
     "drop_group",
     "ensure_default_group",
     "make_group",
@@ -75,6 +78,8 @@ def make_group(store: Store, tag: str, rank: int, size: int, transport: Transpor
     group._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
     config = "cpu:gloo"
     if transport.device.type == "cuda":
+        # Else torch ends this process when a peer dies; `torchrun` asks for that, so it may be set already.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         nccl_options = dist.ProcessGroupNCCL.Options()
         nccl_options._timeout = transport.timeout
         nccl = dist.ProcessGroupNCCL(PrefixStore(f"{tag}/nccl", store), rank, size, nccl_options)
@@ -115,6 +120,24 @@ def drop_group(group: dist.ProcessGroup) -> None:
         RuntimeError
     ):  # a backend that is already broken refuses the abort, which is then not needed
         group.abort()
+
+
+class _NCCL(Protocol):
+    """What is used here of torch's `ProcessGroupNCCL`."""
+
+    def _group_start(self) -> None: ...
+    def _group_end(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+def abort_together(backends: Sequence[_NCCL]) -> None:
+    """End what waits on the device, as `torch.distributed` ends all groups: aborts of several communicators may wait
+    for each other unless they are one operation of NCCL."""
+    if backends:
+        backends[0]._group_start()
+        for backend in backends:
+            backend.abort()
+        backends[0]._group_end()
 
 
 @dataclass(slots=True)
@@ -177,7 +200,15 @@ class GenerationGroups:
             )
 
     def _make(self, store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
-        return self.connections.connect(lambda: make_group(store, tag, rank, size, transport), drop_group)
+        group = self.connections.connect(lambda: make_group(store, tag, rank, size, transport), drop_group)
+        if transport.device.type == "cuda":
+            self.connections.after_shut = self._abort_on_device
+        return group
+
+    def _abort_on_device(self) -> None:
+        """For any thread. What was summed or received on the device means nothing afterwards."""
+        cuda = torch.device("cuda")
+        abort_together([group._get_backend(cuda) for group in self._distinct()])  # type: ignore[misc]
 
     def release_transfer(self) -> list[dist.ProcessGroup]:
         """Let go of the leavers once the generation is committed; the caller drops what this returns."""
@@ -186,9 +217,13 @@ class GenerationGroups:
 
     def release(self) -> list[dist.ProcessGroup]:
         """Forget all groups; the caller drops them."""
-        groups = (self.transfer, self.world, self.pipeline, self.data_parallel, *self.tied.values())
+        groups = self._distinct()
         self.transfer = self.world = self.pipeline = self.data_parallel = None
         self.tied = {}
+        return groups
+
+    def _distinct(self) -> list[dist.ProcessGroup]:
+        groups = (self.transfer, self.world, self.pipeline, self.data_parallel, *self.tied.values())
         return list({id(group): group for group in groups if group is not None}.values())
 
     def drop(self) -> None:
