@@ -64,7 +64,7 @@ def test_what_leavers_gave_before_the_vote_seemed_to_fail_outlives_a_round_that_
     ]
     faults = {0: Faults(loses_commit_of=2), 2: Faults(killed_at=(Moment.AGREED, 2))}
 
-    run = run_job(make_spec(ADAMW), script, tmp_path, faults=faults)
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults=faults, watchdog_seconds=5)
 
     compare(run, stayed)
     findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
