@@ -203,15 +203,15 @@ class Trainer:
 
     def _turn(self) -> Ending | None:
         """One round and what follows it; a broken group ends in the next generation."""
-        member = self._member
-        if member is None:
+        if self._member is None:
             return self._regroup()
         try:
-            return self._train(member)
+            # No name here may refer to the member: its sockets, whose end tells the others, close with the last one.
+            return self._train(self._member)
         except (RuntimeError, OSError) as error:
             if fault := users_fault(error):
                 raise fault from fault.__cause__
-            if len(member.layout.generation.members) == 1:  # there is nobody whose connection could have broken
+            if len(self._member.layout.generation.members) == 1:  # nobody's connection could have broken
                 raise
             logger.warning("generation %d broke at step %d: %s", self.generation, self.step, error)
         # Outside of the except clause: its traceback refers to the groups, whose sockets close with the last reference.
