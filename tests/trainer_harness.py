@@ -191,7 +191,7 @@ def _worker(
     run_dir: str,
     pipe: Connection,
     faults: Faults,
-    watchdog_seconds: float | None,
+    watchdog_seconds: float,
 ) -> None:
     import logging
 
@@ -245,7 +245,7 @@ def _worker(
         commit = regroup_module._commit
         regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()
-        watchdog = None if watchdog_seconds is None else Watchdog(floor_seconds=watchdog_seconds)
+        watchdog = Watchdog(floor_seconds=watchdog_seconds)
         trainer = Trainer(
             job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", _TIMEOUT), reports, Path(run_dir),
             Hooks(reached=reached, broke=lambda: pipe.send(_BROKE)), watchdog,
@@ -266,7 +266,7 @@ def run_job(
     faults: Mapping[int, Faults] | None = None,
     first_generation: int = 1,
     job_uid: str = "job",
-    watchdog_seconds: float | None = None,
+    watchdog_seconds: float = 300.0,
 ) -> Ran:
     """Train `spec` through the generations of `script`, with `faults` by worker.
 
@@ -277,7 +277,8 @@ def run_job(
         faults: by worker.
         first_generation: number of the script's first.
         job_uid: of the job; another one's is a new job.
-        watchdog_seconds: floor of the workers' watchdogs, their own by default.
+        watchdog_seconds: floor of the workers' watchdogs. Beyond the harness's patience by default: a death has to be
+            noticed by the connections that it closes.
     """
     faults = faults or {}
     context = multiprocessing.get_context("forkserver")
