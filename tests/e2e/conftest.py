@@ -144,6 +144,8 @@ def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
         if "operator" in request.fixturenames:
             print(f"and in {cluster.kube(SYSTEM_NAMESPACE).dump(_dumps())}")
     system.delete("namespace", name)
+    if (folder := cluster.shared / name).exists():
+        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -179,14 +181,13 @@ def storage(cluster: Cluster, kube: Kube, shared: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def shared(cluster: Cluster, kube: Kube) -> Iterator[Path]:
-    """A folder that the test and the pods of every node can write."""
+def shared(cluster: Cluster, kube: Kube) -> Path:
+    """A folder that the test and the pods of every node can write; it goes after them, with the namespace."""
     folder = cluster.shared / kube.namespace
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     folder.chmod(0o1777)
-    yield folder
-    shutil.rmtree(folder)
+    return folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
