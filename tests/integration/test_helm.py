@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,33 @@ def test_what_the_schema_takes_is_what_values_yaml_documents() -> None:
     optional = {"resources.claims"}  # of Kubernetes, empty by default
     for key in values:
         assert _leaves(values[key], key) == _properties(schema[key], key) - optional, key
+
+
+def test_what_the_chart_cannot_do_without_may_not_be_null() -> None:
+    needed = list(_needed(yaml.safe_load((CHART / "values.yaml").read_text())))
+    for depth in {path.count(".") for path in needed}:
+        nulls = [path for path in needed if path.count(".") == depth]
+        done = helm("template", "x", CHART, *(f"--set={path}=null" for path in nulls), check=False)
+        assert done.returncode != 0
+        for path in nulls:
+            where, _, name = path.rpartition(".")
+            pointer = "/" + where.replace(".", "/") if where else ""
+            assert re.search(f"at '{pointer}': missing propert.*'{name}'", done.stderr), path
+
+
+def test_what_may_be_empty_may_be_null() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    free = {leaf for key in values for leaf in _leaves(values[key], key)} - {*_needed(values)}
+    helm("template", "x", CHART, *(f"--set={path}=null" for path in free))
+
+
+def _needed(values: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Paths of what is not empty by default, free maps aside."""
+    for key, value in values.items():
+        if value not in ({}, [], "") and key not in _FREE | {"resources"}:
+            yield f"{path}{key}"
+            if isinstance(value, dict):
+                yield from _needed(value, f"{path}{key}.")
 
 
 def _leaves(value: Any, path: str) -> set[str]:
