@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -22,6 +22,7 @@ from .controller.ports import Conflict, JobKey, Unavailable
 from .health import Health
 from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
+from .kube.follow import WATCH_SECONDS
 from .kube.jobs import KnownJobs
 from .kube.keeper import Keeper
 from .kube.lease import Lease
@@ -38,12 +39,15 @@ from .settings import Settings
 
 logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 1.0
-#: A watch is opened anew so often.
-WATCH_SECONDS = 120
 #: A watch that was not opened for so long is stuck: two of its lives, and kopf's longest pause between attempts.
 WATCH_PATIENCE_SECONDS = 2 * WATCH_SECONDS + 30
 CRD_POLL_SECONDS = 2.0
 CERTIFICATE_SECONDS = 600.0
+
+
+class _Watching(Protocol):
+    async def run(self) -> None:
+        """Watches for ever."""
 
 
 class Service:
@@ -63,27 +67,21 @@ class Service:
         metrics: Metrics,
         controller: Controller,
         jobs: KnownJobs,
-        pods: PodWatch,
-        keeper: Keeper,
+        nodes: Nodes,
+        watching: list[_Watching],
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
-        nodes: Nodes,
-        quota: KueueQuota | NoKueue,
-        others: WaitingPods | None,
     ) -> None:
         self.health = health
         self.metrics = metrics
         self.jobs = jobs
-        self._pods = pods
         self._apis = apis
         self._lease = lease
         self._controller = controller
-        self._keeper = keeper
+        self._nodes = nodes
+        self._watching = watching
         self._runners = runners
         self._renewing = renewing
-        self._nodes = nodes
-        self._quota = quota
-        self._others = others
 
     @classmethod
     async def start(cls, settings: Settings) -> "Service":
@@ -134,7 +132,6 @@ class Service:
         pods = PodWatch(
             api,
             settings.namespaces,
-            WATCH_SECONDS,
             lambda key: controller.wake(key),
             pod_gone,
             attend,
@@ -159,6 +156,7 @@ class Service:
             quota=quota,
             waiting=others.waiting if others else None,
         )
+        keeper = Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
         runners = []
         for application, port, context in (
@@ -178,13 +176,10 @@ class Service:
             metrics,
             controller,
             jobs,
-            pods,
-            Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known),
+            nodes,
+            [jobs, pods, keeper, quota, *filter(None, [others])],
             runners,
             renewing,
-            nodes,
-            quota,
-            others,
         )
 
     async def lead(self) -> None:
@@ -197,8 +192,8 @@ class Service:
     async def run(self) -> None:
         """Watches all but jobs and nodes, once this operator leads, for ever: a fault in any part is raised."""
         async with asyncio.TaskGroup() as tasks:
-            for part in (self._pods, self.jobs, self._quota, self._keeper, *filter(None, [self._others])):
-                tasks.create_task(part.run())
+            for one in self._watching:
+                tasks.create_task(one.run())
             await self._renewing
 
     async def keep_leading(self) -> None:

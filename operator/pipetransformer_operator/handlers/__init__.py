@@ -11,13 +11,13 @@ from typing import Any
 import kopf
 
 from ..api import GROUP, PLURAL, VERSION
-from ..service import WATCH_SECONDS, Service
+from ..kube.api import LISTED_AT_ONCE
+from ..kube.follow import WATCH_SECONDS
+from ..service import Service
 from ..settings import Settings
 from .session import Backoffs, log_in
 
 CONNECT_SECONDS = 10
-#: Objects of one answer to a list.
-LISTED_AT_ONCE = 250
 #: kopf keeps an object's newest event for so long.
 IDLE_SECONDS = 1.0
 

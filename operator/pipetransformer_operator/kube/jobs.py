@@ -9,14 +9,12 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlencode
 
 from ..controller.ports import Conflict, JobKey, Unavailable
 from .api import METADATA_ONLY, Api, NotFound, Object
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
-LISTED_AT_ONCE = 250
 
 
 class KnownJobs:
@@ -93,19 +91,15 @@ class KnownJobs:
 
     async def _look(self, path: str) -> None:
         """Drops what a list lacks although it is newer."""
-        query = {"limit": str(LISTED_AT_ONCE)}
         there: set[str] = set()
-        while True:
-            listed = await self._api.get(f"{path}?{urlencode(query)}", accept=METADATA_ONLY)
-            there.update(job["metadata"]["uid"] for job in listed["items"])
-            following = listed["metadata"].get("continue")
-            if not following:
-                break
-            query["continue"] = following
+        version = 0
+        async for part in self._api.list(path, accept=METADATA_ONLY):
+            version = _version(part)
+            there.update(job["metadata"]["uid"] for job in part["items"])
         namespace = re.search(r"/namespaces/([^/]+)/", path)
         for key in self.keys(namespace[1] if namespace else ""):
             for uid, job in list(self._seen[key].items()):
-                if uid not in there and _version(job) <= _version(listed):
+                if uid not in there and _version(job) <= version:
                     logger.warning("%s is gone, and its watch did not say so", key)
                     self._drop(key, uid)
 

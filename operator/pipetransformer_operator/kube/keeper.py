@@ -7,20 +7,18 @@ broke, nobody knows what happened meanwhile, so everything is written again in i
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from urllib.parse import urlencode
 
-from ..controller.ports import Conflict, JobKey, Unavailable
+from ..controller.ports import JobKey, Unavailable
 from ..plan.accounting import JOB_LABEL
-from .api import Api, NotFound, Object
+from .api import Api, NotFound, Object, Query
 from .authority import Publisher
+from .follow import follow
 from .pods import CA_CONFIG_MAP
 from .protection import Protection
 
 logger = logging.getLogger(__name__)
-WATCH_SECONDS = 120
-RETRY_SECONDS = 10.0
-_PROTECTION = urlencode({"labelSelector": JOB_LABEL})
-_AUTHORITY = urlencode({"fieldSelector": f"metadata.name={CA_CONFIG_MAP}"})
+_PROTECTION = {"labelSelector": JOB_LABEL}
+_AUTHORITY = {"fieldSelector": f"metadata.name={CA_CONFIG_MAP}"}
 
 
 class Keeper:
@@ -50,35 +48,31 @@ class Keeper:
 
     async def run(self) -> None:
         """Watches for ever."""
-        following = []
-        for where in [f"/namespaces/{name}" for name in self._namespaces] or [""]:
-            for folder in ("/apis/networking.k8s.io/v1{}/networkpolicies", "/apis/policy/v1{}/poddisruptionbudgets"):
-                path = f"{folder.format(where)}?{_PROTECTION}"
-                following.append(self._follow(path, self._protection_seen, self._protection.forget_all))
-            path = f"/api/v1{where}/configmaps?{_AUTHORITY}"
-            following.append(self._follow(path, self._authority_seen, self._publisher.forget_all))
-        await asyncio.gather(*following)
+        protection = _PROTECTION, self._protection_seen, self._protection.forget_all
+        async with asyncio.TaskGroup() as tasks:
+            for where in [f"/namespaces/{name}" for name in self._namespaces] or [""]:
+                for path, query, seen, missed in (
+                    (f"/apis/networking.k8s.io/v1{where}/networkpolicies", *protection),
+                    (f"/apis/policy/v1{where}/poddisruptionbudgets", *protection),
+                    (f"/api/v1{where}/configmaps", _AUTHORITY, self._authority_seen, self._publisher.forget_all),
+                ):
+                    tasks.create_task(self._follow(path, query, seen, missed))
 
     async def _follow(
-        self, path: str, seen: Callable[[Object, bool], Awaitable[None]], missed: Callable[[], None]
+        self, path: str, query: Query, seen: Callable[[Object, bool], Awaitable[None]], missed: Callable[[], None]
     ) -> None:
-        version, broke = "", False
-        while True:
-            try:
-                if not version:
-                    version = (await self._api.get(f"{path}&limit=1"))["metadata"]["resourceVersion"]
-                    if broke:
-                        missed()
-                async for event in self._api.watch(f"{path}&allowWatchBookmarks=true", version, WATCH_SECONDS):
-                    version = event["object"]["metadata"]["resourceVersion"]
-                    if event["type"] != "BOOKMARK":
-                        await seen(event["object"], event["type"] == "DELETED")
-            except (Conflict, NotFound, Unavailable) as error:
-                logger.warning(
-                    "what jobs need besides pods is not watched now: %s; again in %g s", error, RETRY_SECONDS
-                )
-                version, broke = "", True
-                await asyncio.sleep(RETRY_SECONDS)
+        began = False
+
+        async def relist() -> str:
+            nonlocal began
+            version: str = (await self._api.get(path, {**query, "limit": "1"}))["metadata"]["resourceVersion"]
+            if began:
+                missed()
+            began = True
+            return version
+
+        async for one, deleted in follow(self._api, path, query, relist=relist):
+            await seen(one, deleted)
 
     async def _protection_seen(self, one: Object, deleted: bool) -> None:
         metadata = one["metadata"]

@@ -5,20 +5,15 @@ thousands start. Changes are taken in their order; after an outage what went uns
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
-from urllib.parse import urlencode
 
-from ..controller.ports import Conflict, JobKey, Refused, Unavailable
+from ..controller.ports import JobKey, Refused
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
+from .follow import follow
 from .pods import observable
 
-logger = logging.getLogger(__name__)
-#: Pods of one answer to a list: 8,000 in one took 400 MB.
-LISTED_AT_ONCE = 250
-FIRST_RETRY_SECONDS = 0.5
-LONGEST_RETRY_SECONDS = 10.0
+_QUERY = {"labelSelector": JOB_LABEL}
 
 
 class PodWatch:
@@ -27,7 +22,6 @@ class PodWatch:
     Args:
         api: of the cluster.
         namespaces: to watch; all when empty.
-        seconds: after which a watch is opened anew.
         changed: called with the job whose pod changed.
         gone: called with the job and the UID of a pod that is no more.
         listed: called with each namespace, empty for all, once its pods are known.
@@ -39,7 +33,6 @@ class PodWatch:
         self,
         api: Api,
         namespaces: Iterable[str],
-        seconds: int,
         changed: Callable[[JobKey], None],
         gone: Callable[[JobKey, str], None],
         listed: Callable[[str], None],
@@ -49,7 +42,6 @@ class PodWatch:
         self._api = api
         self._unlisted = set(namespaces or [""])
         self._namespaces = tuple(self._unlisted)
-        self._seconds = seconds
         self._changed = changed
         self._gone = gone
         self._when_listed = listed
@@ -74,52 +66,39 @@ class PodWatch:
 
     async def _follow(self, namespace: str) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
-        retry = FIRST_RETRY_SECONDS
-        while True:
-            try:
-                version = await self._list(namespace, path)
-                retry = FIRST_RETRY_SECONDS
-                while True:
-                    version = await self._watch(path, version)
-            except (Conflict, NotFound, Refused, Unavailable) as error:
-                logger.warning("pods cannot be watched now: %s; again in %g s", error, retry)
-                if isinstance(error, NotFound | Refused):
-                    self._refused(path)
-                await asyncio.sleep(retry)
-                retry = min(2 * retry, LONGEST_RETRY_SECONDS)
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, NotFound | Refused):
+                self._refused(path)
+
+        changes = follow(
+            self._api,
+            path,
+            _QUERY,
+            relist=lambda: self._list(namespace, path),
+            opened=lambda: self._opened(path),
+            failed=failed,
+        )
+        async for pod, deleted in changes:
+            if deleted:
+                self._drop(pod["metadata"]["uid"])
+            else:
+                self._note(pod)
 
     async def _list(self, namespace: str, path: str) -> str:
-        query = {"labelSelector": JOB_LABEL, "limit": str(LISTED_AT_ONCE)}
         there: set[str] = set()
-        while True:
-            listed = await self._api.get(f"{path}?{urlencode(query)}")
-            for pod in listed["items"]:
+        version = ""
+        async for part in self._api.list(path, _QUERY):
+            version = part["metadata"]["resourceVersion"]
+            for pod in part["items"]:
                 there.add(pod["metadata"]["uid"])
                 self._note(pod)
-            following = listed["metadata"].get("continue")
-            if not following:
-                break
-            query["continue"] = following
         for uid, key in list(self._keys.items()):
             if uid not in there and namespace in ("", key.namespace):
                 self._drop(uid)
         if namespace in self._unlisted:
             self._unlisted.remove(namespace)
             self._when_listed(namespace)
-        version: str = listed["metadata"]["resourceVersion"]
-        return version
-
-    async def _watch(self, path: str, version: str) -> str:
-        """Follows changes after `version` until the server ends the watch; returns the version that it came to."""
-        listed, opened = f"{path}?{urlencode({'labelSelector': JOB_LABEL})}", lambda: self._opened(path)
-        events = self._api.watch(listed, version, self._seconds, bookmarks=True, opened=opened)
-        async for event in events:
-            pod = event["object"]
-            version = pod["metadata"]["resourceVersion"]
-            if event["type"] == "DELETED":
-                self._drop(pod["metadata"]["uid"])
-            elif event["type"] != "BOOKMARK":
-                self._note(pod)
         return version
 
     def _note(self, pod: Object) -> None:

@@ -1,23 +1,17 @@
 """Pods of other owners that find no node, by a watch of those pods alone that have none."""
 
-import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable
-from urllib.parse import urlencode
 
-from ..controller.ports import Conflict, Unavailable
 from ..plan import Waiting
 from ..plan.accounting import JOB_LABEL
-from .api import Api, NotFound, Object
+from .api import Api, Object
+from .follow import follow
 from .quantity import whole
 
-logger = logging.getLogger(__name__)
-_QUERY = urlencode({"fieldSelector": "spec.nodeName=,status.phase=Pending", "labelSelector": f"!{JOB_LABEL}"})
-PATH = f"/api/v1/pods?{_QUERY}"
-WATCH_SECONDS = 120
-RETRY_SECONDS = 10.0
+PATH = "/api/v1/pods"
+QUERY = {"fieldSelector": "spec.nodeName=,status.phase=Pending", "labelSelector": f"!{JOB_LABEL}"}
 #: A scheduler tries again when a pod ends, and an autoscaler may have begun to help.
 PATIENCE_SECONDS = 5.0
 
@@ -49,19 +43,19 @@ class WaitingPods:
 
     async def run(self) -> None:
         """Watches for ever."""
-        while True:
-            try:
-                listed = await self._api.get(PATH)
-                there = {pod["metadata"]["uid"] for pod in listed["items"]}
-                self._seen = {uid: seen for uid, seen in self._seen.items() if uid in there}
-                for pod in listed["items"]:
-                    self.note(pod)
-                version = listed["metadata"]["resourceVersion"]
-                async for event in self._api.watch(PATH, version, WATCH_SECONDS):
-                    self.note(event["object"], deleted=event["type"] == "DELETED")
-            except (Conflict, NotFound, Unavailable) as error:
-                logger.warning("pods of others are not seen now: %s; again in %g s", error, RETRY_SECONDS)
-                await asyncio.sleep(RETRY_SECONDS)
+        async for pod, deleted in follow(self._api, PATH, QUERY, relist=self._list):
+            self.note(pod, deleted=deleted)
+
+    async def _list(self) -> str:
+        there: set[str] = set()
+        version = ""
+        async for part in self._api.list(PATH, QUERY):
+            version = part["metadata"]["resourceVersion"]
+            for pod in part["items"]:
+                there.add(pod["metadata"]["uid"])
+                self.note(pod)
+        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in there}
+        return version
 
 
 def waiting_of(pod: Object) -> Waiting | None:

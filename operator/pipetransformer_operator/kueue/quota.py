@@ -122,7 +122,9 @@ class KueueQuota:
                 return True
         except NotFound:
             pass
-        pods = await self._api.get(f"/api/v1/namespaces/{key.namespace}/pods?labelSelector={JOB_LABEL}%3D{key.name}")
+        pods = await self._api.get(
+            f"/api/v1/namespaces/{key.namespace}/pods", {"labelSelector": f"{JOB_LABEL}={key.name}"}
+        )
         mine = (pod for pod in pods["items"] if controller_uid(pod) == owner)
         return any(pod.get("status", {}).get("phase") not in _ENDED for pod in mine)
 

@@ -5,21 +5,18 @@ away its API answers with errors, and an open watch says nothing: it is opened a
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from urllib.parse import quote
 
-from ..controller.ports import Conflict, JobKey, Unavailable
-from ..kube.api import Api, NotFound, Object
+from ..controller.ports import JobKey
+from ..kube.api import Api, Object
+from ..kube.follow import follow
 from ..plan.accounting import JOB_LABEL
 from .workload import API
 
-logger = logging.getLogger(__name__)
 #: Of each request: a Kueue that hangs must not hold anything else up.
 TIMEOUT_SECONDS = 5.0
 WATCH_SECONDS = 60
-FIRST_RETRY_SECONDS = 0.5
-LONGEST_RETRY_SECONDS = 10.0
+_QUERY = {"labelSelector": JOB_LABEL}
 
 
 class Workloads:
@@ -78,37 +75,41 @@ class Workloads:
 
     async def _follow(self, namespace: str) -> None:
         where = f"/namespaces/{namespace}" if namespace else ""
-        path = f"/apis/{API}{where}/workloads?labelSelector={quote(JOB_LABEL)}"
-        retry = FIRST_RETRY_SECONDS
-        while True:
-            try:
-                version = await self._list(namespace, path)
-                retry = FIRST_RETRY_SECONDS
-                async for event in self._api.watch(path, version, WATCH_SECONDS):
-                    (self.drop if event["type"] == "DELETED" else self.note)(event["object"])
-            except (Conflict, NotFound, Unavailable) as error:
-                logger.warning("Kueue cannot be watched now: %s; again in %g s", error, retry)
-                if self._problems[namespace]:
-                    self._problems[namespace] = f"Kueue does not answer: {error}"
-                    self._changed(None)
-                await asyncio.sleep(retry)
-                retry = min(2 * retry, LONGEST_RETRY_SECONDS)
+        path = f"/apis/{API}{where}/workloads"
+
+        def failed(error: Exception) -> None:
+            if self._problems[namespace]:
+                self._problems[namespace] = f"Kueue does not answer: {error}"
+                self._changed(None)
+
+        changes = follow(
+            self._api,
+            path,
+            _QUERY,
+            relist=lambda: self._list(namespace, path),
+            watch_seconds=WATCH_SECONDS,
+            relists_always=True,
+            failed=failed,
+        )
+        async for workload, deleted in changes:
+            (self.drop if deleted else self.note)(workload)
 
     async def _list(self, namespace: str, path: str) -> str:
-        listed = await self._api.get(path, timeout=TIMEOUT_SECONDS)
-        there = {item["metadata"]["uid"]: item for item in listed["items"]}
-        known = [seen for _, seen in self.all() if namespace in ("", seen["metadata"]["namespace"])]
-        for workload in known:
-            old = int(workload["metadata"]["resourceVersion"]) <= int(listed["metadata"]["resourceVersion"])
-            if workload["metadata"]["uid"] not in there and old:
-                self.drop(workload)
+        there: dict[str, Object] = {}
+        version = ""
+        async for part in self._api.list(path, _QUERY, timeout=TIMEOUT_SECONDS):
+            version = part["metadata"]["resourceVersion"]
+            there |= {item["metadata"]["uid"]: item for item in part["items"]}
+        for _, known in self.all():
+            mine = namespace in ("", known["metadata"]["namespace"])
+            if mine and known["metadata"]["uid"] not in there and _version(known) <= int(version):
+                self.drop(known)
         for workload in there.values():
             self.note(workload)
         self._gone.clear()
         if self._problems[namespace]:
             self._problems[namespace] = ""
             self._changed(None)
-        version: str = listed["metadata"]["resourceVersion"]
         return version
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.api import Api, NotFound, Object
+from pipetransformer_operator.kube.api import NO_QUERY, Api, NotFound, Object, Query
 from pipetransformer_operator.kube.lease import Lease, LeaseLost
 
 pytestmark = pytest.mark.timeout(20)
@@ -135,7 +135,7 @@ async def test_two_that_start_at_once_are_not_both_the_one() -> None:
     api, clock = FakeApi(), Clock()
     first, second = lease(api, "a", clock), lease(api, "b", clock)
 
-    async def both_read(path: str, *, timeout: float = 0, accept: str = "") -> Object:
+    async def both_read(path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
         raise NotFound(path)
 
     api.get = both_read  # type: ignore[method-assign]  # both see that there is none

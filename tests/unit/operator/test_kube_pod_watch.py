@@ -1,16 +1,13 @@
 """What is known of pods: by lists in parts, by changes in their order, and after an outage."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from urllib.parse import parse_qs, urlsplit
-
 import pytest
 
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
-from pipetransformer_operator.kube import pod_watch
-from pipetransformer_operator.kube.api import Api, Object
+from pipetransformer_operator.kube import follow
+from pipetransformer_operator.kube.api import NO_QUERY, Object, Query
 from pipetransformer_operator.kube.pod_watch import PodWatch
 from pipetransformer_operator.plan.accounting import JOB_LABEL
+from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(20)
 KEY, OTHER = JobKey("default", "digits"), JobKey("default", "other")
@@ -26,51 +23,10 @@ def event(kind: str, changed: Object) -> Object:
     return {"type": kind, "object": changed}
 
 
-class FakeApi(Api):
-    """Answers lists and watches in order, each with what it was asked; after the last it is silent."""
-
-    def __init__(self, *answers: list[Object] | Exception, parts: int = 100) -> None:
-        self._answers = list(answers)
-        self._parts = parts
-        self._rest: list[Object] = []
-        self.asked: list[str] = []
-        self.done = asyncio.Event()
-
-    async def get(self, path: str, *, timeout: float = 0, accept: str = "") -> Object:
-        query = parse_qs(urlsplit(path).query)
-        items = self._rest if "continue" in query else await self._next("list")
-        part, self._rest = items[: self._parts], items[self._parts :]
-        return {"metadata": {"resourceVersion": "5", **({"continue": "x"} if self._rest else {})}, "items": part}
-
-    async def watch(
-        self,
-        path: str,
-        version: str,
-        seconds: int,
-        *,
-        bookmarks: bool = False,
-        opened: Callable[[], None] = lambda: None,
-    ) -> AsyncIterator[Object]:
-        events = await self._next(f"watch from {version}")
-        opened()
-        for one in events:
-            yield one
-
-    async def _next(self, what: str) -> list[Object]:
-        self.asked.append(what)
-        if not self._answers:
-            self.done.set()
-            await asyncio.Event().wait()
-        answer = self._answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
 class Seen:
     """What is known once the answers were read, and who was told of what."""
 
-    def __init__(self, api: FakeApi, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(self, api: ScriptedApi, namespaces: tuple[str, ...] = ()) -> None:
         self.api = api
         self.changed: list[JobKey] = []
         self.gone: list[tuple[JobKey, str]] = []
@@ -80,7 +36,6 @@ class Seen:
         self.watch = PodWatch(
             api,
             namespaces,
-            60,
             self.changed.append,
             lambda *pod: self.gone.append(pod),
             self.listed.append,
@@ -89,9 +44,7 @@ class Seen:
         )
 
     async def read(self) -> "Seen":
-        running = asyncio.create_task(self.watch.run())
-        await self.api.done.wait()
-        running.cancel()
+        await self.api.answer(self.watch.run())
         return self
 
     def uids(self, key: JobKey = KEY) -> list[str]:
@@ -99,7 +52,7 @@ class Seen:
 
 
 async def test_a_list_comes_in_parts_and_only_a_whole_one_counts() -> None:
-    seen = Seen(FakeApi([pod(1, f"uid-{index}") for index in range(5)], parts=2))
+    seen = Seen(ScriptedApi(Listed([pod(1, f"uid-{index}") for index in range(5)]), parts=2))
     assert not seen.watch.knows("default")
     await seen.read()
     assert seen.watch.knows("default") and seen.listed == [""]
@@ -110,7 +63,7 @@ async def test_a_list_comes_in_parts_and_only_a_whole_one_counts() -> None:
 async def test_changes_are_taken_and_a_watch_that_ends_goes_on_where_it_was() -> None:
     bookmark = event("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
     events = [event("ADDED", pod(6, "uid-1")), event("DELETED", pod(7)), event("MODIFIED", pod(8, "uid-1")), bookmark]
-    seen = await Seen(FakeApi([pod(1)], events, [])).read()
+    seen = await Seen(ScriptedApi(Listed([pod(1)]), events, [])).read()
     assert seen.uids() == ["uid-1"]
     assert seen.gone == [(KEY, "uid-0")]
     assert seen.changed == [KEY] * 3, "at its first sight and at each change"
@@ -119,10 +72,10 @@ async def test_changes_are_taken_and_a_watch_that_ends_goes_on_where_it_was() ->
 
 
 async def test_a_pod_that_went_unseen_is_gone_by_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_watch, "FIRST_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(follow, "FIRST_RETRY_SECONDS", 0.0)
     late = Refused("410: the list took longer than its version is kept")
-    both, one = [pod(1), pod(2, "uid-1")], [pod(2, "uid-1")]
-    seen = await Seen(FakeApi(Unavailable("503"), late, both, Unavailable("410 Gone"), one)).read()
+    both, one = Listed([pod(1), pod(2, "uid-1")]), Listed([pod(2, "uid-1")])
+    seen = await Seen(ScriptedApi(Unavailable("503"), late, both, Unavailable("410 Gone"), one)).read()
     assert seen.uids() == ["uid-1"]
     assert seen.gone == [(KEY, "uid-0")]
     assert seen.api.asked == ["list", "list", "list", "watch from 5", "list", "watch from 5"]
@@ -130,16 +83,16 @@ async def test_a_pod_that_went_unseen_is_gone_by_the_next_list(monkeypatch: pyte
 
 
 async def test_a_pod_whose_label_changes_leaves_one_job_and_joins_the_other() -> None:
-    seen = await Seen(FakeApi([pod(1)], [event("MODIFIED", pod(6, job="other"))])).read()
+    seen = await Seen(ScriptedApi(Listed([pod(1)]), [event("MODIFIED", pod(6, job="other"))])).read()
     assert not seen.uids(KEY)
     assert seen.uids(OTHER) == ["uid-0"]
     assert seen.gone == [(KEY, "uid-0")]
 
 
-class TwoNamespaces(FakeApi):
+class TwoNamespaces(ScriptedApi):
     """Each namespace holds one pod, and nothing happens."""
 
-    async def get(self, path: str, *, timeout: float = 0, accept: str = "") -> Object:
+    async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
         namespace = path.split("/")[4]
         items = [pod(1, f"uid-{namespace}", namespace=namespace)]
         return {"metadata": {"resourceVersion": "5"}, "items": items}
@@ -156,7 +109,7 @@ async def test_a_list_of_one_namespace_says_nothing_of_anothers_pods() -> None:
 class OneForbidden(TwoNamespaces):
     """The first namespace may not be seen."""
 
-    async def get(self, path: str, *, timeout: float = 0, accept: str = "") -> Object:
+    async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
         if "/namespaces/a/" in path:
             raise Refused("403")
         return await super().get(path)
