@@ -7,6 +7,7 @@ import heapq
 
 from pipetransformer_contract.choose import Layout
 
+from . import layouts
 from .draft import Draft
 
 
@@ -15,15 +16,14 @@ def target(draft: Draft) -> Layout:
     plan, status = draft.status.plan, draft.status
     assert plan is not None
     current = plan.layout
-    if status.next_resize_time is not None and draft.now < status.next_resize_time:
-        draft.wake_at(status.next_resize_time)
+    if draft.sleeps():
         return current
     ceiling = draft.spec.elastic_policy.max_workers
-    best = draft.choose(ceiling)
+    best = layouts.best(draft, ceiling)
     if best is None or best.workers <= current.workers:
         return current
     if current.workers < status.initial_workers:
-        base = draft.choose(min(status.initial_workers, ceiling))
+        base = layouts.best(draft, min(status.initial_workers, ceiling))
         if base is not None and base.workers > current.workers:
             return base
     return _next_larger(draft, current, best)
@@ -39,7 +39,7 @@ def _next_larger(draft: Draft, current: Layout, best: Layout) -> Layout:
     stages = {offer.stages for offer in report.offers} if report else set()
     multiples = (range(k * (current.workers // k + 1), best.workers, k) for k in stages | {current.stages})
     for workers in heapq.merge(*multiples):
-        layout = draft.choose(workers)
+        layout = layouts.best(draft, workers)
         if layout is not None and layout.workers > current.workers:
             return layout
     return best

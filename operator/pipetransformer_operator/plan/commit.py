@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
+from . import layouts
 from .draft import Draft
 from .prepare import back_off
 from .types import EventType
@@ -89,7 +90,7 @@ def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
     if not all(_is_heard(draft, member) for member in holders if draft.alive(member)):
         return
     candidates = [*(member for member in holders if draft.alive(member)), *joined]
-    layout = old if old.workers <= len(candidates) else draft.choose(len(candidates))
+    layout = old if old.workers <= len(candidates) else layouts.best(draft, len(candidates))
     if layout is None:
         return
     wait = back_off(draft)

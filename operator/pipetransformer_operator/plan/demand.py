@@ -7,9 +7,9 @@ from pipetransformer_contract.choose import Layout, OnPack, choices
 
 from ..api.job import JobSpec, PipeTrainingJob
 from ..api.status import ConditionType, Reason, ResizePhase
+from . import layouts
 from .allocate import Demand
 from .draft import Draft
-from .start import starting_layout
 from .types import Observed
 
 #: A scheduler needs a moment; workers without a node for longer wait for others to give some up.
@@ -48,7 +48,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
         speeds=speeds,
         held=held,
         share=status.share.workers if status.share else None,
-        needs=starting_layout(draft).workers if starting else min(speeds),
+        needs=layouts.starting(draft).workers if starting else min(speeds),
         starting=starting,
         waiting=waiting,
         asleep=asleep,
@@ -60,7 +60,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
 def _is_asleep(draft: Draft) -> bool:
     """Whether an attempt is slept over for want of workers."""
     status = draft.status
-    if status.next_resize_time is None or draft.now >= status.next_resize_time:
+    if not draft.asleep:
         return False
     condition = status.condition(ConditionType.RUNNING if status.plan is None else ConditionType.RESIZING)
     return condition is None or condition.reason not in _NOT_FOR_WANT_OF_WORKERS
@@ -79,9 +79,10 @@ def _speeds(draft: Draft) -> dict[int, float]:
     offers = report.offers if report else []
     if not offers:
         return {}
-    bounds = replace(draft.bounds, max_pipelines=min(draft.bounds.max_pipelines, MAX_WIDTHS))
-    layouts = choices(offers, bounds, on_pack=draft.spec.elastic_policy.on_pack, packing=draft.spec.pipeline.packing)
+    bounds = layouts.bounds_of(draft)
+    bounds = replace(bounds, max_pipelines=min(bounds.max_pipelines, MAX_WIDTHS))
+    found = choices(offers, bounds, on_pack=draft.on_pack, packing=draft.spec.pipeline.packing)
     seconds = {Layout(offer.stages, time.pipelines): time.seconds for offer in offers for time in offer.step_seconds}
-    measured = all(seconds.get(layout, 0.0) > 0 for layout in layouts)
-    speeds = ((layout, 1 / seconds[layout] if measured else float(layout.workers)) for layout in layouts)
+    measured = all(seconds.get(layout, 0.0) > 0 for layout in found)
+    speeds = ((layout, 1 / seconds[layout] if measured else float(layout.workers)) for layout in found)
     return {layout.workers: speed for layout, speed in speeds}

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose, pays_to_recut
-from pipetransformer_contract.messages import Member, Offer, ResizeReason
+from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.job import CleanPodPolicy, JobSpec
+from ..api.job import JobSpec
 from ..api.labels import label_errors
 from ..api.status import (
     MAX_CONDITION_MESSAGE,
@@ -29,15 +29,20 @@ from ..api.status import (
 from . import quota
 from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, worker_name
 
-#: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
-FINISH_GRACE = timedelta(seconds=30)
 _CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 #: A worker that says nothing for so long may be lost if it beats at the shortest pace; the others have more time.
 SILENCE = timedelta(seconds=20)
 
 
 class Draft:
-    """A plan in the making. `status` is replaced, never changed in place."""
+    """A plan in the making. `status` is replaced, never changed in place.
+
+    Attributes:
+        expired: as the plan's.
+        min_available: as the plan's.
+        spared_ids: of workers that are not wanted any more, and whose pods stay for now.
+        suspects: names of members that are lost although their pods look alive, and why.
+    """
 
     def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
         self.spec = spec
@@ -45,6 +50,7 @@ class Draft:
         self.now = now
         self.status: JobStatus = observed.status
         self.expired = False
+        self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
         self.min_available: int | None = None
         self.label_errors = label_errors(observed.labels, spec)
@@ -224,74 +230,7 @@ class Draft:
             self._broken_since = (since,)
         return self._broken_since[0]
 
-    # -- layouts
-
-    @property
-    def bounds(self) -> Bounds:
-        """Limits of a layout; the data order was made for `num_shards` pipelines, so there are never more."""
-        elastic, stages = self.spec.elastic_policy, self.spec.pipeline.stages
-        report = self.status.last_report
-        return Bounds(
-            initial=Layout(stages, max(1, (self.status.initial_workers or elastic.workers) // stages)),
-            min_workers=elastic.min_workers,
-            max_workers=elastic.max_workers,
-            min_pipelines=elastic.min_pipelines,
-            max_pipelines=min(self.spec.max_pipelines, self.status.num_shards or self.spec.max_pipelines),
-            bytes_budget=report.bytes_budget if report else 0,
-        )
-
-    def limited(self, workers: int) -> int:
-        """`workers`, or the job's share if that is less and up to date; only `onPack: Auto` obeys what jobs share."""
-        share = self.status.share
-        if share is None or share.layout_generation != self.status.layout_generation:
-            return workers
-        if not (share.yields or self.on_pack is OnPack.AUTO):
-            return workers
-        return min(workers, share.workers)
-
-    def choose(self, workers: int, *, anew: bool = False) -> Layout | None:
-        """The best layout on `workers` workers by what was last reported; without offers, the present length only.
-
-        `anew`: as if nothing trained now, so that the cost of the change is not weighed.
-        """
-        plan, report = self.status.plan, self.status.last_report
-        offers: list[Offer] = list(report.offers) if report else []
-        bounds = self.bounds
-        if not offers and plan:
-            offers = [Offer(stages=plan.stages, bytes_per_worker=0)]
-            bounds = Bounds(
-                initial=Layout(plan.stages, bounds.initial.pipelines),
-                min_workers=bounds.min_workers,
-                max_workers=bounds.max_workers,
-                min_pipelines=bounds.min_pipelines,
-                max_pipelines=bounds.max_pipelines,
-                bytes_budget=0,
-            )
-        return choose(
-            offers,
-            workers,
-            bounds,
-            on_pack=self.spec.elastic_policy.on_pack,
-            packing=self.spec.pipeline.packing,
-            present=None if anew else self._present,
-        )
-
-    @property
-    def pays_to_recut(self) -> bool:
-        """Whether the members should go on in the same layout with other stages."""
-        report, present = self.status.last_report, self._present
-        measured = self.spec.pipeline.packing is Packing.MEASURED
-        return measured and report is not None and present is not None and pays_to_recut(report.offers, present)
-
-    @property
-    def _present(self) -> Present | None:
-        """What trains now; its step only once the leader of the published generation has reported it."""
-        plan, report = self.status.plan, self.status.last_report
-        if plan is None:
-            return None
-        if report is None or report.layout_generation != plan.layout_generation:
-            return Present(plan.layout)
-        return Present(plan.layout, report.step_seconds, report.remaining_steps)
+    # -- changes of the layout
 
     def publish(self, layout: Layout, candidates: Sequence[Member], reason: ResizeReason) -> None:
         """Publishes the next generation on the first candidates; holders of state that are left over become leavers.
@@ -361,6 +300,12 @@ class Draft:
         """Whether no change is tried yet, after one that failed."""
         return self.status.next_resize_time is not None and self.now < self.status.next_resize_time
 
+    def sleeps(self) -> bool:
+        """As `asleep`; then another turn follows once a change may be tried."""
+        if self.asleep and self.status.next_resize_time is not None:
+            self.wake_at(self.status.next_resize_time)
+        return self.asleep
+
     @property
     def on_pack(self) -> OnPack:
         return self.spec.elastic_policy.on_pack
@@ -369,12 +314,11 @@ class Draft:
 
     def plan(self) -> Plan:
         """The answer; creation and deletion follow from the status and the pods alone."""
-        finished = self.status.finished
         wake = min(self._wake, default=None)
         return Plan(
             status=self.status,
-            create=() if finished else self._missing(),
-            delete=self._after_the_end() if finished else self._unwanted(),
+            create=() if self.status.finished else self._missing(),
+            delete=self._unwanted(),
             events=tuple(self._events),
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
@@ -386,22 +330,5 @@ class Draft:
         return tuple(key for key in self.joining_ids if self.name_of(key) not in self._by_name)
 
     def _unwanted(self) -> tuple[tuple[str, str], ...]:
-        ids = set(self.status.worker_ids)
-        return tuple((w.name, w.uid) for w in self.observed.workers if w.id not in ids and not w.terminating)
-
-    def _after_the_end(self) -> tuple[tuple[str, str], ...]:
-        policy = self.spec.run_policy.clean_pod_policy
-        ended = self.status.completion_time or self.now
-        if policy is CleanPodPolicy.NONE:
-            return ()
-        had_time = self.now >= ended + FINISH_GRACE
-        running_too = self.status.is_true(ConditionType.FAILED) or had_time
-
-        def goes(worker: Worker) -> bool:
-            if worker.alive:
-                return running_too
-            return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
-
-        return tuple(
-            (worker.name, worker.uid) for worker in self.observed.workers if not worker.terminating and goes(worker)
-        )
+        stays = {*self.status.worker_ids, *self.spared_ids}
+        return tuple((w.name, w.uid) for w in self.observed.workers if w.id not in stays and not w.terminating)

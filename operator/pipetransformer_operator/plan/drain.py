@@ -18,13 +18,12 @@ from .types import WorkerPhase
 
 def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers that have to move, or prepares that; whether there is a need to."""
-    plan, status = draft.status.plan, draft.status
+    plan = draft.status.plan
     assert plan is not None
     going = [member for member in plan.members if (worker := draft.worker(member)) and worker.draining]
     if not going:
         return False
-    if status.next_resize_time is not None and draft.now < status.next_resize_time:
-        draft.wake_at(status.next_resize_time)
+    if draft.sleeps():
         return False
     staying = [member for member in plan.members if member not in going]
     useless = {worker.id for worker in draft.joiners if worker.draining}

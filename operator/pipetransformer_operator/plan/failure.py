@@ -11,6 +11,7 @@ from datetime import timedelta
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionType, Reason, ResizePhase
+from . import layouts
 from .draft import Draft
 from .finish import says_left, says_succeeded, words
 from .prepare import back_off, cancel, enter, is_late, why_not_ready
@@ -39,7 +40,7 @@ def recover(draft: Draft) -> None:
         draft.keep_workers(worker.id for worker in draft.joiners)
         return
     candidates = [*survivors, *draft.ready_joiners]
-    if layout := draft.choose(len(candidates)):
+    if layout := layouts.best(draft, len(candidates)):
         draft.publish(layout, candidates, ResizeReason.FAILURE if counted else ResizeReason.DRAIN)
     else:
         _wait_for_replacements(draft, survivors)
@@ -160,8 +161,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     plan, status = draft.status.plan, draft.status
     assert plan is not None
     kept = draft.ids_of(survivors)
-    if status.next_resize_time is not None and draft.now < status.next_resize_time:
-        draft.wake_at(status.next_resize_time)
+    if draft.sleeps():
         draft.keep_workers(kept)
         return
     draft.want([*kept, *draft.joining_ids], plan.layout.workers)

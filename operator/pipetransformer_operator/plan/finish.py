@@ -7,11 +7,13 @@ from pipetransformer_contract.messages import Outcome
 
 from ..api.job import CleanPodPolicy
 from ..api.status import MAX_CONDITION_REASON, ConditionType, Reason
-from .draft import FINISH_GRACE, Draft
+from .draft import Draft
 from .types import Worker
 
 #: Exit code of a trainer that cannot do what its spec says.
 EXIT_USER_ERROR = 2
+#: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
+FINISH_GRACE = timedelta(seconds=30)
 #: Of one worker, among others.
 MAX_WORDS = 200
 
@@ -40,6 +42,7 @@ def clean(draft: Draft) -> None:
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers([])
+    draft.spared_ids = frozenset(worker.id for worker in draft.observed.workers if not _goes(draft, worker))
     if not any(worker.holds for worker in draft.observed.workers):
         draft.update(quota_requests=[])
     ended = status.completion_time or draft.now
@@ -50,6 +53,17 @@ def clean(draft: Draft) -> None:
         draft.expired = draft.now >= expiry
         if not draft.expired:
             draft.wake_at(expiry)
+
+
+def _goes(draft: Draft, worker: Worker) -> bool:
+    """Whether the worker's pod is deleted now that its job has ended."""
+    policy = draft.spec.run_policy.clean_pod_policy
+    if policy is CleanPodPolicy.NONE:
+        return False
+    had_time = draft.now >= (draft.status.completion_time or draft.now) + FINISH_GRACE
+    if worker.alive:
+        return had_time or draft.status.is_true(ConditionType.FAILED)
+    return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
 
 
 def says_succeeded(worker: Worker | None) -> bool:

@@ -10,7 +10,7 @@ from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
-from . import quota
+from . import layouts, quota
 from .claim import is_claim, target
 from .draft import Draft
 from .types import EventType, Worker
@@ -35,11 +35,11 @@ def publish(draft: Draft) -> bool:
     warm = draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
     candidates = [*_expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
-    layout = draft.choose(draft.limited(len(candidates))) or draft.choose(len(candidates))
-    unchanged = layout == plan.layout and not going and not draft.pays_to_recut
+    layout = layouts.best(draft, layouts.limited(draft, len(candidates))) or layouts.best(draft, len(candidates))
+    unchanged = layout == plan.layout and not going and not layouts.pays_to_recut(draft)
     if layout is None or unchanged or snoozed(draft, layout):
         return False
-    yields = bool(going) or draft.limited(len(plan.members)) < len(plan.members)
+    yields = bool(going) or layouts.limited(draft, len(plan.members)) < len(plan.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft, plan.layout, layout)
     draft.publish(layout, [*candidates, *going], reason)
     if layout.workers > plan.layout.workers:
@@ -105,7 +105,7 @@ def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
         return ResizeReason.DEEPEN
     if after.workers == before.workers or draft.on_pack is OnPack.HOLD:
         return ResizeReason.PACK
-    if after.stages < before.stages or draft.limited(before.workers) < before.workers:
+    if after.stages < before.stages or layouts.limited(draft, before.workers) < before.workers:
         return ResizeReason.RELEASE
     return ResizeReason.SPEC
 

@@ -7,10 +7,9 @@ back, its workers leave and the job goes on narrower. As long as nothing is know
 
 from ..api.job import QUEUE_LABEL
 from ..api.status import ConditionType, QuotaRequest, Reason, ResizePhase
-from . import quota
+from . import layouts, quota
 from .draft import Draft
 from .prepare import cancel
-from .start import starting_layout
 from .types import Answer, EventType
 
 
@@ -46,7 +45,7 @@ def admits(draft: Draft) -> bool:
     base = status.quota_requests[0] if status.quota_requests else None
     if base is not None and base.admitted:
         return True
-    needed = starting_layout(draft).workers
+    needed = layouts.starting(draft).workers
     if base is not None and (base.queue != name or base.granted != needed):
         base = None
         draft.update(quota_requests=[])
@@ -99,7 +98,7 @@ def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
     if plan is None:
         return False
     leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.ids_of(plan.members))
-    return bool(leaving) and draft.choose(len(plan.members) - len(leaving)) is None
+    return bool(leaving) and layouts.best(draft, len(plan.members) - len(leaving)) is None
 
 
 def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
@@ -107,7 +106,7 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     assert draft.observed.queue is not None
     answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
     draft.update(quota_requests=[])
-    needed = starting_layout(draft).workers
+    needed = layouts.starting(draft).workers
     if answer.withdrawn or needed > base.workers:
         return []
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - needed})]

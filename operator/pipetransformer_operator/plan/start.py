@@ -4,10 +4,10 @@ All or none: workers of a start that the cluster cannot place whole, or whose co
 after a time, and tried again later.
 """
 
-from pipetransformer_contract.choose import Bounds, Layout, Packing, choose
-from pipetransformer_contract.messages import Offer, ResizeReason
+from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import ConditionType, ResizePhase
+from . import layouts
 from .draft import Draft
 from .prepare import all_scheduled, back_off, can_start, why_not_ready
 from .types import EventType
@@ -31,10 +31,9 @@ def start(draft: Draft) -> None:
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
-    if status.next_resize_time is not None and draft.now < status.next_resize_time:
-        draft.wake_at(status.next_resize_time)
+    if draft.sleeps():
         return
-    layout = starting_layout(draft)
+    layout = layouts.starting(draft)
     ready = draft.ready_joiners
     if len(ready) >= layout.workers:
         draft.publish(layout, ready, ResizeReason.START)
@@ -63,28 +62,3 @@ def _put_off_what_cannot_run(draft: Draft) -> None:
     draft.tell(reason, message, EventType.WARNING)
     draft.update(resize=None)
     draft.keep_workers([])
-
-
-def starting_layout(draft: Draft) -> Layout:
-    """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost."""
-    bounds, checkpoint = draft.bounds, draft.status.checkpoint
-    if checkpoint is None:
-        return bounds.initial
-    initial = Layout(checkpoint.min_stages, bounds.initial.pipelines)
-    base = draft.status.quota_requests[:1]
-    quota = base[0].granted if base and base[0].admitted else bounds.initial.workers
-    packed = choose(
-        [Offer(stages=checkpoint.min_stages, bytes_per_worker=0)],
-        min(quota, bounds.initial.workers),
-        Bounds(
-            initial=initial,
-            min_workers=bounds.min_workers,
-            max_workers=bounds.max_workers,
-            min_pipelines=bounds.min_pipelines,
-            max_pipelines=bounds.max_pipelines,
-            bytes_budget=0,
-        ),
-        on_pack=draft.on_pack,
-        packing=Packing.PAPER,
-    )
-    return packed or bounds.initial

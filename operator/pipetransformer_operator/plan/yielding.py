@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..api.job import JobSpec
+from . import layouts
 from .draft import Draft
 from .prepare import snoozed
 from .types import Observed
@@ -62,7 +63,7 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     claimed = [worker for worker in draft.wanted if worker.id in status.claimed_ids]
     members = {member.name for member in plan.members}
     base = len(members - {worker.name for worker in claimed})
-    layout = draft.choose(len(members) - 1)
+    layout = layouts.best(draft, len(members) - 1)
     wanted = set(status.worker_ids)
     stays = all(worker.node_lost or (worker.alive and worker.id in wanted) for worker in observed.workers)
     possible = layout is not None and layout.workers >= base and not snoozed(draft, layout)

@@ -1,0 +1,78 @@
+"""Layouts that a job may have: `choose` on what its leader offers, within the bounds of its spec and its data order."""
+
+from dataclasses import replace
+
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
+from pipetransformer_contract.choose import pays_to_recut as cut_pays
+from pipetransformer_contract.messages import Offer
+
+from .draft import Draft
+
+
+def bounds_of(draft: Draft) -> Bounds:
+    """Limits of a layout; the data order was made for `num_shards` pipelines, so there are never more."""
+    elastic, stages, status = draft.spec.elastic_policy, draft.spec.pipeline.stages, draft.status
+    report = status.last_report
+    return Bounds(
+        initial=Layout(stages, max(1, (status.initial_workers or elastic.workers) // stages)),
+        min_workers=elastic.min_workers,
+        max_workers=elastic.max_workers,
+        min_pipelines=elastic.min_pipelines,
+        max_pipelines=min(draft.spec.max_pipelines, status.num_shards or draft.spec.max_pipelines),
+        bytes_budget=report.bytes_budget if report else 0,
+    )
+
+
+def best(draft: Draft, workers: int) -> Layout | None:
+    """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
+    plan, report, bounds = draft.status.plan, draft.status.last_report, bounds_of(draft)
+    offers = list(report.offers) if report else []
+    if not offers and plan:
+        offers, bounds = _of_one_length(plan.stages, bounds)
+    packing = draft.spec.pipeline.packing
+    return choose(offers, workers, bounds, on_pack=draft.on_pack, packing=packing, present=_present(draft))
+
+
+def starting(draft: Draft) -> Layout:
+    """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost."""
+    bounds, checkpoint = bounds_of(draft), draft.status.checkpoint
+    if checkpoint is None:
+        return bounds.initial
+    base = draft.status.quota_requests[:1]
+    quota = base[0].granted if base and base[0].admitted else bounds.initial.workers
+    workers = min(quota, bounds.initial.workers)
+    offers, packed = _of_one_length(checkpoint.min_stages, bounds)
+    return choose(offers, workers, packed, on_pack=draft.on_pack, packing=Packing.PAPER) or bounds.initial
+
+
+def limited(draft: Draft, workers: int) -> int:
+    """`workers`, or the job's share if that is less and up to date; only `onPack: Auto` obeys what jobs share."""
+    share = draft.status.share
+    if share is None or share.layout_generation != draft.status.layout_generation:
+        return workers
+    if not (share.yields or draft.on_pack is OnPack.AUTO):
+        return workers
+    return min(workers, share.workers)
+
+
+def pays_to_recut(draft: Draft) -> bool:
+    """Whether the members should go on in the same layout with other stages."""
+    report, present = draft.status.last_report, _present(draft)
+    measured = draft.spec.pipeline.packing is Packing.MEASURED
+    return measured and report is not None and present is not None and cut_pays(report.offers, present)
+
+
+def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
+    """Offers and bounds of pipelines of so many stages, of which nothing is measured."""
+    initial = Layout(stages, bounds.initial.pipelines)
+    return [Offer(stages=stages, bytes_per_worker=0)], replace(bounds, initial=initial, bytes_budget=0)
+
+
+def _present(draft: Draft) -> Present | None:
+    """What trains now; its step only once the leader of the published generation has reported it."""
+    plan, report = draft.status.plan, draft.status.last_report
+    if plan is None:
+        return None
+    if report is None or report.layout_generation != plan.layout_generation:
+        return Present(plan.layout)
+    return Present(plan.layout, report.step_seconds, report.remaining_steps)
