@@ -6,48 +6,31 @@ fields they bind (`rules`), so that `kubectl apply` and the local command refuse
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
 from .choose import Packing
 from .messages import Positive
-from .wire import Wire
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One CEL validation on `self`. `field` is the path below `self` that the error names, such as `.alpha`.
-
-    `holds` says the same of the type, for a program's spec, which no API server sees.
-    """
-
-    rule: str
-    message: str
-    field: str = ""
-    holds: Callable[[Any], bool] | None = None
-
-
-def _is_import_path(name: str) -> bool:
-    return re.fullmatch(_IMPORT_PATH, name) is not None
-
-
-class SpecModel(Wire):
-    """Base of spec types. Unlike messages they refuse unknown fields: a typing error must not train something else."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
-    rules: ClassVar[tuple[Rule, ...]] = ()
-
+from .spec_model import Rule, SpecModel
 
 #: Names what the pod's own program passes to `pipetransformer.train`, where the spec would name it.
 SCRIPT = "script"
 #: A name that we register, or `module:attribute` to import in the trainer's image.
 ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+_URL = r"^[a-z][a-z0-9+.-]*://.+"
+_IS_A_LOCATION = Rule(
+    f"self.location.startsWith('/') || self.location.matches('{_URL}')",
+    "location must be an absolute path of a mounted volume or an fsspec URL",
+    ".location",
+    lambda self: self.location.startswith("/") or "://" in self.location,
+)
+
+
+def _is_import_path(name: str) -> bool:
+    return re.fullmatch(_IMPORT_PATH, name) is not None
 
 
 class Model(SpecModel):
@@ -362,14 +345,7 @@ class Checkpoint(SpecModel):
     )
     every_steps: Positive | None = Field(default=None, description="Besides those that a release needs.")
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=2, description="Newest checkpoints that are kept.")
-    rules = (
-        Rule(
-            r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
-            "location must be an absolute path of a mounted volume or an fsspec URL",
-            ".location",
-            lambda self: self.location.startswith("/") or "://" in self.location,
-        ),
-    )
+    rules = (_IS_A_LOCATION,)
 
 
 class Mirror(SpecModel):
@@ -386,14 +362,7 @@ class Output(SpecModel):
     location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="Absolute path of a mounted volume, or an fsspec URL."
     )
-    rules = (
-        Rule(
-            r"self.location.startsWith('/') || self.location.matches('^[a-z][a-z0-9+.-]*://.+')",
-            "location must be an absolute path of a mounted volume or an fsspec URL",
-            ".location",
-            lambda self: self.location.startswith("/") or "://" in self.location,
-        ),
-    )
+    rules = (_IS_A_LOCATION,)
 
 
 class Goal(StrEnum):

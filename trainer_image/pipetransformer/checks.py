@@ -6,7 +6,8 @@ from typing import Any
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from pipetransformer_contract.spec import SpecModel, TrainerSpec
+from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.spec_model import SpecModel
 
 from .checkpoint import Folder
 from .errors import SpecError

@@ -18,11 +18,10 @@ from pipetransformer_contract.spec import (
     Model,
     Output,
     Pipeline,
-    Rule,
-    SpecModel,
     TrainerSpec,
     Training,
 )
+from pipetransformer_contract.spec_model import Rule, SpecModel
 
 from .status import JobStatus
 

@@ -13,9 +13,9 @@ from pipetransformer_contract.spec import (
     Freeze,
     Model,
     Output,
-    SpecModel,
     Training,
 )
+from pipetransformer_contract.spec_model import SpecModel
 from pipetransformer_operator.api.labels import FieldError
 from pipetransformer_operator.api.schema import Schema, root_schema
 from pipetransformer_operator.api.validate import validate_manifest, validate_update
