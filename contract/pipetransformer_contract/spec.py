@@ -25,7 +25,7 @@ _IS_A_LOCATION = Rule(
     f"self.location.startsWith('/') || self.location.matches('{_URL}')",
     "location must be an absolute path of a mounted volume or an fsspec URL",
     ".location",
-    lambda self: self.location.startswith("/") or "://" in self.location,
+    lambda self: self.location.startswith("/") or re.match(_URL, self.location) is not None,
 )
 
 

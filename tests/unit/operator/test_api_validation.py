@@ -81,6 +81,7 @@ REFUSED = [
     (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),
     (make_job().set("cache.diskBytes", -1), "spec.cache.diskBytes"),
     (make_job().checkpoint("relative/path"), "spec.checkpoint.location"),
+    (make_job().checkpoint("S3://bucket/x"), "spec.checkpoint.location"),
     (make_job().set("output.location", "relative/path"), "spec.output.location"),
     (make_job().set("data.name", "imagenet"), "spec.data.name"),
     (
