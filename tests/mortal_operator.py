@@ -1,16 +1,10 @@
-"""The operator as a process that ends, as if killed, before or after one of its writes.
+"""The operator as a program that ends, as if killed, before or after one of its writes.
 
-It is started from a fork server that has imported it: a start takes no second. The lease is renewed by the clock and a
-token's review changes nothing; neither counts.
+The lease is renewed by the clock and a token's review changes nothing; neither counts.
 """
 
-import multiprocessing
 import os
-import sys
-from collections.abc import Mapping
 from enum import StrEnum
-from multiprocessing.context import ForkServerContext, ForkServerProcess
-from pathlib import Path
 from typing import Any
 
 from pipetransformer_operator.__main__ import main
@@ -26,26 +20,8 @@ class Side(StrEnum):
     AFTER = "after"
 
 
-def context() -> ForkServerContext:
-    """The fork server; it is started by the first process."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
-    return server
-
-
-def start(environment: Mapping[str, str], log: Path, *, write: int = 0, side: Side = Side.BEFORE) -> ForkServerProcess:
-    """Starts the operator; the `write`-th write, from 1, kills it."""
-    process = context().Process(target=_run, args=(dict(environment), str(log), write, side), daemon=True)
-    process.start()
-    return process
-
-
-def _run(environment: dict[str, str], log: str, write: int, side: Side) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(file, stream)
+def operate(write: int, side: Side) -> int:
+    """Runs the operator; the `write`-th write, from 1, kills it."""
     request = Api.request
     writes = 0
 
@@ -64,7 +40,7 @@ def _run(environment: dict[str, str], log: str, write: int, side: Side) -> None:
                 _die(method, path, side)
 
     Api.request = counted  # type: ignore[method-assign]
-    sys.exit(main())
+    return main()
 
 
 def _die(method: str, path: str, side: Side) -> None:

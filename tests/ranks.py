@@ -1,11 +1,12 @@
 """Runs a function on the ranks of a group, each in a process of its own that a forkserver with torch starts quickly."""
 
 import datetime
-import multiprocessing
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+from tests import forked
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 
@@ -15,8 +16,7 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
     from pipetransformer.elastic.groups import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot"])
+    context = forked.context(*forked.TRAINER)
     pipes: list[Connection] = []
     processes = []
     try:

@@ -185,9 +185,14 @@ class Worker:
             return bytes(response.read())
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Runs a worker and returns its exit code; `SCRIPTED_REFUSAL` is what it has against its spec."""
     if os.environ.get("SCRIPTED_REFUSAL"):
         refusal = {"outcome": "Failed", "reason": "InvalidSpec", "message": os.environ["SCRIPTED_REFUSAL"]}
         Path(os.environ[Env.TERMINATION_LOG]).write_text(json.dumps(refusal))
-        sys.exit(2)
-    sys.exit(Worker().run())
+        return 2
+    return Worker().run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,6 @@ transfer) is the real thing.
 import contextlib
 import datetime
 import json
-import multiprocessing
 import os
 import signal
 import threading
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 from pipetransformer.moments import Moment
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
+from tests import forked
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 _BROKE = "broke"
@@ -281,8 +281,7 @@ def run_job(
             noticed by the connections that it closes.
     """
     faults = faults or {}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot"])
+    context = forked.context(*forked.TRAINER)
     numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
     pipes: dict[int, Connection] = {}
     processes: dict[int, ForkServerProcess] = {}

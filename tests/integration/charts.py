@@ -11,7 +11,7 @@ from pipetransformer_operator.kube.api import Object
 from tools.devcluster import gobuild
 from tools.devcluster.layout import REPOSITORY
 
-from .conftest import SYSTEM
+from .operating import SYSTEM
 
 CHART = REPOSITORY / "charts" / "pipetransformer"
 MONITORING = "monitoring.coreos.com/v1"

@@ -14,7 +14,8 @@ from pipetransformer_operator.kube.api import Object
 from tools.devcluster import debian
 from tools.devcluster.layout import REPOSITORY
 
-from .conftest import free_port, until
+from .namespace import until
+from .operating import free_port
 
 RULES = REPOSITORY / "charts" / "pipetransformer" / "files" / "rules.yaml"
 SECONDS = "1s"

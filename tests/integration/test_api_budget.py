@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
-from .conftest import FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(90)

@@ -11,7 +11,9 @@ from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound, Object
 from tools.devcluster import gobuild
 
 from .charts import MONITORING, MONITORS, monitoring_values, render, template
-from .conftest import SYSTEM, FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import SYSTEM, Operator
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(180)

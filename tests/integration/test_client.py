@@ -11,7 +11,9 @@ import yaml
 from pipetransformer_client import AlreadyExists, Client, NotFound, Refused
 from pipetransformer_operator.api.status import State
 
-from .conftest import FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 from .test_chart import with_token
 from .test_operator import packing_job
 

@@ -16,7 +16,7 @@ from tests.builders import make_job
 from tools.devcluster import gobuild
 from tools.devcluster.layout import REPOSITORY
 
-from .conftest import Namespace
+from .namespace import Namespace
 
 pytestmark = pytest.mark.timeout(180)
 CHART = REPOSITORY / "charts" / "pipetransformer"

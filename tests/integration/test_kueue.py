@@ -13,7 +13,9 @@ from tools.devcluster import kueue
 from tools.devcluster.layout import Layout
 
 from .charts import render
-from .conftest import FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 from .test_chart import as_service_account, install
 from .test_operator import packing_job
 

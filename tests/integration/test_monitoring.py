@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +14,9 @@ from tools.dashboards import write
 from tools.devcluster.layout import REPOSITORY
 
 from .charts import monitors
-from .conftest import FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 from .prometheus import RULES, Prometheus, promtool, queries
 
 pytestmark = pytest.mark.timeout(240)
@@ -38,6 +39,13 @@ def training_job(checkpoints: Path) -> JobBuilder:
     )
 
 
+def train() -> None:
+    """A real trainer, whose torch only its own process imports."""
+    from pipetransformer.__main__ import main
+
+    main()
+
+
 @pytest.fixture
 async def prometheus(operator: Operator, tmp_path: Path) -> AsyncIterator[Prometheus]:
     server = Prometheus(tmp_path / "prometheus", f"127.0.0.1:{operator.metrics_port}", monitors()["PodMonitor"])
@@ -49,7 +57,7 @@ async def prometheus(operator: Operator, tmp_path: Path) -> AsyncIterator[Promet
 async def test_no_panel_is_empty_while_real_trainers_shrink(
     namespace: Namespace, operator: Operator, kubelet: FakeKubelet, prometheus: Prometheus, tmp_path: Path
 ) -> None:
-    kubelet.command = [sys.executable, "-m", "pipetransformer"]
+    kubelet.program = train
     await namespace.apply(training_job(tmp_path / "checkpoints"))
     variables = {"namespace": namespace.name, "job": "digits", "__rate_interval": "15s", "__range": "5m"}
     boards = {name: (write.FOLDER / name).read_text() for name in ("fleet.json", "job.json")}

@@ -7,7 +7,9 @@ import pytest
 
 from tests.builders import JobBuilder, make_job
 
-from .conftest import FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -10,7 +10,9 @@ from pipetransformer_operator.kube.api import MERGE_PATCH, Api
 from pipetransformer_operator.kube.lease import NAME
 from pipetransformer_operator.settings import EVERY_CLUSTERS_NAMESPACE
 
-from .conftest import SYSTEM, FakeKubelet, Namespace, Operator, Wire, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import SYSTEM, Operator, Wire
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(180)

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from pipetransformer_operator.__main__ import main
 from pipetransformer_operator.kube.api import Api
 from tests.builders import JobBuilder, make_job
-from tests.mortal_operator import KILLED, Side, start
+from tests.forked import Forked
+from tests.mortal_operator import KILLED, Side, operate
 
-from .conftest import FakeKubelet, Namespace, Operator, new_namespace
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, new_namespace
+from .operating import Operator
 
 RUN_SECONDS = 90
 #: Each run has at least so many writes.
@@ -75,17 +79,17 @@ async def mortal(operator: Operator, write: int, side: Side) -> AsyncIterator[Ca
 
     async def live() -> None:
         nonlocal killed
-        process = start(operator.environment, operator.log, write=write, side=side)
+        process = Forked(operate, operator.environment, operator.log, write, side)
         try:
-            while True:
-                while process.is_alive():  # noqa: ASYNC110 - it waits for another process
-                    await asyncio.sleep(0.02)
-                assert process.exitcode == KILLED, f"the operator ended by itself: {process.exitcode}"
-                killed = True
-                process = start(operator.environment, operator.log)
+            code = await process.wait()
+            assert code == KILLED, f"the operator ended by itself: {code}"
+            killed = True
+            process = Forked(main, operator.environment, operator.log)
+            code = await process.wait()
+            raise AssertionError(f"the next operator ended by itself: {code}")
         finally:
             process.kill()
-            process.join()
+            await process.wait()
 
     life = asyncio.create_task(live())
     try:

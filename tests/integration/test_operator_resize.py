@@ -6,7 +6,9 @@ import pytest
 
 from pipetransformer_operator.kube.api import MERGE_PATCH
 
-from .conftest import FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(90)

@@ -9,7 +9,9 @@ from pipetransformer_operator.api import GROUP
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
 
-from .conftest import FakeKubelet, Namespace, Operator, until
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(180)

@@ -9,7 +9,10 @@ import yaml
 
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, Object
 
-from .conftest import CRD, FakeKubelet, Namespace, Operator, until
+from .conftest import CRD
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, until
+from .operating import Operator
 from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(180)

@@ -9,7 +9,7 @@ from pipetransformer_operator.kube.api import Object
 from tests.bounds import violations
 from tests.unit.operator.test_api_validation import CHANGED, REFUSED, VALID, old_job
 
-from .conftest import Namespace
+from .namespace import Namespace
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -8,7 +8,9 @@ import pytest
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, Object
 
 from .charts import render
-from .conftest import FakeKubelet, Namespace, Operator, new_namespace
+from .fake_kubelet import FakeKubelet
+from .namespace import Namespace, new_namespace
+from .operating import Operator
 from .test_chart import as_service_account, install
 from .test_operator import packing_job
 

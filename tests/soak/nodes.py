@@ -7,7 +7,6 @@ after a time its object is deleted, as a cloud does, and the control plane clear
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 import traceback
@@ -20,7 +19,7 @@ from pathlib import Path
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
 from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
 from pipetransformer_operator.kube.pods import WORKER_LABEL
-from tests import kubelet
+from tests import forked, kubelet
 
 from .draw import ACCELERATOR
 from .patient import PatientApi
@@ -94,10 +93,7 @@ class Nodes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: set[str] = set()
         self._deleted: dict[str, asyncio.Event] = {}
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["pipetransformer.worker", "sklearn.datasets", "matplotlib.pyplot", train.__module__]
-        )
+        self._context = forked.context(*forked.TRAINER, "pipetransformer.worker", train.__module__)
         self.living: set[str] = set()
         self.workers: dict[str, Worker] = {}
         self.errors: list[str] = []

@@ -27,7 +27,8 @@ from benchmarks.common import print_table, write_result
 from pipetransformer_operator.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
 from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound
-from tests.integration.conftest import CRD, SYSTEM, Operator, Wire
+from tests.integration.conftest import CRD
+from tests.integration.operating import SYSTEM, Operator, Wire
 from tools.devcluster import cluster
 from tools.devcluster.layout import Layout
 

@@ -1,0 +1,80 @@
+"""Programs as processes that are forked from a server which has imported them: a start takes no second."""
+
+import asyncio
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+#: What a trainer needs that does not come with its first import.
+TRAINER = ("pipetransformer.trainer", "sklearn.datasets", "matplotlib.pyplot")
+_imported: dict[str, None] = {}
+
+
+def context(*modules: str) -> ForkServerContext:
+    """The fork server of this process, which its first fork starts; it has imported what was named until then."""
+    server = multiprocessing.get_context("forkserver")
+    _imported.update(dict.fromkeys(modules))
+    server.set_forkserver_preload(list(_imported))
+    return server
+
+
+class Forked:
+    """A process, as asyncio's own subprocesses are used.
+
+    Args:
+        program: what it runs; returns the exit code.
+        environment: of the process.
+        log: gets what it prints.
+        arguments: of the program.
+    """
+
+    def __init__(
+        self, program: Callable[..., int | None], environment: Mapping[str, str], log: Path, *arguments: object
+    ) -> None:
+        server = context(program.__module__)
+        self._process = server.Process(target=_run, args=(program, dict(environment), str(log), arguments), daemon=True)
+        self._process.start()
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._process.sentinel, self._end)
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, below zero for a signal; None while it runs."""
+        return self._process.exitcode
+
+    async def wait(self) -> int:
+        """Waits for its end; returns the exit code."""
+        await self._ended.wait()
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, if it still runs."""
+        if self._process.exitcode is None:
+            assert self._process.pid is not None
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Ends it without notice, if it still runs."""
+        self._process.kill()
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        self._ended.set()
+
+
+def _run(
+    program: Callable[..., int | None], environment: Mapping[str, str], log: str, arguments: tuple[object, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.exit(program(*arguments))
