@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pipetransformer_contract.wire import Env
 from pipetransformer_operator.kube.api import Object
-from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
+from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE
 
 
 class Requests(Protocol):

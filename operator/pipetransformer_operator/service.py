@@ -28,8 +28,8 @@ from .kube.keeper import Keeper
 from .kube.lease import Lease
 from .kube.nodes import Nodes
 from .kube.pod_watch import PodWatch
-from .kube.pods import PriorityClasses
 from .kube.pool import KubePool
+from .kube.rendering import PriorityClasses
 from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
 from .kube.waiting import WaitingPods

@@ -7,7 +7,7 @@ import pytest
 
 from pipetransformer_operator.api import GROUP
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
-from pipetransformer_operator.kube.pods import CA_CONFIG_MAP, CA_FILE
+from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE
 
 from .fake_kubelet import FakeKubelet
 from .namespace import Namespace, until

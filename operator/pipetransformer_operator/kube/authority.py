@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from ..channel.certificate import Authority, load_new_certificate, renewed, server_context, signing
 from ..controller.ports import Conflict
 from .api import MERGE_PATCH, Api, NotFound, Object
-from .pods import CA_CONFIG_MAP, CA_FILE
 
 SECRET = "pipetransformer-channel-ca"
+CA_CONFIG_MAP = "pipetransformer-channel-ca"
+CA_FILE = "ca.crt"
 KEY_FILE = "ca.key"
 _KEY_END = b"-----END PRIVATE KEY-----\n"
 _CERTIFICATE_END = b"-----END CERTIFICATE-----\n"

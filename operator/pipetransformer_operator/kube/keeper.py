@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..controller.ports import JobKey, Unavailable
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object, Query
-from .authority import Publisher
+from .authority import CA_CONFIG_MAP, Publisher
 from .follow import follow
-from .pods import CA_CONFIG_MAP
 from .protection import Protection
 
 logger = logging.getLogger(__name__)

@@ -14,19 +14,9 @@ from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker, worker_name
 from .api import Api, NotFound, Object
 from .nodes import Nodes
-from .pods import (
-    ANYWHERE,
-    NO_CLASSES,
-    Assignment,
-    PriorityClasses,
-    controller_uid,
-    is_unattended,
-    observable,
-    observe,
-    render,
-    worker_id,
-)
+from .pods import controller_uid, is_unattended, observable, observe, worker_id
 from .protection import Protection
+from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
 
 class KubePool:

@@ -8,7 +8,7 @@ from ..api import PipeTrainingJob
 from ..controller.ports import JobKey
 from ..plan.accounting import JOB_LABEL
 from .api import APPLY_PATCH, Api, Object
-from .pods import METRICS_PORT, owner_reference
+from .rendering import METRICS_PORT, owner_reference
 
 
 class Protection:

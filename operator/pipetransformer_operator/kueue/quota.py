@@ -14,7 +14,8 @@ from ..api.job import QUEUE_LABEL
 from ..api.status import QuotaRequest
 from ..controller.ports import Conflict, JobKey, Refused, Unavailable
 from ..kube.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
-from ..kube.pods import ANYWHERE, Assignment, controller_uid
+from ..kube.pods import controller_uid
+from ..kube.rendering import ANYWHERE, Assignment
 from ..kube.store import jobs_path
 from ..plan import Answer, Queue
 from ..plan.accounting import JOB_LABEL

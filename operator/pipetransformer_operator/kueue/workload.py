@@ -5,7 +5,7 @@ from typing import Any
 
 from ..api import GROUP, PipeTrainingJob
 from ..api.status import PublishedPlan, QuotaRequest
-from ..kube.pods import Assignment, owner_reference
+from ..kube.rendering import Assignment, owner_reference
 from ..plan import Answer, worker_name
 from ..plan.accounting import JOB_LABEL
 

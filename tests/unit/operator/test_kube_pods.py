@@ -13,16 +13,10 @@ from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.nodes import DELETED, DOUBT, Nodes
 from pipetransformer_operator.kube.placement import GROUP_LABEL
-from pipetransformer_operator.kube.pods import (
-    PriorityClasses,
-    controller_uid,
-    is_unattended,
-    observable,
-    observe,
-    render,
-)
+from pipetransformer_operator.kube.pods import controller_uid, is_unattended, observable, observe
 from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.kube.protection import network_policy
+from pipetransformer_operator.kube.rendering import PriorityClasses, render
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
 from tests.kubelet import without_escapes
