@@ -9,6 +9,7 @@
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class Client:
                 raise TimeoutError(f"{job.namespace}/{name} has not ended within {timeout:g} s")
             try:
                 for change in self._changes(job, version, max(1, int(left))):
-                    job = change
+                    job, version = change, change.manifest["metadata"]["resourceVersion"]
                     yield job
                     if job.finished:
                         return
@@ -110,8 +111,7 @@ class Client:
 
     def wait(self, name: str, *, timeout: float | None = None) -> Job:
         """The job once it has ended; `failure` says whether it failed. Raises as `stream`."""
-        *_, job = self.stream(name, timeout=timeout)
-        return job
+        return deque(self.stream(name, timeout=timeout), maxlen=1).pop()
 
     def events(self, job: Job) -> list[Event]:
         """What the operator told about the job, oldest first; the cluster forgets events, by default after an hour."""

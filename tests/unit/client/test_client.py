@@ -10,9 +10,10 @@ import pytest
 
 from pipetransformer_client import Client, ClientError, InvalidManifest, NotFound, NothingToFetch, logs
 from pipetransformer_client import client as module
+from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.fetch import reader_pod
 from pipetransformer_client.job import Job
-from pipetransformer_client.kube import Object
+from pipetransformer_client.kube import Object, Query
 from pipetransformer_operator.api import PipeTrainingJob
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
@@ -79,6 +80,26 @@ def test_a_stream_whose_watch_ends_reads_what_it_missed(
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 9, state="Failed", conditions=[finished("Failed")])
     (job,) = stream
     assert job.failure == "Because: so it is"
+
+
+def test_a_stream_whose_watch_breaks_goes_on_after_what_it_showed(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    running, ended = stored(make_job(), 2), stored(make_job(), 3, conditions=[finished()])
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1)
+    watches = [[event("MODIFIED", running)], [event("MODIFIED", ended)]]
+    begun: list[str | int] = []
+
+    def lines(path: str, query: Query, *, silence: float) -> Iterator[str]:
+        begun.append(query["resourceVersion"])
+        yield from watches.pop(0)
+        raise Unavailable("the connection broke")
+
+    monkeypatch.setattr(fake, "lines", lines)
+    versions = [job.manifest["metadata"]["resourceVersion"] for job in client.stream("digits")]
+    assert versions == ["1", "2", "3"]
+    assert begun == ["1000", "2"]
 
 
 def test_watches_that_end_at_once_are_few_and_begin_where_a_list_is(
