@@ -216,10 +216,8 @@ class Service:
 
     def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its end."""
-        if not self._nodes.note(node, deleted=deleted):
-            return
-        for job in list(self._controller.jobs()):
-            self._controller.wake(JobKey(job.metadata.namespace, job.metadata.name))
+        if self._nodes.note(node, deleted=deleted):
+            self._controller.wake_known(None)
 
 
 def _certificate(api: Api, settings: Settings) -> Certificate:

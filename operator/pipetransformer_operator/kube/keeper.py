@@ -76,7 +76,7 @@ class Keeper:
     async def _protection_seen(self, one: Object, deleted: bool) -> None:
         metadata = one["metadata"]
         key = JobKey(metadata["namespace"], metadata["labels"][JOB_LABEL])
-        if self._protection.is_not_as_applied(key, one, deleted=deleted):
+        if self._protection.forget_if_touched(key, one, deleted=deleted):
             self._wake(key)
 
     async def _authority_seen(self, one: Object, deleted: bool) -> None:

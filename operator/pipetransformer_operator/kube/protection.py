@@ -43,8 +43,8 @@ class Protection:
             answer = await self._api.request("PATCH", path, body, content_type=APPLY_PATCH)
             applied[folder] = body, answer["metadata"]["generation"]
 
-    def is_not_as_applied(self, key: JobKey, one: Object, *, deleted: bool) -> bool:
-        """Whether somebody else deleted or changed what a watch shows; then it is applied in the job's next turn."""
+    def forget_if_touched(self, key: JobKey, one: Object, *, deleted: bool) -> bool:
+        """Whether somebody else deleted or changed what a watch shows; then the job's next turn applies it."""
         applied, folder = self._applied.get(key, {}), f"/apis/{one['apiVersion']}"
         if folder not in applied:
             return False
