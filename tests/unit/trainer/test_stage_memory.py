@@ -62,9 +62,10 @@ def metrics_of(model: PipelineModel) -> list[Metric]:
     return [model.loss, lambda output, target, weight: (model.correct(output, target, weight), weight.sum())]
 
 
-def held_bytes() -> int:
+def held_bytes(*, collect: bool = True) -> int:
     """Of all tensors of this process."""
-    gc.collect()
+    if collect:
+        gc.collect()
     storages = [tensor.untyped_storage() for tensor in gc.get_objects() if issubclass(type(tensor), Tensor)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -89,6 +90,23 @@ def train(group: dist.ProcessGroup, rounds: Sequence[int]) -> list[int]:
         runner.train(step, micro_batches_of(count * MICRO_BATCH), split)
         held.append(held_bytes())
     return held
+
+
+def drop(group: dist.ProcessGroup) -> tuple[int, int]:
+    """Bytes held after a runner has trained and evaluated and is gone; and after another one, of which nothing was
+    collected."""
+    model, split = make_model(), Samples(8)
+
+    def use_runner() -> None:
+        runner = make_runner(group, model)
+        runner.train(0, micro_batches_of(len(split)), split)
+        runner.evaluate(micro_batches_of(len(split)), split, metrics_of(model), name="test")
+
+    use_runner()
+    before = held_bytes()
+    gc.disable()
+    use_runner()
+    return before, held_bytes(collect=False)
 
 
 def in_one_piece(count: int) -> Any:
@@ -119,3 +137,9 @@ def test_an_evaluation_holds_no_more_of_a_larger_split(stages: int) -> None:
 def test_rounds_of_other_sizes_are_forgotten() -> None:
     for held in run_ranks(2, train, list(range(24, 0, -1))):
         assert held[-1] < max(held)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_a_runner_holds_goes_with_it_and_not_when_the_garbage_collector_comes(stages: int) -> None:
+    for before, after in run_ranks(stages, drop):
+        assert after == before

@@ -4,7 +4,8 @@ from ..errors import ModelError
 from .actions import Action, ActionKind, AllForwardAllBackward, Chunk, InOrder, Schedule
 from .choice import ScheduleClass, schedule_class
 from .executor import ChunkIO, Executor, PlainHooks, RoundHooks, SpanModule
-from .runner import RoundSums, StageRunner, StageSpec
+from .runner import RoundSums, StageRunner
+from .stage import StageSpec
 
 __all__ = [
     "Action",

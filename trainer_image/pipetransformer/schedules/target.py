@@ -1,0 +1,63 @@
+"""What the last stage makes of its outputs: the loss of a round, the metrics of an evaluation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError, RunningModel
+from ..metrics import Metric
+from ..models import PipelineModel
+
+_LOSS = RunningModel("loss")
+
+
+class Target:
+    """Labels and weights of the samples that run, and the sums so far.
+
+    A pipeline schedule cuts one tensor into micro-batches, so it is given row numbers in place of labels. Schedules
+    keep `loss` and `score`, and so this object, which knows nothing of the runner that keeps the schedules: a cycle
+    would keep its stages' memory until the garbage collector comes.
+    """
+
+    def __init__(self, model: PipelineModel) -> None:
+        self._model = model
+        self._labels = self._sample_weights = self._scores = torch.empty(0)
+        self._weights: list[Tensor] = []
+        self._metrics: Sequence[Metric] = ()
+
+    def set(self, labels: Tensor, sample_weights: Tensor) -> None:
+        """What runs from now on; both of (samples, ...)."""
+        self._labels, self._sample_weights = labels, sample_weights
+
+    def loss(self, output: Tensor, rows: Tensor | slice) -> Tensor:
+        """Sum of the losses of these rows; their weight is noted."""
+        with _LOSS:
+            loss, weight = self._model.loss(output, self._labels[rows], self._sample_weights[rows])
+            self._weights.append(weight.detach())
+        return loss
+
+    def take_weights(self) -> list[Tensor]:
+        """Sum of the weights of each micro-batch since this was last called."""
+        weights, self._weights = self._weights, []
+        return weights
+
+    def begin_scores(self, metrics: Sequence[Metric]) -> None:
+        """Count by these metrics from now on."""
+        self._metrics, self._scores = metrics, torch.zeros(len(metrics), 2, dtype=torch.float64)
+
+    def score(self, output: Tensor, rows: Tensor | slice) -> Tensor:
+        """Count these rows; what a schedule takes for their loss."""
+        labels, weights = self._labels[rows], self._sample_weights[rows]
+        try:
+            for index, metric in enumerate(self._metrics):
+                numerator, denominator = metric(output, labels, weights)
+                self._scores[index] += torch.stack([numerator.double(), denominator.double()]).cpu()
+        except Exception as error:
+            raise ModelError(f"a metric failed: {type(error).__name__}: {error}") from error
+        return output.new_zeros(())
+
+    def take_scores(self) -> Tensor:
+        """(metrics, 2) sums of numerators and denominators in float64, on the CPU."""
+        scores, self._metrics, self._scores = self._scores, (), torch.empty(0)
+        return scores
