@@ -28,9 +28,9 @@ from pipetransformer.elastic.groups import PrefixStore, TCPStore, Transport, mak
 from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.watcher import GenerationWatcher
 from pipetransformer.job import Job
-from pipetransformer.moments import Moment
+from pipetransformer.moments import Hooks, Moment
 from pipetransformer.parts import Parts
-from pipetransformer.trainer import Hooks, Trainer
+from pipetransformer.trainer import Trainer
 from pipetransformer_contract.choose import Bounds, Layout, Packing
 from pipetransformer_contract.spec import TrainerSpec
 

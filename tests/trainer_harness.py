@@ -25,7 +25,8 @@ from pipetransformer_contract.messages import Generation, Member, Report, Resize
 from pipetransformer_contract.spec import TrainerSpec
 from tests import forked
 
-_TIMEOUT = datetime.timedelta(seconds=60)
+#: Of the workers' collectives and rendezvous, where no watchdog comes before it.
+CONNECTION_TIMEOUT = datetime.timedelta(seconds=60)
 _BROKE = "broke"
 
 
@@ -180,6 +181,11 @@ class Ran:
         return [json.loads(line) for line in lines]
 
     @property
+    def ended_at(self) -> float:
+        """Seconds since the epoch when the newest event was noted."""
+        return float(json.loads((self.run_dir / "events.jsonl").read_text().splitlines()[-1])["time"])
+
+    @property
     def summary(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         return content
@@ -206,15 +212,16 @@ def _worker(
     from pipetransformer.elastic.watchdog import Watchdog
     from pipetransformer.elastic.watcher import GenerationWatcher
     from pipetransformer.job import Job
-    from pipetransformer.trainer import Hooks, Trainer
+    from pipetransformer.moments import Hooks
+    from pipetransformer.trainer import Trainer
 
     try:
         job = Job.load(TrainerSpec.model_validate_json(spec_json))
-        store, address = host_store("127.0.0.1", _TIMEOUT)
+        store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
         pipe.send(address)
         name = f"job-w{number}"
         source = ScriptedSource(name, pipe.recv())
-        handler = GenerationRendezvousHandler(name, store, source, timeout=_TIMEOUT)
+        handler = GenerationRendezvousHandler(name, store, source, timeout=CONNECTION_TIMEOUT)
         reports = Reports()
         over = threading.Event()
         usage: list[Usage] = []
@@ -247,8 +254,8 @@ def _worker(
         threading.Thread(target=listen, daemon=True).start()
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
         trainer = Trainer(
-            job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", _TIMEOUT), reports, Path(run_dir),
-            Hooks(reached=reached, broke=lambda: pipe.send(_BROKE)), watchdog,
+            job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", CONNECTION_TIMEOUT), reports,
+            Path(run_dir), Hooks(reached=reached, broke=lambda: pipe.send(_BROKE)), watchdog,
         )  # fmt: skip
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))

@@ -1,47 +1,51 @@
 """The model of the best evaluation, kept in `best/` beside the checkpoints until the job's end."""
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
-from .errors import StorageError
+from .elastic.barrier import Barrier
+from .elastic.groups import GenerationGroups
+from .errors import StorageError, storing
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
 from .state import WorkerState
 
 
-def save_best(job: Job, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> None:
+def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
     """Replace the model that is kept by the present one, for good once this returns. All members call this.
 
     Raises:
         StorageError: it cannot be written.
+        RuntimeError: a connection broke.
     """
     location, control = _location(job), state.control
-    generation = control.lasting_generation(layout.number)
-    try:
-        if layout.pipeline == 0:
+    info = CheckpointInfo(
+        step=control.step,
+        boundary=control.boundary,
+        layout_generation=control.lasting_generation(layout.number),
+        num_layers=job.num_layers,
+    )
+
+    def save() -> None:
+        with storing(f"spec.checkpoint.location: {location}"):
             for index in layout.span:
                 save_unit(
                     location,
-                    step=control.step,
-                    layout_generation=generation,
+                    step=info.step,
+                    layout_generation=info.layout_generation,
                     unit=unit_name(index, job.num_layers),
                     tensors=state.unit_tensors(index, with_moments=False),
                 )
-        dist.all_reduce(torch.ones(1), group=world)
-        if layout.is_leader:
-            info = CheckpointInfo(
-                step=control.step,
-                boundary=control.boundary,
-                layout_generation=generation,
-                num_layers=job.num_layers,
-            )
+
+    def count() -> None:
+        try:
             commit(location, info, keep=1)
-        dist.all_reduce(torch.ones(1), group=world)  # nobody notes it as the best before it counts
-    except (OSError, StaleCheckpointError) as error:
-        raise StorageError(f"spec.checkpoint.location: {location}: {error}") from error
+        except (OSError, StaleCheckpointError) as error:
+            raise StorageError(f"spec.checkpoint.location: {location}: {error}") from error
+
+    barrier.pass_after(save if layout.pipeline == 0 else None, groups)
+    barrier.pass_after(count if layout.is_leader else None, groups)  # nobody notes it as the best before it counts
 
 
 def load_best(job: Job) -> dict[str, Tensor]:
@@ -51,15 +55,13 @@ def load_best(job: Job) -> dict[str, Tensor]:
         StorageError: it cannot be read.
     """
     location = _location(job)
-    try:
+    with storing(f"spec.checkpoint.location: {location}"):
         info = latest(location)
         if info is None:
             raise FileNotFoundError("no model is kept there")
         tensors: dict[str, Tensor] = {}
         for index in range(job.num_layers + 2):
             tensors.update(load_unit(location, info, unit_name(index, job.num_layers)))
-    except OSError as error:
-        raise StorageError(f"spec.checkpoint.location: {location}: {error}") from error
     return tensors
 
 

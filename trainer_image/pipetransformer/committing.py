@@ -26,6 +26,7 @@ class Committer:
     Attributes:
         pending: whether this worker holds the complete gradients of a step that it may have voted for and has not
             committed.
+        in_doubt: what this worker has assembled for a generation of which it does not know whether others committed it.
         layout: that it last trained in; None before the first.
         gradients: of what it trains there.
     """
@@ -37,6 +38,7 @@ class Committer:
         self._optimizer: torch.optim.Optimizer | None = None
         self._committed_in: StageLayout | None = None
         self.pending = False
+        self.in_doubt: WorkerState | None = None
         self.layout: StageLayout | None = None
         self.gradients: Gradients | None = None
 
@@ -54,6 +56,10 @@ class Committer:
         )
         self.layout = layout
         return self.gradients
+
+    def hold(self) -> None:
+        """The gradients of a round are complete. All took part in it, so the vote for another generation had failed."""
+        self.pending, self.in_doubt = True, None
 
     def commit(self, control: Control, vote: Vote) -> None:
         """Step the optimizer with what all voted for, advance `control`, and write the ledger.

@@ -11,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer_contract.messages import DurableCheckpoint
@@ -29,6 +27,8 @@ from .checkpoint import (
     save_unit,
 )
 from .checks import check_resumed
+from .elastic.barrier import Barrier
+from .elastic.groups import GenerationGroups
 from .elastic.plan import DurablePoint
 from .errors import StorageError, storing
 from .job import Job
@@ -117,38 +117,38 @@ class Checkpointer:
             self._begun = None
         if self._marking is None or not self._marking.done():
             return None
-        return self._marked(self._marking)
+        marking, self._marking = self._marking, None
+        return self._marked(marking)
 
-    def save_now(self, state: WorkerState, layout: StageLayout, world: dist.ProcessGroup) -> DurableCheckpoint | None:
-        """Write the committed state and return once it is durable; on the leader, what that is.
+    def save_now(
+        self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
+    ) -> DurableCheckpoint | None:
+        """Write the committed state and return once it is durable; on the leader, what that is. All members call this.
 
         Raises:
             StorageError: it cannot be written.
+            RuntimeError: a connection broke.
         """
         if self._spec is None:
             return None
         self.give_up()
         self.want()
         self.begin(state, layout)
-        return self.complete(layout, world)
+        return self.complete(layout, groups, barrier)
 
-    def complete(self, layout: StageLayout, world: dist.ProcessGroup) -> DurableCheckpoint | None:
-        """Wait for what is being written; on the leader, what of that became durable.
+    def complete(self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> DurableCheckpoint | None:
+        """Wait for what is being written; on the leader, what of that became durable. All members call this.
 
         Raises:
             StorageError: it cannot be written.
+            RuntimeError: a connection broke.
         """
-        info, self._begun = self._begun, None
-        if self._part is not None:
-            self._finished(self._part)
-            self._part = None
-        if info is not None:
-            dist.all_reduce(torch.ones(1), group=world)
-            if layout.is_leader:
-                self._marking = self._mark(info)
-        if self._marking is None:
-            return None
-        return self._marked(self._marking)
+        info, part, self._begun, self._part = self._begun, self._part, None, None
+        barrier.pass_after(None if part is None else lambda: self._finished(part), groups)
+        if info is not None and layout.is_leader:
+            self._marking = self._mark(info)
+        marking, self._marking = self._marking, None
+        return barrier.pass_after(None if marking is None else lambda: self._marked(marking), groups)
 
     def give_up(self) -> None:
         """The generation is over: what it was writing does not count, and its files go with the next that does."""
@@ -170,7 +170,6 @@ class Checkpointer:
         return self._thread.submit(mark)
 
     def _marked(self, marking: Future[CheckpointInfo]) -> DurableCheckpoint:
-        self._marking = None
         self._known = info = self._finished(marking)
         return describe(info, info.state["earlier_generations"])
 

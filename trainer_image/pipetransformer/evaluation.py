@@ -5,6 +5,7 @@ import math
 import torch.distributed as dist
 
 from .best import save_best
+from .elastic.barrier import Barrier
 from .elastic.watchdog import Watchdog
 from .job import Job
 from .membership import Membership
@@ -16,7 +17,7 @@ def evaluation_due(job: Job, control: Control) -> bool:
     return control.evaluated_step != control.step and job.evaluates_after(control.step)
 
 
-def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdog) -> None:
+def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdog, barrier: Barrier) -> None:
     """Evaluate the committed state; all members call this between rounds.
 
     Raises:
@@ -37,7 +38,7 @@ def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdo
     }
     better = control.is_better(values, job.spec.evaluation)
     if better and job.spec.evaluation.keep_best:
-        save_best(job, state, layout, member.world)
+        save_best(job, state, layout, member.groups, barrier)
     control.note_evaluation(values, better=better)  # last: what breaks before it is done again
     if member.leader is not None:
         member.leader.evaluated(control, better=better)

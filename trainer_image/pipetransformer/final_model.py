@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from .checkpoint import write_model
 from .elastic.plan import Move
 from .elastic.transfer import Parts, move_units
+from .elastic.watchdog import Deadline, Watchdog
 from .errors import StorageError
 from .job import Job
-from .layout import StageLayout
+from .membership import Membership
 from .state import UnitCodec, WorkerState
 
 
@@ -19,15 +19,16 @@ def gather_model(
     job: Job,
     state: WorkerState,
     codec: UnitCodec,
-    layout: StageLayout,
-    world: dist.ProcessGroup,
+    member: Membership,
     device: torch.device,
+    watchdog: Watchdog,
 ) -> dict[str, torch.Tensor]:
     """Parameters and buffers of the whole model by name on the leader; nothing on the others. All members call this.
 
     Raises:
         RuntimeError: a connection broke.
     """
+    layout = member.layout
     boundary, leader = state.control.boundary, layout.leader_rank
     codec = replace(codec, optimizer=None)
     held = set(layout.spans[layout.roles[leader][1]])
@@ -44,7 +45,10 @@ def gather_model(
     def blank(index: int) -> Parts:
         return codec.blank(index, job.model.units[index], boundary, device)
 
-    received = move_units(moves, layout.rank, world, give, blank)
+    num_bytes = sum(codec.size(move.unit, job.model.units[move.unit], boundary) for move in moves)
+    overdue = Deadline(watchdog.limit_to_move(num_bytes)).is_past
+    with watchdog.watching(member.groups.connections, overdue):
+        received = move_units(moves, layout.rank, member.world, give, blank)
     if not layout.is_leader:
         return {}
     whole = WorkerState(state.num_layers, state.ties, state.control, dict(state.units))

@@ -24,10 +24,11 @@ from .elastic.rendezvous import GenerationRendezvousHandler, host_store
 from .elastic.watcher import GenerationWatcher
 from .errors import CallbackError, ModelError, SpecError, StorageError, storing
 from .job import Job
+from .moments import Hooks
 from .parts import Parts
 from .record import clear
 from .state import Control
-from .trainer import Ending, Hooks, Trainer
+from .trainer import Ending, Trainer
 from .worker import choose_device
 
 _TIMEOUT = datetime.timedelta(seconds=300)

@@ -4,14 +4,19 @@ import gc
 import threading
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 
+from .cache import ActivationCache
+from .committing import Committer
 from .elastic.groups import GenerationGroups, Store, drop_group
 from .elastic.phases import Phases
+from .job import Job
 from .layout import StageLayout
 from .leader import Leader
 from .reduction import GradientReducer
-from .schedules import StageRunner
+from .schedules import StageRunner, StageSpec
+from .state import WorkerState
 
 
 @dataclass
@@ -26,19 +31,19 @@ class Membership:
         first_step: steps that were committed before it.
         outgrown: groups that it came from, until `drop_outgrown`.
         stepped: whether it has committed a step.
-        runner, reducer: made anew when the boundary moves.
+        runner, reducer: made by `equip`.
     """
 
     layout: StageLayout
     groups: GenerationGroups
     store: Store
-    leader: Leader | None
     transfers: list[tuple[int, int, int]]
     phases: Phases
     paused_at: float
     first_step: int
     outgrown: list[dist.ProcessGroup]
-    stepped: bool = field(default=False)
+    stepped: bool = False
+    leader: Leader | None = None
     runner: StageRunner = field(init=False)
     reducer: GradientReducer | None = None
 
@@ -46,6 +51,45 @@ class Membership:
     def world(self) -> dist.ProcessGroup:
         assert self.groups.world is not None
         return self.groups.world
+
+    def equip(
+        self,
+        job: Job,
+        state: WorkerState,
+        committer: Committer,
+        activations: ActivationCache | None,
+        device: torch.device,
+    ) -> None:
+        """Make what depends on the present boundary: the runner, the optimizer, the reduction of gradients.
+
+        Args:
+            job: of all generations.
+            state: that trains.
+            committer: of the worker, which has the optimizer.
+            activations: the worker's cache.
+            device: of training.
+        """
+        layout = self.layout
+        assert self.groups.pipeline is not None
+        spec = StageSpec(
+            stage=layout.stage,
+            stages=layout.stages,
+            span=layout.span,
+            boundary=state.control.boundary,
+            schedule=job.schedule,
+            group=self.groups.pipeline,
+            device=device,
+            dtype=job.dtype,
+            autocast=job.autocast,
+            recompute=job.spec.training.activation_checkpointing,
+        )
+        units = [state.units[index] for index in layout.span]
+        self.runner = StageRunner(spec, job.model, units, activations, lambda step: job.training_samples(step, layout))
+        if self.reducer is not None:
+            self.reducer.close()
+        self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
+        if self.reducer.sums:
+            self.runner.tell(self.reducer.passed)
 
     def release(self) -> list[dist.ProcessGroup]:
         """Let go of all groups; the caller drops them."""

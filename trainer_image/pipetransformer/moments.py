@@ -1,6 +1,7 @@
 """Named moments in the life of a worker, between which it may die: the seam of tests that make it die there."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -26,3 +27,18 @@ Reached = Callable[[Moment, int], None]
 
 def ignore(moment: Moment, number: int) -> None:
     """What a worker does at its moments outside of tests."""
+
+
+@dataclass
+class Hooks:
+    """Seams for the process and for tests.
+
+    Attributes:
+        reached: called at each moment of the worker's life.
+        broke: called when the generation broke: `Trainer.lost_peers` says whom this worker no longer reaches.
+        stop_requested: whether this worker shall leave at the end of the round.
+    """
+
+    reached: Reached = ignore
+    broke: Callable[[], None] = lambda: None
+    stop_requested: Callable[[], bool] = lambda: False

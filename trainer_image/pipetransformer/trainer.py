@@ -8,8 +8,6 @@ breaks, the worker keeps its state, lets go of the group and waits for the next 
 import gc
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer_contract.choose import Packing
-from pipetransformer_contract.messages import DurableCheckpoint, Generation
+from pipetransformer_contract.messages import DurableCheckpoint
 
 from .best import load_best
 from .caching import WorkerCache
@@ -26,7 +24,8 @@ from .committing import Committer
 from .data import digest
 from .decisions import check_progress, is_done, move_boundary
 from .durable import Checkpointer
-from .elastic.groups import GenerationGroups, Transport
+from .elastic.barrier import Barrier
+from .elastic.groups import Transport
 from .elastic.mirror import Mirrors
 from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
@@ -41,12 +40,10 @@ from .layout import StageLayout
 from .leader import Leader, Reporter, wall_clock
 from .measuring import measure_costs, measurement_due
 from .membership import Membership, drop_groups
-from .moments import Moment, Reached, ignore
+from .moments import Hooks, Moment
 from .monitoring import Meter, Position
-from .reduction import GradientReducer
 from .reserve import Reserve
-from .schedules import StageRunner, StageSpec
-from .similarity import similarities
+from .rounds import Rounds
 from .state import Control, UnitCodec, WorkerState
 from .vote import Vote
 from .warm_up import warm_up
@@ -61,21 +58,6 @@ class Ending(Enum):
     LEFT = "Left"  #: a generation was committed without this worker
     CLOSED = "Closed"  #: the job had ended before this worker came
     STOPPED = "Stopped"  #: this worker was told to stop
-
-
-@dataclass
-class Hooks:
-    """Seams for the process and for tests.
-
-    Attributes:
-        reached: called at each moment of the worker's life.
-        broke: called when the generation broke: `lost_peers` says whom this worker no longer reaches.
-        stop_requested: whether this worker shall leave at the end of the round.
-    """
-
-    reached: Reached = ignore
-    broke: Callable[[], None] = lambda: None
-    stop_requested: Callable[[], bool] = lambda: False
 
 
 class Trainer:
@@ -94,7 +76,6 @@ class Trainer:
         watchdog: Watchdog | None = None,
     ) -> None:
         self._job = job
-        self._worker = worker
         self._handler = handler
         self._watcher = watcher
         self._transport = transport
@@ -113,8 +94,20 @@ class Trainer:
         self._mirrors = self._make_mirrors()
         self._prefetcher = self._checkpointer.prefetcher()
         self._reserve = Reserve()
+        self._barrier = Barrier(self._watchdog)
+        self._rounds = Rounds(
+            job,
+            handler,
+            watcher,
+            self._committer,
+            self._checkpointer,
+            self._mirrors,
+            self._cache,
+            self._reserve,
+            self.meter,
+            self._hooks,
+        )
         self._member: Membership | None = None
-        self._in_doubt: WorkerState | None = None
         self._broken = 0
 
     @property
@@ -148,14 +141,7 @@ class Trainer:
     def lost_peers(self) -> list[str]:
         """Everybody else of the newest generation if it broke: a connection does not say who was at its end, and the
         operator knows who is still heard. Those that follow this worker come first, in case that not all are read."""
-        generation = self._handler.generation
-        if generation is None or self._broken != generation.layout_generation:
-            return []
-        names = [member.name for member in [*generation.members, *generation.leavers]]
-        if self._worker not in names:
-            return []
-        own = names.index(self._worker)
-        return names[own + 1 :] + names[:own]
+        return self._handler.others if self._broken == self._handler.current else []
 
     @property
     def committed_generation(self) -> int:
@@ -176,9 +162,8 @@ class Trainer:
         self._watchdog.start()
         self._prefetcher.start()
         try:
-            ending = self._regroup()
-            while ending is None:
-                ending = self._turn()
+            while (ending := self._turn()) is None:
+                pass
         except RendezvousClosedError:
             return Ending.CLOSED
         finally:
@@ -202,21 +187,24 @@ class Trainer:
             self._member.leader.failed(self._state.control, reason, message)
 
     def _turn(self) -> Ending | None:
-        """One round and what follows it; a broken group ends in the next generation."""
-        if self._member is None:
-            return self._regroup()
+        """One round and what follows it, or the way into a generation; a broken group ends in the next one."""
         try:
             # No name here may refer to the member: its sockets, whose end tells the others, close with the last one.
-            return self._train(self._member)
+            return self._regroup() if self._member is None else self._train(self._member)
         except (RuntimeError, OSError) as error:
             if fault := users_fault(error):
                 raise fault from fault.__cause__
-            if len(self._member.layout.generation.members) == 1:  # nobody's connection could have broken
+            if self._alone:  # nobody's connection could have broken
                 raise
-            logger.warning("generation %d broke at step %d: %s", self.generation, self.step, error)
+            logger.warning("generation %d broke at step %d: %s", self._handler.current, self.step, error)
         # Outside of the except clause: its traceback refers to the groups, whose sockets close with the last reference.
         self._abandon()
         return None
+
+    @property
+    def _alone(self) -> bool:
+        generation = self._handler.generation if self._member is None else self._member.layout.generation
+        return generation is None or len(generation.members) == 1
 
     def _train(self, member: Membership) -> Ending | None:
         # First what a broken group may have kept from being done after the last step.
@@ -226,7 +214,7 @@ class Trainer:
             return Ending.FINISHED
         started = time.perf_counter()
         with self._watchdog.timing(ROUND, member.groups.connections):
-            vote = self._round(member)
+            vote = self._rounds.train(self._state, self._policy, member)
         round_seconds = time.perf_counter() - started
         self.meter.stepped(round_seconds)
         check_progress(self._job, self._state.control, vote)
@@ -258,83 +246,8 @@ class Trainer:
             if member.leader is not None:
                 member.leader.frozen(control)
         if evaluation_due(self._job, control):
-            evaluate(self._job, self._state, member, self._watchdog)
+            evaluate(self._job, self._state, member, self._watchdog, self._barrier)
         return moved
-
-    def _round(self, member: Membership) -> Vote:
-        """Train one global batch and commit it."""
-        started = time.perf_counter()
-        layout, control = member.layout, self._state.control
-        self._committer.pending = False
-        dealt = self._job.training_micro_batches(control.step, layout.pipelines, layout.micro_batch_size)
-        micro_batches = dealt[layout.pipeline]
-        reducer = member.reducer
-        assert reducer is not None
-        reducer.begin(len(micro_batches))
-        sums = member.runner.train(control.step, micro_batches, self._job.dataset.train)
-        self._hooks.reached(Moment.COMPUTED, control.step)
-        norms = reducer.finish()
-        self._hooks.reached(Moment.REDUCED, control.step)
-        similar = self._similarities(member)
-        self._committer.pending = True
-        self._in_doubt = None  # all took part in this round, so the vote for another generation had failed
-        ballot = Vote(
-            float(self._pass_on_next(member)),
-            float(self._hooks.stop_requested()),
-            float(self._checkpointer.writing),
-            sums.loss,
-            sums.weight,
-            norms,
-            similar,
-        )
-        vote = ballot.reduce(member.world)
-        self._mirrors.settle()
-        self._hooks.reached(Moment.VOTED, control.step)
-        self._committer.commit(control, vote)
-        self._cache.note(self.step - 1, layout)
-        if member.leader is not None:
-            self.meter.led(control.last_step["samples"], skipped=not vote.finite)
-            member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
-        if not member.stepped:
-            self._note_first_step(member)
-            member.drop_outgrown()
-            self._reserve.release()
-            # The vote has shown that all have joined, so the first workers' addresses are in the store.
-            self._cache.hand_over(layout, member.store)
-        member.stepped = True
-        if vote.saw_next:
-            self._handler.announce(Generation.model_validate_json(member.store.get("next")))
-        return vote
-
-    def _note_first_step(self, member: Membership) -> None:
-        """Tell how long training paused for this generation."""
-        member.phases.lap("first step")
-        pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds
-        reason, rank = member.layout.generation.reason, member.layout.rank
-        self.meter.regrouped(reason, pause, phases, member.transfers, rank)
-        if member.leader is not None:
-            member.leader.first_step(
-                self._state.control, pause_seconds=pause, phases=phases, transfers=member.transfers
-            )
-
-    def _similarities(self, member: Membership) -> list[float]:
-        """What the policy wants to know of the first block that trains; the one worker that has it tells."""
-        control, layout = self._state.control, member.layout
-        if control.boundary == self._job.num_layers or not self._policy.needs_similarities(control.step + 1):
-            return []
-        micro_batches = self._job.probe_micro_batches(layout.micro_batch_size)
-        front = self._state.units.get(control.boundary + 1)
-        return similarities(member.runner, front, micro_batches, self._job.dataset.train, tells=layout.pipeline == 0)
-
-    def _pass_on_next(self, member: Membership) -> bool:
-        """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
-        if member.leader is None:
-            return False
-        found = self._watcher.found(self._handler.current)
-        if found is None:
-            return False
-        member.store.set("next", found.model_dump_json(by_alias=True))
-        return True
 
     def _measure(self, member: Membership, round_seconds: float) -> None:
         """Measure what the units cost, where cuts go by that and it is time."""
@@ -348,7 +261,8 @@ class Trainer:
     def _save(self, member: Membership, vote: Vote, *, wanted: bool) -> None:
         """Go on with a checkpoint that is being written, and begin one that is wanted. One who leaves waits for it."""
         if vote.leaving:
-            self._note_durable(member, self._checkpointer.save_now(self._state, member.layout, member.world))
+            checkpoint = self._checkpointer.save_now(self._state, member.layout, member.groups, self._barrier)
+            self._note_durable(member, checkpoint)
             return
         self._note_durable(member, self._checkpointer.advance(vote.writing, leads=member.leader is not None))
         if wanted:
@@ -363,18 +277,20 @@ class Trainer:
         """Enter the next generation; when that fails, go on in the old one, or wait for another."""
         old = self._member
         try:
-            result = regroup(self._tools(), self._state.joined(self._in_doubt), pending=self._committer.pending)
+            result = regroup(
+                self._tools(), self._state.joined(self._committer.in_doubt), pending=self._committer.pending
+            )
         except RegroupError as error:
             if fault := users_fault(error):
                 raise fault from fault.__cause__
             logger.warning("%s", error)
-            self._in_doubt = error.in_doubt or self._in_doubt
+            self._committer.in_doubt = error.in_doubt or self._committer.in_doubt
             self._note_broken()
             if old is not None and old.leader is not None:
                 self._watcher.watch(self._handler.current)
             return None
         self._committer.pending = False
-        self._in_doubt = None
+        self._committer.in_doubt = None
         self._state = result.state
         self._mirrors.forget_after(self.step)
         self._member = None
@@ -393,12 +309,10 @@ class Trainer:
         self._policy = PolicyCopy(self._job.policy, control.policy)
         if control.step == 0:
             move_boundary(self._job, self._policy, self._state)
-        leader = Leader(self._job, self._reporter, self._run_dir, layout) if layout.is_leader else None
-        member = Membership(
+        self._member = member = Membership(
             layout=layout,
             groups=result.groups,
             store=result.store,
-            leader=leader,
             transfers=result.transfers,
             phases=result.phases,
             paused_at=control.round_ended_at or wall_clock() - result.phases.total,
@@ -407,7 +321,6 @@ class Trainer:
         )
         self._equip(member)
         member.phases.lap("equip")
-        self._member = member
         logger.info(
             "generation %d: pipeline %d of %d, stage %d of %d, units %d-%d, step %d, %d frozen",
             layout.number, layout.pipeline, layout.pipelines, layout.stage, layout.stages,
@@ -415,44 +328,13 @@ class Trainer:
         )  # fmt: skip
         if layout.is_first:
             self._cache.listen(layout, result.store, self._transport.address)
-        if leader is not None:
-            leader.committed(control, self._checkpointer.known(control))
+        if layout.is_leader:
+            member.leader = Leader(self._job, self._reporter, self._run_dir, layout)
+            member.leader.committed(control, self._checkpointer.known(control))
             self._watcher.watch(layout.number)
         self._checkpointer.give_up()
         if control.step > 0:
             self._checkpointer.want()
-
-    def _equip(self, member: Membership) -> None:
-        """Make what depends on the present boundary: the runner, the reduction of gradients, the optimizer."""
-        member.runner = self._make_runner(member.layout, member.groups)
-        if member.reducer is not None:
-            member.reducer.close()
-        gradients = self._committer.equip(self._state, member.layout)
-        member.reducer = GradientReducer(gradients, self._state, member.layout, member.groups)
-        if member.reducer.sums:
-            member.runner.tell(member.reducer.passed)
-
-    def _make_runner(self, layout: StageLayout, groups: GenerationGroups) -> StageRunner:
-        assert groups.pipeline is not None
-        spec = StageSpec(
-            stage=layout.stage,
-            stages=layout.stages,
-            span=layout.span,
-            boundary=self._state.control.boundary,
-            schedule=self._job.schedule,
-            group=groups.pipeline,
-            device=self._transport.device,
-            dtype=self._job.dtype,
-            autocast=self._job.autocast,
-            recompute=self._job.spec.training.activation_checkpointing,
-        )
-        return StageRunner(
-            spec,
-            self._job.model,
-            [self._state.units[index] for index in layout.span],
-            self._cache.activations,
-            lambda step: self._job.training_samples(step, layout),
-        )
 
     def _make_mirrors(self) -> Mirrors:
         spec, codec, shells = self._job.spec.mirror, self._codec, self._job.model.units
@@ -495,19 +377,22 @@ class Trainer:
         self.meter.broke()
         self._hooks.broke()
 
+    def _equip(self, member: Membership) -> None:
+        member.equip(self._job, self._state, self._committer, self._cache.activations, self._transport.device)
+
     def _finish(self, member: Membership) -> None:
         """Make the model durable, the best if that is kept; all wait until it is."""
-        self._note_durable(member, self._checkpointer.complete(member.layout, member.world))
+        job, groups, leader = self._job, member.groups, member.leader
+        self._note_durable(member, self._checkpointer.complete(member.layout, groups, self._barrier))
         self._checkpointer.begin(self._state, member.layout)  # what was asked for meanwhile
-        self._note_durable(member, self._checkpointer.complete(member.layout, member.world))
-        if self._job.spec.evaluation.keep_best and self._state.control.best:
-            tensors = load_best(self._job) if member.leader is not None else {}
-        else:
-            tensors = gather_model(
-                self._job, self._state, self._codec, member.layout, member.world, self._transport.device
-            )
-        if member.leader is not None:
-            write_final_model(self._job, tensors, self._run_dir)
-        dist.all_reduce(torch.ones(1), group=member.world)
-        if member.leader is not None:
-            member.leader.finished(self._state.control)
+        self._note_durable(member, self._checkpointer.complete(member.layout, groups, self._barrier))
+        best = job.spec.evaluation.keep_best and bool(self._state.control.best)
+        device = self._transport.device
+        tensors = {} if best else gather_model(job, self._state, self._codec, member, device, self._watchdog)
+
+        def write() -> None:
+            write_final_model(job, load_best(job) if best else tensors, self._run_dir)
+
+        self._barrier.pass_after(None if leader is None else write, groups)
+        if leader is not None:
+            leader.finished(self._state.control)

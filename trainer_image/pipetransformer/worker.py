@@ -28,10 +28,11 @@ from .elastic.rendezvous import GenerationRendezvousHandler, GenerationSource, h
 from .elastic.watcher import GenerationWatcher
 from .errors import CallbackError, SpecError, StorageError, WorkersDifferError
 from .job import Job
+from .moments import Hooks
 from .monitoring import serve
 from .parts import Parts
 from .schedules import ModelError
-from .trainer import Ending, Hooks, Trainer
+from .trainer import Ending, Trainer
 
 logger = logging.getLogger(__name__)
 

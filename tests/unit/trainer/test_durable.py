@@ -14,6 +14,9 @@ import torch.distributed as dist
 from pipetransformer.best import best_location
 from pipetransformer.checkpoint import commit, latest, load_unit, save_unit
 from pipetransformer.durable import Checkpointer
+from pipetransformer.elastic.barrier import Barrier
+from pipetransformer.elastic.groups import GenerationGroups
+from pipetransformer.elastic.watchdog import Watchdog
 from pipetransformer.errors import StorageError
 from pipetransformer.job import Job
 from pipetransformer.layout import StageLayout
@@ -201,7 +204,7 @@ def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
         commit(*arguments, **named)
 
     with mock.patch.object(best, "commit", commit_late):
-        best.save_best(job, trained(job, 5), layout, group)
+        best.save_best(job, trained(job, 5), layout, GenerationGroups(world=group), Barrier(Watchdog()))
     if group.rank() == 1:
         other_returned.touch()
     return any(early)

@@ -15,7 +15,7 @@ from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.watchdog import Watchdog
 from pipetransformer.moments import Moment
 from tests.ledger_checker import check
-from tests.trainer_harness import Faults, Scripted, run_job
+from tests.trainer_harness import CONNECTION_TIMEOUT, Faults, Scripted, run_job
 from tests.unit.trainer.test_engine_numerics import ADAMW, EPOCHS, TRAINING_SAMPLES, make_spec
 
 pytestmark = pytest.mark.timeout(180)
@@ -149,6 +149,7 @@ def test_what_failed_does_not_count_as_how_long_it_takes() -> None:
     [
         pytest.param(2, Moment.COMPUTED, 8, id="round"),
         pytest.param(0, Moment.MOVING, 2, id="transfer-of-the-leader"),
+        pytest.param(1, Moment.ENDED, 29, id="end-of-the-job"),
         pytest.param(0, Moment.FOUND, 2, id="leader-before-the-rendezvous", marks=pytest.mark.slow),
         pytest.param(3, Moment.MET, 2, id="while-groups-are-made", marks=pytest.mark.slow),
         pytest.param(1, Moment.COMMITTED, 14, id="evaluation", marks=pytest.mark.slow),
@@ -167,5 +168,6 @@ def test_survivors_of_a_worker_that_hangs_go_on_without_it(hung: int, moment: Mo
     )
 
     assert run.endings == dict.fromkeys(survivors, "Finished")
+    assert run.ended_at - run.lost_at[hung] < CONNECTION_TIMEOUT.total_seconds() / 2, "nobody waited for that"
     findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
     assert findings.clean and findings.redone == 0

@@ -203,6 +203,16 @@ class GenerationRendezvousHandler(RendezvousHandler):
         """Above 0 when a newer generation than the present one is known."""
         return int(self.given_up())
 
+    @property
+    def others(self) -> list[str]:
+        """Everybody but this worker in the present generation, members and leavers, in their order from it on."""
+        generation = self.generation
+        names = [] if generation is None else [member.name for member in [*generation.members, *generation.leavers]]
+        if self._worker not in names:
+            return []
+        own = names.index(self._worker)
+        return names[own + 1 :] + names[:own]
+
     def get_run_id(self) -> str:
         return "" if self.generation is None else self.generation.job_uid
 

@@ -1,0 +1,130 @@
+"""One round of training: a global batch from its deal to its commit.
+
+Deal, run the pipeline, reduce gradients, vote, commit. Until the vote everything may break and be done again; after it
+everybody commits the same.
+"""
+
+import time
+from dataclasses import dataclass
+
+from pipetransformer_contract.messages import Generation
+
+from .caching import WorkerCache
+from .committing import Committer
+from .durable import Checkpointer
+from .elastic.mirror import Mirrors
+from .elastic.rendezvous import GenerationRendezvousHandler
+from .elastic.watcher import GenerationWatcher
+from .freeze import PolicyCopy
+from .job import Job
+from .leader import wall_clock
+from .membership import Membership
+from .moments import Hooks, Moment
+from .monitoring import Meter
+from .reserve import Reserve
+from .similarity import similarities
+from .state import Control, WorkerState
+from .vote import Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """One worker's, for as long as it lives: what a round needs besides the state and the membership.
+
+    Attributes:
+        handler: told of a newer generation that the leader passes on.
+        watcher: tells the leader of one.
+        committer: takes what all voted for.
+        checkpointer: whose writing the vote carries.
+        mirrors: of which the vote settles the newest.
+        cache: handed over after a generation's first round.
+        reserve: released after it.
+    """
+
+    job: Job
+    handler: GenerationRendezvousHandler
+    watcher: GenerationWatcher
+    committer: Committer
+    checkpointer: Checkpointer
+    mirrors: Mirrors
+    cache: WorkerCache
+    reserve: Reserve
+    meter: Meter
+    hooks: Hooks
+
+    def train(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> Vote:
+        """Train one global batch and commit it.
+
+        Raises:
+            RuntimeError: a connection broke, before or after the commit.
+            ModelError, SpecError: the model, or the data, failed.
+            StorageError: the ledger or the record cannot be written.
+        """
+        started = time.perf_counter()
+        layout, control, step = member.layout, state.control, state.control.step
+        self.committer.pending = False
+        micro_batches = self.job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
+        reducer = member.reducer
+        assert reducer is not None
+        own = micro_batches[layout.pipeline]
+        reducer.begin(len(own))
+        sums = member.runner.train(step, own, self.job.dataset.train)
+        self.hooks.reached(Moment.COMPUTED, step)
+        norms = reducer.finish()
+        self.hooks.reached(Moment.REDUCED, step)
+        similar = self._similarities(state, policy, member)
+        self.committer.hold()
+        ballot = Vote(
+            float(self._pass_on_next(member)),
+            float(self.hooks.stop_requested()),
+            float(self.checkpointer.writing),
+            sums.loss,
+            sums.weight,
+            norms,
+            similar,
+        )
+        vote = ballot.reduce(member.world)
+        self.mirrors.settle()
+        self.hooks.reached(Moment.VOTED, step)
+        self.committer.commit(control, vote)
+        self.cache.note(step, layout)
+        if member.leader is not None:
+            self.meter.led(control.last_step["samples"], skipped=not vote.finite)
+            member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
+        if not member.stepped:
+            self._end_pause(control, member)
+        if vote.saw_next:
+            self.handler.announce(Generation.model_validate_json(member.store.get("next")))
+        return vote
+
+    def _similarities(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> list[float]:
+        """What the policy wants to know of the first block that trains; the one worker that has it tells."""
+        control, layout = state.control, member.layout
+        if control.boundary == self.job.num_layers or not policy.needs_similarities(control.step + 1):
+            return []
+        micro_batches = self.job.probe_micro_batches(layout.micro_batch_size)
+        front = state.units.get(control.boundary + 1)
+        return similarities(member.runner, front, micro_batches, self.job.dataset.train, tells=layout.pipeline == 0)
+
+    def _pass_on_next(self, member: Membership) -> bool:
+        """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
+        if member.leader is None:
+            return False
+        found = self.watcher.found(self.handler.current)
+        if found is None:
+            return False
+        member.store.set("next", found.model_dump_json(by_alias=True))
+        return True
+
+    def _end_pause(self, control: Control, member: Membership) -> None:
+        """After the first step of a generation: tell how long training paused for it, and do what was put off."""
+        member.stepped = True
+        member.phases.lap("first step")
+        pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds
+        self.meter.regrouped(member.layout.generation.reason, pause, phases, member.transfers, member.layout.rank)
+        if member.leader is not None:
+            member.leader.first_step(control, pause_seconds=pause, phases=phases, transfers=member.transfers)
+        member.drop_outgrown()
+        self.reserve.release()
+        # The vote has shown that all have joined, so the first workers' addresses are in the store.
+        self.cache.hand_over(member.layout, member.store)
