@@ -26,7 +26,7 @@ from .errors import CallbackError, ModelError, SpecError, StorageError, storing
 from .job import Job
 from .moments import Hooks
 from .parts import Parts
-from .record import clear
+from .record import set_aside
 from .state import Control
 from .trainer import Ending, Trainer
 from .worker import choose_device
@@ -67,7 +67,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     source: Chooser | Follower
     if rank == 0:
         if resumed is None:
-            clear(run_dir)
+            set_aside(run_dir)
         initial = Layout(stages, min(size // stages, spec.num_shards))
         bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
         first = 1 if resumed is None else resumed.layout_generation + 1

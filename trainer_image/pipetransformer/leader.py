@@ -62,11 +62,14 @@ class Leader:
         self._submitted_at = 0.0
         self._callbacks = job.callbacks
         self.record = RunRecord(run_dir)
-        self.record.started(job=layout.generation.job_uid, numLayers=job.num_layers, steps=job.total_steps)
 
     def committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
         """The generation is committed: confirm it."""
         self._checkpoint = checkpoint
+        job = self._job
+        self.record.started(
+            step=control.step, job=self._layout.generation.job_uid, numLayers=job.num_layers, steps=job.total_steps
+        )
         self.record.rewind(control.step)
         if control.last_step and self.record.last_step() < control.last_step["step"]:
             self.record.step(**control.last_step, samples_per_second=None)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipetransformer.data import EpochOrder, deal
-from pipetransformer.record import Ledger, Role, RunRecord, audit
+from pipetransformer.errors import StorageError
+from pipetransformer.record import Ledger, Role, RunRecord, audit, lines
 from tests import ledger_checker
 
 SAMPLES, EPOCHS = 50, 2
@@ -119,7 +120,7 @@ def write_run(run_dir: Path) -> None:
     first_steps = {1: range(3), 2: range(3, NUM_STEPS)}
     for generation, (stages, pipelines) in {1: (4, 1), 2: (1, 4)}.items():
         record = RunRecord(run_dir)
-        record.started(job="job")
+        record.started(step=first_steps[generation].start, job="job")
         record.generation_committed(
             generation=generation,
             stages=stages,
@@ -185,6 +186,56 @@ def test_a_record_is_rewound_to_where_a_new_leader_goes_on(tmp_path: Path) -> No
 
     assert record.last_step() == 2
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_new_job_from_the_start_sets_the_record_of_another_aside(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    RunRecord(tmp_path).finish(metrics={}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
+    before = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(before) > 5
+
+    RunRecord(tmp_path).started(step=0, job="another")
+    commit_all(tmp_path)
+
+    (aside,) = (tmp_path / "earlier").iterdir()
+    assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == before
+    assert [event["job"] for event in lines.read(tmp_path / "events.jsonl")] == ["another"]
+    assert both(tmp_path) == (0, 0, 0)
+    RunRecord(tmp_path).started(step=0, job="another")
+    assert list((tmp_path / "earlier").iterdir()) == [aside], "it starts again, and stays the same job"
+
+
+def test_a_new_job_that_goes_on_adds_to_the_record_of_the_one_before(tmp_path: Path) -> None:
+    write_run(tmp_path)
+
+    RunRecord(tmp_path).started(step=3, job="another")
+    RunRecord(tmp_path).started(step=0, job="another")
+
+    started = [event["job"] for event in lines.read(tmp_path / "events.jsonl") if event["kind"] == "Started"]
+    assert started == ["job", "another"]
+    assert not (tmp_path / "earlier").exists()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "steps.jsonl"])
+def test_a_record_that_cannot_be_read_is_the_storages_fault(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    record = RunRecord(tmp_path)
+
+    with pytest.raises(StorageError, match=name):
+        record.started(step=1, job="job")
+        record.rewind(1)
+
+
+def test_a_line_that_was_torn_is_removed_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "sam')
+
+    lines.append(path, {"step": 3})
+
+    assert list(lines.read(path)) == [{"step": 1}, {"step": 3}]
+    path.write_text('{"ste')
+    lines.Appender(path).append({"step": 4})
+    assert list(lines.read(path)) == [{"step": 4}]
 
 
 def test_a_torn_last_line_of_a_killed_leader_does_not_spoil_the_ledger(tmp_path: Path) -> None:

@@ -2,6 +2,6 @@
 
 from .cache_use import CacheLog
 from .ledger import Ledger, audit
-from .run import Role, RunRecord, clear
+from .run import Role, RunRecord, set_aside
 
-__all__ = ["CacheLog", "Ledger", "Role", "RunRecord", "audit", "clear"]
+__all__ = ["CacheLog", "Ledger", "Role", "RunRecord", "audit", "set_aside"]

@@ -1,5 +1,6 @@
 """The leader's record. Files are only appended to and the summary is computed from them, for leaders change."""
 
+import datetime
 import json
 import math
 import time
@@ -26,14 +27,24 @@ class Role:
     last_layer: int
 
 
-def clear(run_dir: Path) -> None:
-    """Remove the record of an earlier run, so that a run from the start does not add to it."""
+def set_aside(run_dir: Path) -> None:
+    """Move the record of an earlier run, if there is one, into `earlier/` and the time when that began, so that a run
+    from the start does not add to it. What was broken off is gone on with."""
+    events = run_dir / "events.jsonl"
+    begun = next(lines.read(events), None)
+    if begun is None:
+        return
+    folder = (
+        run_dir / "earlier" / datetime.datetime.fromtimestamp(begun["time"], datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    )
     with storing(f"the run's record in {run_dir}"):
-        for name in ("steps.jsonl", "events.jsonl", "summary.json", "timeline.png"):
-            (run_dir / name).unlink(missing_ok=True)
-        for folder in ("ledger", "cache"):
-            for path in (run_dir / folder).glob("*.jsonl"):
-                path.unlink()
+        found = [run_dir / name for name in ("steps.jsonl", "summary.json", "timeline.png")]
+        found += [path for part in ("ledger", "cache") for path in (run_dir / part).glob("*.jsonl")]
+        for path in [*found, events]:  # the events last: they tell that there is more to move
+            if path.exists():
+                target = folder / path.relative_to(run_dir)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
 
 
 class RunRecord:
@@ -98,10 +109,15 @@ class RunRecord:
         """Append one event, such as `Evaluated`, `CheckpointDurable`, `WorkerLost`; fields in camelCase, JSON-able."""
         lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
 
-    def started(self, **fields: Any) -> None:
-        """Note the run's start, unless an earlier leader has."""
-        if not any(line["kind"] == "Started" for line in lines.read(self.events_path)):
-            self.event("Started", **fields)
+    def started(self, *, step: int, job: str, **fields: Any) -> None:
+        """Note that the job of this UID starts at `step`, unless an earlier leader has. A record of another job is gone
+        on with where the job goes on from that one's checkpoint, and set aside where it starts from the beginning."""
+        jobs = [line["job"] for line in lines.read(self.events_path) if line["kind"] == "Started"]
+        if jobs and jobs[-1] == job:
+            return
+        if step == 0:
+            set_aside(self.run_dir)
+        self.event("Started", job=job, **fields)
 
     def generation_committed(
         self,
