@@ -45,9 +45,8 @@ class WorkerLogs:
         self._kube = kube
         self._read_job = job
         self._job = job()
-        self._query: Query = {"timestamps": "true", "container": self._job.trainer} | (
-            {} if tail is None else {"tailLines": tail}
-        )
+        self._stream: Query = {"timestamps": "true", "container": self._job.trainer}
+        self._query: Query = self._stream if tail is None else {**self._stream, "tailLines": tail}
 
     def read(self) -> Iterator[LogLine]:
         """What was written so far. A worker that has not started has written nothing; one whose node is lost has a line
@@ -63,7 +62,7 @@ class WorkerLogs:
         while True:
             self._job = job = self._read_job()
             for worker in self._workers():
-                if worker not in readers and self._started(worker):
+                if worker not in readers and self._phase(worker) not in ("", "Pending"):
                     readers[worker] = threading.Thread(target=self._pump, args=(worker, arrived), daemon=True)
                     readers[worker].start()
             deadline = time.monotonic() + POLL_SECONDS
@@ -81,11 +80,24 @@ class WorkerLogs:
             stopped = job.finished and not any(reader.is_alive() for reader in readers.values())
 
     def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
+        """Puts the worker's lines until its pod or the job has ended: a stream may break before."""
+        query: Query = {**self._query, "follow": "true"}
+        newest = ""
         try:
-            for line in self._lines(worker, {**self._query, "follow": "true"}):
-                arrived.put(line)
-        except Unavailable:
-            return  # its node is gone, and with it the log
+            while True:
+                try:
+                    begin = newest
+                    for line in self._lines(worker, query):
+                        if line[0] > begin:  # the kubelet counts in whole seconds
+                            arrived.put(line)
+                            newest = line[0]
+                except Unavailable:
+                    pass  # its node may be gone, and with it the log
+                if self._job.finished or self._phase(worker) != "Running":
+                    return
+                time.sleep(POLL_SECONDS)
+                if newest:
+                    query = {**self._stream, "follow": "true", "sinceTime": newest}
         except ClientError as error:
             arrived.put(error)
 
@@ -110,12 +122,13 @@ class WorkerLogs:
         answer = self._kube.get(self._pods, labelSelector=f"{JOB_LABEL}={self._job.name}")
         return [pod["metadata"]["name"] for pod in answer["items"] if _belongs(pod, self._job)]
 
-    def _started(self, worker: str) -> bool:
+    def _phase(self, worker: str) -> str:
+        """Of the worker's pod; empty when it is gone."""
         try:
             pod = self._kube.get(f"{self._pods}/{worker}")
         except NotFound:
-            return False
-        return str(pod.get("status", {}).get("phase", "Pending")) != "Pending"
+            return ""
+        return str(pod.get("status", {}).get("phase", "Pending"))
 
     @property
     def _pods(self) -> str:

@@ -165,6 +165,23 @@ def test_followed_logs_end_when_the_job_has_and_all_was_said(
     assert [line.text for line in client.logs("digits", follow=True)] == ["line 0", "line 1", "line 2"]
 
 
+def test_followed_logs_go_on_where_they_were_when_a_stream_breaks(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"))
+    fake.objects[PODS] = {"items": [pod_of("job-uid", 0)]}
+    fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Running"}}
+    lines = [f"2026-01-01T00:00:0{n}Z line {n}" for n in range(4)]
+    fake.texts[f"{PODS}/digits-w0/log"] = [lines[:2], lines[1:3], lines[2:]]
+    following = client.logs("digits", follow=True, tail=5)
+    assert [next(following).text for _ in range(4)] == ["line 0", "line 1", "line 2", "line 3"]
+    asked = [(query.get("tailLines"), query.get("sinceTime")) for query in fake.streams[:3]]
+    assert asked == [(5, None), (None, "2026-01-01T00:00:01Z"), (None, "2026-01-01T00:00:02Z")]
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
+    assert list(following) == []
+
+
 def archive(**files: bytes) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w|") as writer:
