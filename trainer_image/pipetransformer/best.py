@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from .checkpoint import CheckpointInfo, StaleCheckpointError, commit, latest, load_unit, save_unit
+from .checkpoint import CheckpointInfo, commit, latest, load_unit, save_unit
 from .elastic.barrier import Barrier
 from .elastic.groups import GenerationGroups
-from .errors import StorageError, storing
+from .errors import storing
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
@@ -39,10 +39,8 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: Generat
                 )
 
     def count() -> None:
-        try:
+        with storing(f"spec.checkpoint.location: {location}"):
             commit(location, info, keep=1)
-        except (OSError, StaleCheckpointError) as error:
-            raise StorageError(f"spec.checkpoint.location: {location}: {error}") from error
 
     barrier.pass_after(save if layout.pipeline == 0 else None, groups)
     barrier.pass_after(count if layout.is_leader else None, groups)  # nobody notes it as the best before it counts

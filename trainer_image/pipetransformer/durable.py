@@ -18,7 +18,6 @@ from pipetransformer_contract.messages import DurableCheckpoint
 from .best import best_location
 from .checkpoint import (
     CheckpointInfo,
-    StaleCheckpointError,
     commit,
     find,
     latest,
@@ -30,7 +29,7 @@ from .checks import check_resumed
 from .elastic.barrier import Barrier
 from .elastic.groups import GenerationGroups
 from .elastic.plan import DurablePoint
-from .errors import StorageError, storing
+from .errors import storing
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
@@ -176,10 +175,8 @@ class Checkpointer:
     def _finished(self, future: Future[Result]) -> Result:
         """What a thread's work gave, waiting for it."""
         assert self._spec is not None
-        try:
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
             return future.result()
-        except (OSError, StaleCheckpointError) as error:
-            raise StorageError(f"spec.checkpoint.location: {self._spec.location}: {error}") from error
 
     def durable(self) -> DurablePoint | None:
         """Where the newest checkpoint stands.

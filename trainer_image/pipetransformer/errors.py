@@ -38,6 +38,10 @@ class StorageError(Exception):
     reason = "StorageFailed"
 
 
+class StaleCheckpointError(Exception):
+    """A newer layout generation has already left a durable checkpoint."""
+
+
 class ModelError(RuntimeError):
     """The model itself failed, which no other worker can repair."""
 
@@ -73,10 +77,10 @@ class RunningModel:
 
 @contextmanager
 def storing(where: str) -> Iterator[None]:
-    """An `OSError` in here becomes a `StorageError` about `where`."""
+    """An `OSError` in here, or that a checkpoint is stale, becomes a `StorageError` about `where`."""
     try:
         yield
-    except OSError as error:
+    except (OSError, StaleCheckpointError) as error:
         raise StorageError(f"{where}: {error}") from error
 
 

@@ -108,4 +108,4 @@ def drop_groups(groups: list[dist.ProcessGroup]) -> None:
     """Drop groups, of which the caller keeps no other reference: their sockets close with the last one."""
     while groups:
         drop_group(groups.pop())
-    gc.collect()  # a stage of torch's pipeline, which refers to its group, hangs in a cycle
+    gc.collect()  # what broke in the middle may hang in a cycle with one of them

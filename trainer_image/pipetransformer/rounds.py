@@ -75,13 +75,13 @@ class Rounds:
         similar = self._similarities(state, policy, member)
         self.committer.hold()
         ballot = Vote(
-            float(self._pass_on_next(member)),
-            float(self.hooks.stop_requested()),
-            float(self.checkpointer.writing),
-            sums.loss,
-            sums.weight,
-            norms,
-            similar,
+            saw_next=float(self._pass_on_next(member)),
+            leaving=float(self.hooks.stop_requested()),
+            writing=float(self.checkpointer.writing),
+            loss_sum=sums.loss,
+            weight=sums.weight,
+            square_norms=norms,
+            similarities=similar,
         )
         vote = ballot.reduce(member.world)
         self.mirrors.settle()

@@ -12,7 +12,6 @@ import torch
 
 from pipetransformer.checkpoint import (
     CheckpointInfo,
-    StaleCheckpointError,
     commit,
     latest,
     load_model,
@@ -21,6 +20,7 @@ from pipetransformer.checkpoint import (
     write_model,
 )
 from pipetransformer.data import load_dataset
+from pipetransformer.errors import StaleCheckpointError
 from pipetransformer.models import build_model
 from pipetransformer.predict import accuracy
 from pipetransformer_contract.spec import TrainerSpec

@@ -3,6 +3,7 @@
 import datetime
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.connections import Connections
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
 from pipetransformer.elastic.watchdog import Watchdog
+from pipetransformer.errors import StorageError
 from pipetransformer.moments import Moment
 from tests.ledger_checker import check
 from tests.trainer_harness import CONNECTION_TIMEOUT, Faults, Scripted, run_job
@@ -36,14 +39,14 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
 
 
-def pair(store: TCPStore) -> list[GenerationGroups]:
-    """The groups of two ranks of which only one will speak."""
+def pair(store: TCPStore, transport: Transport = TRANSPORT) -> list[GenerationGroups]:
+    """The groups of two ranks in this process."""
     ensure_default_group()
     both = [GenerationGroups(connections=Connections(store.port)) for _ in range(2)]
 
     def meet(rank: int) -> None:
         client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
-        both[rank].meet(client, rank, 2, 0, TRANSPORT)
+        both[rank].meet(client, rank, 2, 0, transport)
 
     other = threading.Thread(target=meet, args=(1,))
     other.start()
@@ -60,6 +63,46 @@ def test_a_collective_with_a_silent_peer_fails_once_it_is_overdue(store: TCPStor
 
     groups.drop()
     silent.drop()
+
+
+def test_a_barrier_waits_for_work_that_takes_longer_than_any_collective_may(store: TCPStore) -> None:
+    ours, theirs = pair(store, replace(TRANSPORT, timeout=datetime.timedelta(seconds=1)))
+    passed: SimpleQueue[object] = SimpleQueue()
+    waiting = threading.Thread(target=lambda: passed.put(Barrier(Watchdog()).pass_after(None, theirs)))
+    waiting.start()
+
+    def work() -> str:
+        waiting.join(2)
+        return "waits" if waiting.is_alive() else "has gone"
+
+    assert Barrier(Watchdog()).pass_after(work, ours) == "waits"
+    assert passed.get(timeout=30) is None
+    ours.drop()
+    theirs.drop()
+
+
+def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    passed: SimpleQueue[str] = SimpleQueue()
+
+    def wait() -> None:
+        try:
+            Barrier(Watchdog()).pass_after(None, theirs)
+            passed.put("passed")
+        except RuntimeError:
+            passed.put("broke")
+
+    threading.Thread(target=wait).start()
+
+    def work() -> None:
+        raise StorageError("full")
+
+    with pytest.raises(StorageError):
+        Barrier(Watchdog()).pass_after(work, ours)
+    ours.connections.shut()
+    assert passed.get(timeout=30) == "broke"
+    ours.drop()
+    theirs.drop()
 
 
 def test_what_waits_on_no_socket_is_ended_once_and_only_after_nobody_can_vote_any_more(store: TCPStore) -> None:

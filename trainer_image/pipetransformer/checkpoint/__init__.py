@@ -2,12 +2,11 @@
 
 from .files import Folder
 from .model_folder import load_config, load_model, write_model
-from .store import CheckpointInfo, StaleCheckpointError, commit, find, latest, load_unit, newest_generation, save_unit
+from .store import CheckpointInfo, commit, find, latest, load_unit, newest_generation, save_unit
 
 __all__ = [
     "CheckpointInfo",
     "Folder",
-    "StaleCheckpointError",
     "commit",
     "find",
     "latest",

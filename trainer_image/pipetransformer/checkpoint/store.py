@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pipetransformer_contract.wire import Wire
 
+from ..errors import StaleCheckpointError
 from .files import Folder
 
 logger = logging.getLogger(__name__)
@@ -28,10 +29,6 @@ _UNIT = ".safetensors"
 #: In the marker, besides what `CheckpointInfo` says: bytes of each unit's file.
 _FILES = "files"
 _FOLDER = re.compile(r"^step-(\d+)-g(\d+)$")
-
-
-class StaleCheckpointError(RuntimeError):
-    """A newer layout generation has already left a durable checkpoint."""
 
 
 class CheckpointInfo(Wire):

@@ -116,9 +116,7 @@ def drop_group(group: dist.ProcessGroup) -> None:
     world = c10d._world
     for entries in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
         entries.pop(group, None)
-    with contextlib.suppress(
-        RuntimeError
-    ):  # a backend that is already broken refuses the abort, which is then not needed
+    with contextlib.suppress(RuntimeError):  # of a backend that is broken already: then there is nothing to abort
         group.abort()
 
 
@@ -151,7 +149,7 @@ class GenerationGroups:
         pipeline: the stages of this worker's pipeline, in stage order. None before roles are given.
         data_parallel: the workers that hold this worker's stage, in pipeline order. None before roles are given.
         tied: for each set of stages that share a parameter and that this worker's stage belongs to, the workers that
-        hold one of them, in the order of ranks.
+            hold one of them, in the order of ranks.
         connections: what they talk through.
     """
 

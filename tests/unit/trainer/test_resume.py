@@ -1,0 +1,109 @@
+"""A run that goes on from the checkpoint of one before, and what keeps it from that."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pipetransformer import Checkpoint, Freeze, Training
+from pipetransformer.errors import SpecError, StorageError
+from pipetransformer_contract.spec import FreezePoint, FreezePolicyName
+from tests.unit.trainer.test_evaluation import Log, model, run, samples
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=3, global_batch_size=16))
+
+    log = Log()
+    result = run(tmp_path, checkpoint=checkpoint, callbacks=[log])
+
+    assert log.of("step") == [3, 4, 5, 6, 7]
+    assert log.of("generation")[0][1] > 1
+    lines = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(8))
+    assert result.steps == 8
+
+
+def test_a_run_does_not_go_on_from_another_ones_checkpoint(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
+
+    changed: list[tuple[dict[str, Any], str]] = [
+        ({"model": lambda: [*model(), nn.Linear(2, 2)]}, "numLayers was 3 and not 4"),
+        ({"training": Training(epochs=2, global_batch_size=8)}, "globalBatchSize was 16 and not 8"),
+        ({"training": Training(epochs=2, global_batch_size=16, seed=1)}, "seed was 0 and not 1"),
+        ({"data": samples(63, 0)}, "trainingSamples was 64 and not 63"),
+    ]
+    for changes, message in changed:
+        with pytest.raises(SpecError, match=f"spec.checkpoint.location: .* another run, whose {message}"):
+            run(tmp_path, checkpoint=checkpoint, **changes)
+
+
+def test_a_run_goes_on_with_another_freeze_policy_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=2)
+    before = Freeze(policy=FreezePolicyName.NORM_CHANGE, interval_steps=100)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=4, global_batch_size=16), freeze=before)
+    newest = tmp_path / "checkpoint" / "step-000000000004-g1" / "blocks.1.safetensors"
+    newest.write_bytes(newest.read_bytes()[:100])
+
+    log = Log()
+    after = Freeze(policy=FreezePolicyName.PLASTICITY, interval_steps=1)
+    result = run(tmp_path, checkpoint=checkpoint, callbacks=[log], freeze=after)
+
+    assert log.of("step") == [2, 3, 4, 5, 6, 7]
+    assert result.steps == 8
+
+
+def test_a_checkpoint_with_a_damaged_unit_is_named(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=2)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=2, global_batch_size=16))
+    newest = tmp_path / "checkpoint" / "step-000000000002-g1" / "blocks.1.safetensors"
+    newest.write_bytes(bytes(len(newest.read_bytes())))
+
+    with pytest.raises(StorageError, match=r"remove step-000000000002-g1 .*blocks\.1\.safetensors is damaged"):
+        run(tmp_path, checkpoint=checkpoint)
+
+
+class Unusual(nn.Module):
+    """Two modules share a weight, and another never trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.fixed = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.down.weight = self.up.weight
+        self.fixed.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).tanh()) + self.fixed(x)  # type: ignore[no-any-return]
+
+
+def test_modules_may_share_weights_and_have_some_that_never_train_and_a_head_may_have_none(tmp_path: Path) -> None:
+    built: list[nn.Module] = []
+
+    def build() -> list[nn.Module]:
+        built[:] = [nn.Linear(4, 8), Unusual(), Unusual(), nn.Linear(8, 8), nn.Identity()]
+        return built
+
+    freeze = Freeze(
+        policy=FreezePolicyName.EXPLICIT, boundaries=[FreezePoint(step=2, boundary=1), FreezePoint(step=6, boundary=3)]
+    )
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    result = run(
+        tmp_path, model=build, freeze=freeze, checkpoint=checkpoint, training=Training(steps=4, global_batch_size=16)
+    )
+    assert (result.steps, result.frozen_layers) == (4, 1)
+
+    result = run(tmp_path, model=build, freeze=freeze, checkpoint=checkpoint)
+
+    assert (result.steps, result.frozen_layers) == (8, 3)
+    trained = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert torch.equal(trained["blocks.1.fixed.weight"], built[2].get_buffer("fixed.weight"))
+    assert torch.equal(trained["blocks.1.up.weight"], trained["blocks.1.down.weight"])
+    assert not torch.equal(trained["blocks.1.up.weight"], built[2].get_parameter("up.weight"))

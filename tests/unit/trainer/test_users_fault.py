@@ -1,0 +1,116 @@
+"""What the user brings and what fails in it: an error that names it, and no broken connection."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import TensorDataset
+
+from pipetransformer import (
+    Callback,
+    Checkpoint,
+    Evaluation,
+    Freeze,
+    FreezeObservation,
+    FreezePolicy,
+    PipelineModel,
+    Training,
+)
+from pipetransformer.errors import CallbackError, ModelError, SpecError, StorageError
+from tests.unit.trainer.test_evaluation import positives, run
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Broken(Callback):
+    def on_step(self, line: Mapping[str, Any]) -> None:
+        raise RuntimeError("disk of the callback is full")
+
+
+class Forgetful(FreezePolicy):
+    def decide(self, observation: FreezeObservation) -> int:
+        return observation.boundary
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"norms": torch.zeros(2)}
+
+
+def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    raise RuntimeError("no such class")
+
+
+def build_nothing() -> PipelineModel:
+    raise ValueError("no weights")
+
+
+def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
+    """A model with these blocks."""
+    return lambda: [nn.Linear(4, 8), *blocks, nn.Linear(8, 2)]
+
+
+class TwoTensors(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        raise RuntimeError("no way back")
+
+
+class NoWayBack(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return Backward.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Unreadable(TorchDataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 37:
+            raise OSError("the volume is gone")
+        return torch.zeros(4), 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"callbacks": [Broken()]}, CallbackError, "Broken.on_step failed: RuntimeError: disk"),
+        ({"metrics": [broken]}, ModelError, "a metric failed: RuntimeError: no such class"),
+        ({"metrics": [positives, positives]}, SpecError, "two metrics are called 'positives'"),
+        ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: is 'f1'"),
+        ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
+        ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
+        ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
+        ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
+        ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* gives a tuple, not one tensor"),
+        ({"model": around(nn.Linear(8, 9), nn.Linear(9, 8))}, ModelError, r"blocks\.0 .* the shape and type that they"),
+        ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
+        ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
+        ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),
+        ({"model": around(nn.Dropout1d(0.1))}, SpecError, r"blocks\.0 is a Dropout1d"),
+        ({"model": around(nn.BatchNorm1d(8, track_running_stats=False))}, SpecError, r"blocks\.0 is a BatchNorm1d"),
+        ({"run_dir": "/dev/null"}, StorageError, "the run's record in /dev/null"),
+        ({"data": [1, 2, 3]}, SpecError, "data: is list"),
+        ({"training": Training(global_batch_size=16)}, SpecError, "exactly one of epochs and steps"),
+        ({"freeze": Freeze(policy="Explicit")}, SpecError, r"spec\.freeze\.boundaries: policy Explicit needs"),
+        ({"evaluation": Evaluation(best_metric="loss")}, SpecError, r"spec\.evaluation\.goal: bestMetric loss needs"),
+        ({"checkpoint": Checkpoint(location="nope://x")}, SpecError, "nope://x cannot be reached from here"),
+        ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
+    ],
+)
+def test_what_the_user_brings_fails_with_its_own_words(
+    changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        run(tmp_path, **changes)
