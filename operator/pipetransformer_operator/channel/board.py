@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
 
 from ..api.status import PublishedPlan
-from ..plan.types import SHORTEST_PACE, Beat
+from ..plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 from .pulse import Pulse
 
 #: Without a word of any worker for so long, at the shortest pace, the operator may be deaf: when it hears again, it
@@ -44,7 +44,7 @@ class Board:
         wake: called when the job's loop has something new to look at.
         clock: the present time, aware of its zone.
         pulse: of all boards together.
-        workers: (name, uid) of each of the job's own workers, as known now.
+        workers: the job's own, as known now, ended ones too.
 
     Attributes:
         since: when the first was heard of those heard lately, after none was for a time; at first, when it was made.
@@ -55,13 +55,13 @@ class Board:
         wake: Callable[[], None],
         clock: Callable[[], datetime],
         pulse: Pulse,
-        workers: Callable[[], Iterable[tuple[str, str]]],
+        workers: Callable[[], Iterable[Worker]],
     ) -> None:
         self._wake = wake
         self._clock = clock
         self._look = workers
         self.pulse = pulse
-        self.pulse.add(workers=0, jobs=1)
+        self._counted = 0, 0
         self.since = self._newest = clock()
         self._changed = asyncio.Condition()
         self._workers: dict[str, str] = {}
@@ -75,6 +75,7 @@ class Board:
         self._ended = False
         self._arrived = 0
         self._settled = 0
+        self._count(workers=0, jobs=1)
 
     # What the loop reads.
 
@@ -123,16 +124,16 @@ class Board:
             job_uid: of the job that the generations belong to.
             ended: whether the job has ended.
         """
-        self._learn_workers()
-        for memory in (self._ready, self._heard, self._beats, self._lost_peers):
-            for uid in memory.keys() - self._workers.keys():
-                del memory[uid]
         generation = plan.generation(job_uid) if plan else None
         async with self._changed:
             self._shown = True
             if generation != self._generation or ended != self._ended:
                 self._generation, self._ended = generation, ended
                 self._changed.notify_all()
+        self._learn_workers()
+        for memory in (self._ready, self._heard, self._beats, self._lost_peers):
+            for uid in memory.keys() - self._workers.keys():
+                del memory[uid]
 
     async def settle(self, arrived: int) -> None:
         """Lets the senders of the first `arrived` reports know that the status holds what they said."""
@@ -142,8 +143,8 @@ class Board:
 
     def close(self) -> None:
         """The job is gone."""
-        self.pulse.add(workers=-len(self._workers), jobs=-1)
         self._workers = {}
+        self._count(workers=0, jobs=0)
 
     # What workers ask and say.
 
@@ -247,9 +248,16 @@ class Board:
         return now
 
     def _learn_workers(self) -> None:
-        known = len(self._workers)
-        self._workers = {uid: name for name, uid in self._look()}
-        self.pulse.add(workers=len(self._workers) - known)
+        workers = list(self._look())
+        self._workers = {worker.uid: worker.name for worker in workers}
+        speaking = sum(worker.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING) for worker in workers)
+        self._count(workers=speaking, jobs=0 if self._ended else 1)
+
+    def _count(self, *, workers: int, jobs: int) -> None:
+        """Tells the pulse how many speak: no job or pod that has ended slows others, however long it is kept."""
+        known_workers, known_jobs = self._counted
+        self.pulse.add(workers=workers - known_workers, jobs=jobs - known_jobs)
+        self._counted = workers, jobs
 
 
 def _names(generation: Generation | None, uid: str) -> bool:

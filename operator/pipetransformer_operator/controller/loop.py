@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -18,7 +18,7 @@ from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
 from ..channel.pulse import Pulse
-from ..plan import Observed, Plan, plan, worker_name
+from ..plan import Observed, Plan, Worker, plan, worker_name
 from .ports import (
     Conflict,
     JobKey,
@@ -198,9 +198,9 @@ class JobLoop:
             sees_drains=self._pool.sees_drains,
         )
 
-    def _workers(self) -> list[tuple[str, str]]:
+    def _workers(self) -> Iterable[Worker]:
         job = self._store.read(self.key)
-        return [(worker.name, worker.uid) for worker in self._pool.list(job)] if job else []
+        return self._pool.list(job) if job else ()
 
     async def _apply(self, job: PipeTrainingJob, decided: Plan) -> None:
         """Does all that it can: what one part of the cluster does not take now holds up nothing else.

@@ -15,9 +15,10 @@ from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
 from pipetransformer_operator.channel.board import Board, Reporter
 from pipetransformer_operator.channel.pulse import Pulse
+from pipetransformer_operator.plan import Worker
 
 pytestmark = pytest.mark.timeout(20)
-WORKERS = [("digits-w0", "uid-0"), ("digits-w1", "uid-1")]
+WORKERS = [Worker(0, "digits-w0", "uid-0"), Worker(1, "digits-w1", "uid-1")]
 TOKENS = {
     "token-0": Identity("default", "digits-w0", "uid-0"),
     "token-1": Identity("default", "digits-w1", "uid-1"),
@@ -98,7 +99,7 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
 
 
 async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
-    workers: list[tuple[str, str]] = []
+    workers: list[Worker] = []
     board = Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: workers)
     await show(board, None)
     async with client_of(board) as client:
@@ -136,7 +137,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
 async def test_silence_of_all_that_ends_says_nothing_about_those_who_have_not_spoken_yet() -> None:
     now = start = datetime(2026, 1, 1, tzinfo=UTC)
     board = Board(lambda: None, lambda: now, Pulse(), lambda: WORKERS)
-    reporters = [Reporter(name, uid) for name, uid in WORKERS[:2]]
+    reporters = [Reporter(worker.name, worker.uid) for worker in WORKERS]
     for second, speaker, since in ((0, 0, 0), (9, 1, 0), (19, 0, 0), (30, 0, 30), (31, 1, 30)):
         now = start + timedelta(seconds=second)
         board.put_heartbeat(reporters[speaker], Heartbeat(layout_generation=1, step=1))

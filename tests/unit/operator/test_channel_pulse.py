@@ -2,28 +2,35 @@
 
 import asyncio
 from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
 
 from pipetransformer_operator.channel import tls_buffers
-from pipetransformer_operator.channel.board import Board
+from pipetransformer_operator.channel.board import Board, Reporter
 from pipetransformer_operator.channel.certificate import server_context
 from pipetransformer_operator.channel.pulse import BEATS_PER_SECOND, Pulse
+from pipetransformer_operator.plan import Worker, WorkerPhase
 
 
 def board_of(pulse: Pulse, *sizes: int) -> Board:
     """A board that sees so many workers, look by look."""
     looks = iter(sizes)
+    return board_with(pulse, lambda: [WorkerPhase.RUNNING] * next(looks))
 
-    def workers() -> list[tuple[str, str]]:
-        return [(f"digits-w{number}", f"uid-{number}") for number in range(next(looks))]
+
+def board_with(pulse: Pulse, look: Callable[[], list[WorkerPhase]]) -> Board:
+    """A board that sees a worker of each phase."""
+
+    def workers() -> list[Worker]:
+        return [Worker(number, f"digits-w{number}", f"uid-{number}", phase) for number, phase in enumerate(look())]
 
     return Board(lambda: None, lambda: datetime.now(UTC), pulse, workers)
 
 
-async def show(board: Board) -> None:
-    await board.show(None, job_uid="job", ended=False)
+async def show(board: Board, *, ended: bool = False) -> None:
+    await board.show(None, job_uid="job", ended=ended)
 
 
 async def test_workers_beat_the_more_rarely_the_more_there_are() -> None:
@@ -48,6 +55,24 @@ def test_progress_and_words_are_the_rarer_the_more_jobs_there_are() -> None:
     for board in boards[10:]:
         board.close()
     assert (pulse.report_seconds, pulse.words_seconds) == (5.0, 1.0)
+
+
+async def test_finished_jobs_and_the_pods_that_they_keep_slow_nobody() -> None:
+    pulse, pods = Pulse(), 10 * BEATS_PER_SECOND
+    phases = [WorkerPhase.RUNNING] * pods
+    boards = [board_with(pulse, lambda: phases) for _ in range(100)]
+    for board in boards:
+        await show(board)
+    assert (pulse.beat_seconds, pulse.report_seconds) == (100 * 10.0, 10.0)
+    phases = [WorkerPhase.SUCCEEDED, WorkerPhase.FAILED] * (pods // 2)
+    for board in boards:
+        await show(board, ended=True)
+    assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)
+    assert boards[0].knows(Reporter("digits-w0", "uid-0")), "one that is evicted has something to say yet"
+    assert pulse.beat_seconds == 2.0
+    for board in boards:
+        board.close()
+    assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)
 
 
 async def test_a_tls_connection_has_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
