@@ -1,6 +1,7 @@
 """Reads a job's file for a local run and refuses it with the words that the API server would use."""
 
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -16,6 +17,32 @@ from ..api.validate import validate_manifest
 
 #: What the trainer's image runs.
 TRAINER = (sys.executable, "-m", "pipetransformer")
+
+
+_TAG = "tag:yaml.org,2002:"
+#: Types of YAML that JSON has none for, and PyYAML's `=`.
+_NOT_IN_JSON = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs", "value")}
+_NUMBERS = {
+    f"{_TAG}int": r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)",
+    f"{_TAG}float": r"[-+]?((\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads scalars as kubectl does. PyYAML's own reader has YAML 1.1's: 3e-4 would be text, 12:30 a number of base 60,
+    and 2024-01-01 a date."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if tag not in {*_NUMBERS, *_NOT_IN_JSON}]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    yaml_constructors = {
+        tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _NOT_IN_JSON
+    }
+
+
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(f"^({_pattern})$"), list("-+.0123456789"))
 
 
 class InvalidManifest(Exception):
@@ -76,7 +103,7 @@ def search_path() -> str:
 def read_manifest(file: Path) -> dict[str, Any]:
     """The manifest of one job, as it stands in a YAML file. Raises as `read_job`."""
     try:
-        manifest = yaml.safe_load(file.read_text())
+        manifest = yaml.load(file.read_text(), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidManifest([FieldError(str(file), f"is no YAML: {error}")]) from error
     return checked(manifest, str(file))

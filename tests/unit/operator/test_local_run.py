@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pipetransformer_operator.api.status import ConditionType, Reason
-from pipetransformer_operator.local.manifest import InvalidManifest, read_job
+from pipetransformer_operator.local.manifest import InvalidManifest, read_job, read_manifest
 from pipetransformer_operator.local.run import run_job
 from pipetransformer_operator.plan import PlanEvent
 from tests.builders import JobBuilder, make_job
@@ -99,8 +99,20 @@ def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
             read_job(write(job, tmp_path), tmp_path)
 
 
-def test_what_is_no_yaml_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["a: [", "a: !!timestamp 2024-01-01", "a: !!binary aGk="])
+def test_what_is_no_yaml_or_has_what_json_has_not_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text("a: [")
+    file.write_text(content)
     with pytest.raises(InvalidManifest, match="is no YAML"):
-        read_job(file, tmp_path)
+        read_manifest(file)
+
+
+def test_numbers_and_dates_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
+    words = ["3e-4", "1E3", "-2", "0x1F", "0o17", "1_000", "12:30", "2024-01-01", "2024-01-01T10:00:00Z", "v1.2", "="]
+    file = write(make_job().set("training.optimizer.learningRate", "LR").command("python", "WORDS"), tmp_path)
+    file.write_text(file.read_text().replace("LR", "3e-4").replace("WORDS", f"[{', '.join(words)}]"))
+    spec = read_manifest(file)["spec"]
+    assert spec["training"]["optimizer"]["learningRate"] == 3e-4
+    assert spec["podTemplate"]["spec"]["containers"][0]["command"][1] == [
+        3e-4, 1000.0, -2, 31, 15, 1000, "12:30", "2024-01-01", "2024-01-01T10:00:00Z", "v1.2", "=",
+    ]  # fmt: skip
