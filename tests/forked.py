@@ -22,7 +22,7 @@ def context(*modules: str) -> ForkServerContext:
 
 
 class Forked:
-    """A process, as asyncio's own subprocesses are used.
+    """A process that has begun.
 
     Args:
         program: what it runs; returns the exit code.
@@ -37,21 +37,31 @@ class Forked:
         server = context(program.__module__)
         self._process = server.Process(target=_run, args=(program, dict(environment), str(log), arguments), daemon=True)
         self._process.start()
-        self._ended = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._process.sentinel, self._end)
 
     @property
     def returncode(self) -> int | None:
         """Its exit code, below zero for a signal; None while it runs."""
         return self._process.exitcode
 
-    async def wait(self) -> int:
+    def join(self, seconds: float | None = None) -> int:
         """Waits for its end; returns the exit code."""
-        await self._ended.wait()
+        self._process.join(seconds)
         code = self._process.exitcode
-        assert code is not None
+        if code is None:
+            raise TimeoutError(f"the process still runs after {seconds} s")
         return code
+
+    async def wait(self) -> int:
+        """As `join`, while the event loop goes on."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        own = os.dup(self._process.sentinel)
+        loop.add_reader(own, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(own)
+            os.close(own)
+        return self.join()
 
     def send_signal(self, number: int) -> None:
         """Sends it a signal, if it still runs."""
@@ -62,11 +72,6 @@ class Forked:
     def kill(self) -> None:
         """Ends it without notice, if it still runs."""
         self._process.kill()
-
-    def _end(self) -> None:
-        self._loop.remove_reader(self._process.sentinel)
-        self._process.join()
-        self._ended.set()
 
 
 def _run(

@@ -1,20 +1,21 @@
-"""Worker processes as they are started in a pod, against a channel that chooses layouts from their offers."""
+"""Worker processes with the environment of a pod, against a channel that chooses layouts from their offers."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipetransformer.__main__ import main
 from pipetransformer.checkpoint import load_model
 from pipetransformer_contract.choose import Layout, OnPack, Packing
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
+from tests import forked
+from tests.forked import Forked
 from tests.ledger_checker import check
 from tests.stub_channel import StubChannel
 from tests.trainer_harness import Ran, run_job
@@ -34,12 +35,13 @@ SPEC: dict[str, Any] = {
 
 
 class Workers:
-    """Processes `python -m pipetransformer` and the channel they talk to, which begins with two of them."""
+    """Processes of `python -m pipetransformer` and the channel they talk to, which begins with two of them."""
 
     def __init__(self, tmp_path: Path, on_pack: OnPack, packing: Packing) -> None:
         self.folder = tmp_path
         self.channel = StubChannel(2, Layout(2, 1), on_pack, packing)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Forked] = []
+        forked.context(*forked.TRAINER)
 
     def start(self, spec: dict[str, Any], count: int = 2) -> None:
         job = TrainerSpec.model_validate(spec).to_environment()
@@ -56,14 +58,13 @@ class Workers:
                 Env.RUN_DIR: str(self.folder / "run"),
                 Env.TERMINATION_LOG: str(self.folder / f"termination-{number}"),
             }
-            command = [sys.executable, "-m", "pipetransformer"]
-            self._processes.append(subprocess.Popen(command, env=os.environ | environment))
+            self._processes.append(Forked(main, os.environ | environment, self._log(number)))
 
     def wait(self) -> list[int]:
-        return [process.wait(200) for process in self._processes]
+        return [process.join(200) for process in self._processes]
 
     def wait_for(self, number: int) -> int:
-        return self._processes[number].wait(15)
+        return self._processes[number].join(15)
 
     def signal(self, number: int, what: signal.Signals = signal.SIGTERM) -> None:
         self._processes[number].send_signal(what)
@@ -73,10 +74,14 @@ class Workers:
         return content
 
     def close(self) -> None:
-        for process in self._processes:
+        for number, process in enumerate(self._processes):
             process.kill()
-            process.wait()
+            process.join()
+            print(self._log(number).read_text())
         self.channel.close()
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"log-{number}"
 
 
 @pytest.fixture
@@ -92,18 +97,17 @@ def test_a_job_packs_widens_and_leaves_a_model_even_while_the_operator_is_away(w
     channel = workers.channel
     assert channel.wait_for(lambda: any(report.layout_generation == 2 for report in channel.reports), 120)
     channel.down.set()
-    summary = workers.folder / "run" / "summary.json"
-    assert not channel.wait_for(summary.exists, 5) or summary.exists()
+    run = Ran(workers.folder / "run")
+    assert channel.wait_for(lambda: len(run.steps) == 60, 120)
     channel.down.clear()
 
     assert workers.wait() == [0, 0]
     assert channel.outcome == "Succeeded"
     assert channel.reports[-1].step == 60
     assert workers.termination(0)["outcome"] == "Succeeded"
-    layouts = [(entry["stages"], entry["pipelines"]) for entry in json.loads(summary.read_text())["generations"]]
-    assert layouts == [(2, 1), (1, 2)]
-    assert check(workers.folder / "run", 1433, 4).clean
-    assert load_model(str(workers.folder / "run" / "model")).num_layers == 4
+    assert layouts(run) == [(2, 1), (1, 2)]
+    assert check(run.run_dir, 1433, 4).clean
+    assert load_model(str(run.run_dir / "model")).num_layers == 4
 
 
 def test_a_run_that_diverges_fails_and_says_at_which_step(workers: Workers) -> None:
@@ -133,7 +137,7 @@ def test_a_job_packs_by_what_it_measured_and_learns_the_same(workers: Workers, t
     workers.start(spec | {"pipeline": {"stages": 2, "packing": "Measured"}})
 
     assert workers.wait() == [0, 0]
-    run = Ran(workers.folder / "run", {})
+    run = Ran(workers.folder / "run")
     assert layouts(run) == [(2, 1), (1, 2)]
     packed = next(report for report in workers.channel.reports if report.layout_generation == 2)
     assert 5 <= packed.step < 75
