@@ -93,15 +93,26 @@ async def test_workers_run_where_the_restricted_pod_security_standard_is_enforce
     assert await namespace.layout(1) == (1, 1)
 
 
+@pytest.fixture
+async def node(namespace: Namespace) -> str:
+    """A node of the test's own, by name."""
+    name = f"node-{namespace.name}"
+    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+    return name
+
+
+async def bind(namespace: Namespace, pod: str, node: str) -> None:
+    """What a scheduler does."""
+    binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+    await namespace.api.request("POST", f"{namespace.core}/pods/{pod}/binding", binding)
+
+
 async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
-    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str
 ) -> None:
-    node = f"node-{namespace.name}"
-    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": node}})
     await namespace.apply(packing_job())
     assert await namespace.layout(1) == (4, 1)
-    binding = {"metadata": {"name": "digits-w1"}, "target": {"kind": "Node", "name": node}}
-    await namespace.api.request("POST", f"{namespace.core}/pods/digits-w1/binding", binding)
+    await bind(namespace, "digits-w1", node)
 
     cordon = {"spec": {"unschedulable": True}}
     await namespace.api.request("PATCH", f"/api/v1/nodes/{node}", cordon, content_type=MERGE_PATCH)
@@ -117,10 +128,8 @@ async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
 
 
 async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_turn(
-    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str
 ) -> None:
-    node = f"node-{namespace.name}"
-    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": node}})
     kubelet.room = 2
     await namespace.apply(packing_job().stages(1).workers(2).set("elasticPolicy.maxPipelines", 2))
     assert await namespace.layout(1) == (1, 2)
@@ -133,8 +142,7 @@ async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_tu
         return name in await namespace.pods()
 
     await until("a replacement", lambda: created("digits-w2"))
-    binding = {"metadata": {"name": "digits-w2"}, "target": {"kind": "Node", "name": node}}
-    await namespace.api.request("POST", f"{namespace.core}/pods/digits-w2/binding", binding)
+    await bind(namespace, "digits-w2", node)
     silent = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
     path = f"/api/v1/nodes/{node}/status"
     await namespace.api.request("PATCH", path, {"status": {"conditions": [silent]}}, content_type=MERGE_PATCH)
@@ -149,10 +157,8 @@ async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_tu
 
 
 async def test_a_worker_of_a_job_that_starts_is_replaced_when_its_node_is_deleted(
-    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str
 ) -> None:
-    node = f"node-{namespace.name}"
-    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": node}})
     kubelet.room = 1
     await namespace.apply(packing_job().stages(1).workers(2).set("elasticPolicy.maxPipelines", 2))
 
@@ -161,8 +167,7 @@ async def test_a_worker_of_a_job_that_starts_is_replaced_when_its_node_is_delete
         return next((p["metadata"]["name"] for p in pods if p.get("status", {}).get("conditions")), None)
 
     name = await until("a worker that finds no node", left_over)
-    binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
-    await namespace.api.request("POST", f"{namespace.core}/pods/{name}/binding", binding)
+    await bind(namespace, name, node)
     await namespace.api.request("DELETE", f"/api/v1/nodes/{node}", {})
     kubelet.room = 8192
     assert await namespace.layout(1) == (1, 2)

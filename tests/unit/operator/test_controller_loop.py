@@ -1,7 +1,6 @@
 """What a turn of a job's loop writes, and what may wait."""
 
 import asyncio
-import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -29,6 +28,39 @@ from tests.builders import make_job
 from tests.unit.operator.test_controller_sharing import Cluster
 
 KEY = JobKey("default", "digits")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def make_loop(
+    cluster: Cluster,
+    pace: Pace | None = None,
+    recorder: Recorder | None = None,
+    pulse: Pulse | None = None,
+    *,
+    writes: int = 1,
+) -> JobLoop:
+    """The loop of the cluster's job, with so many writes at a time."""
+    told, others = recorder or Recorder(), pulse or Pulse()
+    return JobLoop(KEY, cluster, cluster, lambda: NOW, pace or Pace(), told, others, asyncio.Semaphore(writes))
+
+
+class Turns(Recorder):
+    """Those that a loop took and that nobody has waited for."""
+
+    def __init__(self) -> None:
+        self._taken = asyncio.Semaphore(0)
+
+    def turned(self, result: TurnResult, seconds: float) -> None:
+        self._taken.release()
+
+    async def taken(self, count: int = 1) -> None:
+        """Waits until the loop took so many more."""
+        for _ in range(count):
+            await self._taken.acquire()
+
+    def none(self) -> bool:
+        """Whether it took no more."""
+        return self._taken.locked()
 
 
 class Written(Cluster):
@@ -48,9 +80,8 @@ async def test_words_that_change_with_every_pod_are_written_now_and_then(
     monkeypatch.setattr(pulse, "SHORTEST_WORDS_SECONDS", 0.0)
     others = Pulse()
     others.add(workers=0, jobs=jobs - 1)  # and this one
-    now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = Written(0, make_job().workers(4).job())
-    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(), Recorder(), others, asyncio.Semaphore())
+    loop = make_loop(cluster, pulse=others)
     for _ in range(3):
         await loop.turn(cluster.jobs[KEY])
     settled = cluster.statuses
@@ -64,9 +95,8 @@ async def test_words_that_change_with_every_pod_are_written_now_and_then(
 
 
 async def test_what_is_more_than_words_is_written_at_once() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = Written(0, make_job().workers(4).job())
-    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(), Recorder(), Pulse(), asyncio.Semaphore())
+    loop = make_loop(cluster)
     for _ in range(3):
         await loop.turn(cluster.jobs[KEY])
     settled = cluster.statuses
@@ -90,7 +120,6 @@ class Contested(Written):
 
 
 async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_again() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = Contested(4, make_job().workers(4).job())
     turns: list[TurnResult] = []
 
@@ -99,8 +128,7 @@ async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_
             turns.append(result)
             assert result is not TurnResult.CONFLICT or not cluster.workers["digits"], "pods without a durable status"
 
-    pace = Pace(debounce=0.001)
-    loop = JobLoop(KEY, cluster, cluster, lambda: now, pace, Told(), Pulse(), asyncio.Semaphore())
+    loop = make_loop(cluster, Pace(debounce=0.001), Told())
     running = asyncio.create_task(loop.run())
     while len(cluster.workers["digits"]) < 4:
         await cluster.next_change()
@@ -149,26 +177,39 @@ class Failing(Cluster):
         await super().delete(job, name, uid)
 
 
-@pytest.mark.parametrize("error", [Unavailable("503"), Conflict("409"), Refused("500 failed calling webhook")])
-async def test_what_is_not_taken_holds_up_neither_deletions_nor_events(error: Exception) -> None:
+@pytest.fixture
+def failing() -> Failing:
+    """Two workers are wanted, and one that is there is not."""
     cluster = Failing(4, make_job().workers(2).job())
-    cluster.error = error
-    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]  # not wanted any more
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(), Recorder(), Pulse(), asyncio.Semaphore(2))
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
+    return cluster
 
-    with contextlib.ExitStack() as raised:
-        if not isinstance(error, Refused):
-            raised.enter_context(pytest.raises(type(error)))
-        await loop.turn(cluster.jobs[KEY])
 
-    assert cluster.deleted == ["digits-w7"]
-    assert cluster.told == ["Creating 2 workers, 2 in all"]
-    if isinstance(error, Refused):
-        with pytest.raises(Refused):  # the words are in the status by then
-            await loop.turn(cluster.jobs[KEY])
-        running = cluster.status("digits").condition(ConditionType.RUNNING)
-        assert running is not None and (running.reason, running.message) == ("CreationRefused", str(error))
+@pytest.mark.parametrize("error", [Unavailable("503"), Conflict("409")])
+async def test_what_cannot_be_written_now_is_tried_again_and_holds_up_neither_deletions_nor_events(
+    error: Exception, failing: Failing
+) -> None:
+    failing.error = error
+
+    with pytest.raises(type(error)):
+        await make_loop(failing, writes=2).turn(failing.jobs[KEY])
+
+    assert failing.deleted == ["digits-w7"]
+    assert failing.told == ["Creating 2 workers, 2 in all"]
+
+
+async def test_what_is_refused_holds_up_neither_deletions_nor_events_and_shows_in_the_status(failing: Failing) -> None:
+    failing.error = Refused("500 failed calling webhook")
+    loop = make_loop(failing, writes=2)
+
+    await loop.turn(failing.jobs[KEY])
+
+    assert failing.deleted == ["digits-w7"]
+    assert failing.told == ["Creating 2 workers, 2 in all"]
+    with pytest.raises(Refused):  # the words are in the status by then
+        await loop.turn(failing.jobs[KEY])
+    running = failing.status("digits").condition(ConditionType.RUNNING)
+    assert running is not None and (running.reason, running.message) == ("CreationRefused", str(failing.error))
 
 
 class Lagging(Written):
@@ -180,23 +221,15 @@ class Lagging(Written):
 
 
 async def test_a_change_that_is_not_seen_for_long_is_asked_for_ever_more_rarely() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = Lagging(4, make_job().workers(4).job())
-    turns = asyncio.Semaphore(0)
-
-    class Told(Recorder):
-        def turned(self, result: TurnResult, seconds: float) -> None:
-            turns.release()
-
-    pace = Pace(debounce=0.01, longest_conflict=0.16)
-    loop = JobLoop(KEY, cluster, cluster, lambda: now, pace, Told(), Pulse(), asyncio.Semaphore())
+    turns = Turns()
+    loop = make_loop(cluster, Pace(debounce=0.01, longest_conflict=0.16), turns)
     running = asyncio.create_task(loop.run())
     started = asyncio.get_running_loop().time()
-    for _ in range(7):
-        await turns.acquire()
+    await turns.taken(7)
     assert asyncio.get_running_loop().time() - started >= 0.01 + 0.02 + 0.04 + 0.08 + 0.16 + 0.16
     loop.notice()  # the watch has caught up
-    await turns.acquire()
+    await turns.taken()
     assert cluster.statuses == 8
     running.cancel()
 
@@ -212,24 +245,16 @@ class Taken(Cluster):
 
 
 async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = Taken(4, make_job().workers(2).job())
-    turns = asyncio.Semaphore(0)
-
-    class Told(Recorder):
-        def turned(self, result: TurnResult, seconds: float) -> None:
-            turns.release()
-
-    pace = Pace(debounce=0.001, resync=0.2)
-    loop = JobLoop(KEY, cluster, cluster, lambda: now, pace, Told(), Pulse(), asyncio.Semaphore(2))
+    turns, pace = Turns(), Pace(debounce=0.001, resync=0.2)
+    loop = make_loop(cluster, pace, turns, writes=2)
     running = asyncio.create_task(loop.run())
-    for _ in range(2):  # tried, and said
-        await turns.acquire()
+    await turns.taken(2)  # tried, and said
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(pace.resync / 2):
-            await turns.acquire()
+            await turns.taken()
     assert cluster.attempts == 4
-    await turns.acquire()
+    await turns.taken()
     running.cancel()
     conditions = {condition.reason for condition in cluster.status("digits").conditions}
     assert Reason.NAME_CONFLICT in conditions and cluster.attempts == 6
@@ -240,24 +265,18 @@ async def test_a_change_is_looked_at_with_those_that_follow_it_and_a_question_at
 ) -> None:
     monkeypatch.setattr(pulse, "NOTICES_PER_SECOND", 1 / 60)  # this one job's changes wait for a minute
     cluster = Cluster(4, make_job().workers(4).job())
-    turned = asyncio.Semaphore(0)
-
-    class Told(Recorder):
-        def turned(self, result: TurnResult, seconds: float) -> None:
-            turned.release()
-
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    loop = JobLoop(KEY, cluster, cluster, lambda: now, Pace(debounce=0.0), Told(), Pulse(), asyncio.Semaphore())
+    turns = Turns()
+    loop = make_loop(cluster, Pace(debounce=0.0), turns)
     running = asyncio.create_task(loop.run())
     loop.wake()
-    await turned.acquire()
+    await turns.taken()
     loop.notice()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert turned.locked(), "it waits for more changes"
+    assert turns.none(), "it waits for more changes"
     loop.wake()
-    await turned.acquire()
+    await turns.taken()
     monkeypatch.setattr(pulse, "NOTICES_PER_SECOND", 1000)
     loop.notice()
-    await turned.acquire()
+    await turns.taken()
     running.cancel()

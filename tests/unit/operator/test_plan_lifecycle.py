@@ -1,4 +1,4 @@
-"""Scenarios of `plan()`: a job starts, packs, gives back, claims, loses workers, pauses and ends."""
+"""Scenarios of `plan()`: a job starts, packs, gives back, claims, pauses and ends."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.status import ConditionType, State
-from pipetransformer_operator.plan import WorkerPhase, plan
+from pipetransformer_operator.plan import plan
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -19,12 +19,6 @@ def widening() -> World:
 
 def releasing() -> World:
     return World(make_job().stages(4).workers(4).release())
-
-
-def reason(world: World, kind: ConditionType) -> str:
-    condition = world.status.condition(kind)
-    assert condition is not None
-    return condition.reason
 
 
 def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
@@ -50,10 +44,10 @@ def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes()
         ("CreationRefused", "pods is forbidden: exceeded quota")
     ]
     world.status = decided.status
-    assert reason(world, ConditionType.RUNNING) == "CreationRefused"
+    assert world.condition(ConditionType.RUNNING).reason == "CreationRefused"
     assert plan(world.spec, replace(refused, status=world.status), world.now).events == ()
     world.settle()
-    assert reason(world, ConditionType.RUNNING) == "WaitingForWorkers"
+    assert world.condition(ConditionType.RUNNING).reason == "WaitingForWorkers"
 
 
 def test_words_that_no_condition_holds_are_cut() -> None:
@@ -74,9 +68,9 @@ def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -
     assert set(world.workers) == pods
     assert world.plan.leavers == []
     assert world.status.frozen == "8/12"
-    assert reason(world, ConditionType.RESIZING) == "Committing"
+    assert world.condition(ConditionType.RESIZING).reason == "Committing"
     world.commit()
-    assert reason(world, ConditionType.RESIZING) == "Settled"
+    assert world.condition(ConditionType.RESIZING).reason == "Settled"
 
 
 def test_stages_are_cut_anew_in_the_same_layout_where_that_pays() -> None:
@@ -91,7 +85,7 @@ def test_stages_are_cut_anew_in_the_same_layout_where_that_pays() -> None:
     assert world.plan.reason is ResizeReason.BALANCE
     world.commit(offered=offered, step_seconds=0.8)
     assert world.plan.layout_generation == 2
-    assert reason(world, ConditionType.RESIZING) == "Settled"
+    assert world.condition(ConditionType.RESIZING).reason == "Settled"
 
 
 def test_leavers_are_deleted_only_after_the_commit_and_a_durable_checkpoint_at_the_new_boundary() -> None:
@@ -104,7 +98,7 @@ def test_leavers_are_deleted_only_after_the_commit_and_a_durable_checkpoint_at_t
     world.commit()
     world.leave()
     assert len(world.workers) == 4
-    assert reason(world, ConditionType.RESIZING) == "Releasing"
+    assert world.condition(ConditionType.RESIZING).reason == "Releasing"
     world.commit(checkpoint=7)
     assert len(world.workers) == 4
     world.commit(checkpoint=8)
@@ -133,7 +127,7 @@ def test_a_claim_trains_on_until_all_new_workers_are_ready() -> None:
     world = World(make_job().stages(2).workers(2, most=4))
     world.start()
     assert len(world.workers) == 4
-    assert reason(world, ConditionType.RESIZING) == "Preparing"
+    assert world.condition(ConditionType.RESIZING).reason == "Preparing"
     world.warm_up(["digits-w2"])
     assert world.shape == (2, 1)
     world.warm_up()
@@ -165,107 +159,13 @@ def test_a_lower_ceiling_makes_the_job_smaller() -> None:
     assert world.plan.reason is ResizeReason.SPEC
 
 
-def test_survivors_of_a_failure_train_on_and_the_job_grows_back() -> None:
-    world = World(make_job().stages(2).workers(4))
-    world.start()
-    world.end("digits-w0", exit_code=137)
-    world.settle()
-    assert world.shape == (2, 1)
-    assert world.plan.reason is ResizeReason.FAILURE
-    assert world.plan.leader == "digits-w1"
-    assert world.status.failures == 1
-    world.commit()
-    world.leave()
-    world.warm_up()
-    world.commit()
-    assert world.shape == (2, 2)
-    assert "digits-w0" not in world.workers
-
-
-def test_too_few_survivors_hold_their_state_until_a_replacement_is_ready() -> None:
-    world = World(make_job().stages(2).workers(2, least=2))
-    world.start()
-    world.end("digits-w1", exit_code=137)
-    world.settle()
-    assert world.plan.layout_generation == 1
-    assert reason(world, ConditionType.RUNNING) == "Recovering"
-    world.warm_up()
-    assert world.shape == (2, 1)
-    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w2"]
-    assert world.status.failures == 1
-
-
-def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkpoint_is_durable() -> None:
-    world = World(make_job().stages(2).workers(2, least=2).checkpoint())
-    world.start()
-    world.commit(checkpoint=0)
-    world.unschedulable = True
-    world.end("digits-w1", exit_code=137)
-    world.settle()
-    assert "digits-w0" in world.workers
-    world.wait(600)
-    world.settle()
-    assert not world.workers
-    assert reason(world, ConditionType.RUNNING) == "Unschedulable"
-    world.unschedulable = False
-    world.wait(60)
-    world.settle()
-    world.warm_up()
-    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
-
-
-def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried_ever_later() -> None:
-    world = World(make_job().stages(2).workers(2, least=2))
-    world.start()
-    world.unschedulable = True
-    world.end("digits-w1", exit_code=137)
-    world.settle()
-    for wait in (60, 120):
-        world.wait(600)
-        world.settle()
-        assert sorted(world.workers) == ["digits-w0"]
-        assert reason(world, ConditionType.RUNNING) == "Recovering"
-        assert reason(world, ConditionType.RESIZING) == "Unschedulable"
-        world.wait(wait)
-        world.settle()
-        assert len(world.workers) == 2
-    world.unschedulable = False
-    world.change("digits-w4", scheduled=True, waiting="", phase=WorkerPhase.RUNNING)
-    world.warm_up()
-    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w4"]
-    assert world.status.failures == 1
-
-
-def test_a_failure_outranks_a_published_resize_and_its_leavers_can_be_members_again() -> None:
-    world = releasing()
-    world.start()
-    world.commit(boundary=8)
-    world.kill("digits-w0")
-    world.settle()
-    assert world.plan.layout_generation == 3
-    assert {member.name for member in world.plan.members} == {"digits-w1", "digits-w2"}
-
-
-def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:
-    world = releasing()
-    world.start()
-    world.commit(boundary=8, checkpoint=8)
-    for name in list(world.workers):
-        world.kill(name)
-    world.settle()
-    world.warm_up()
-    assert world.shape == (2, 1)
-    assert world.plan.reason is ResizeReason.START
-    assert world.plan.layout_generation == 3
-
-
 def test_more_failures_than_allowed_fail_the_job() -> None:
     world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
     world.start()
     world.end("digits-w3", exit_code=1, message="Segmentation fault")
     world.settle()
     assert world.state() == State.FAILED
-    assert reason(world, ConditionType.FAILED) == "BackoffLimitExceeded"
+    assert world.condition(ConditionType.FAILED).reason == "BackoffLimitExceeded"
     assert set(world.workers) == {"digits-w3"}
 
 
@@ -426,7 +326,7 @@ def test_a_job_past_its_deadline_fails() -> None:
     world.start()
     world.wait(101)
     world.settle()
-    assert reason(world, ConditionType.FAILED) == "DeadlineExceeded"
+    assert world.condition(ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
 def test_the_deadlines_time_begins_anew_when_a_job_is_resumed() -> None:
@@ -442,7 +342,7 @@ def test_the_deadlines_time_begins_anew_when_a_job_is_resumed() -> None:
     assert world.state() == State.RUNNING
     world.wait(101)
     world.settle()
-    assert reason(world, ConditionType.FAILED) == "DeadlineExceeded"
+    assert world.condition(ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
 def test_a_job_that_waits_for_room_starts_in_the_size_that_its_spec_is_given_meanwhile() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_operator.api import JobSpec, JobStatus
-from pipetransformer_operator.api.status import PublishedPlan, Share, State
+from pipetransformer_operator.api.status import Condition, ConditionType, PublishedPlan, Share, State
 from pipetransformer_operator.plan import Beat, Observed, Plan, Worker, WorkerPhase, plan, worker_name
-from tests.builders import JobBuilder
+from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import FakeQueue
 
 JOB = "digits"
@@ -58,6 +58,12 @@ class World:
     def state(self) -> State:
         """What the printer column shows."""
         return self.status.state
+
+    def condition(self, kind: ConditionType) -> Condition:
+        """The status's condition of that kind, which has to be there."""
+        found = self.status.condition(kind)
+        assert found is not None
+        return found
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -235,3 +241,10 @@ def offers(boundary: int) -> list[Offer]:
     """What twelve equal blocks can do with `boundary` of them frozen: the largest stage of a balanced cut, in bytes."""
     total = (LAYERS - boundary) * BLOCK_BYTES + boundary * BLOCK_BYTES // 6
     return [Offer(stages=stages, bytes_per_worker=-(-total // stages)) for stages in (1, 2, 3, 4, 6, 8)]
+
+
+def training(pipelines: int = 2, most: int | None = None) -> World:
+    """A job that trains in so many pipelines of two stages."""
+    world = World(make_job().stages(2).workers(2 * pipelines, most=most))
+    world.start()
+    return world

@@ -1,5 +1,6 @@
 """Blocks freeze and train again: what is frozen does not move by a bit, and regroups change no number."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -100,27 +101,19 @@ def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit
 
 
 @pytest.mark.parametrize(
-    "committed", [pytest.param(8, id="freeze"), pytest.param(11, id="unfreeze", marks=pytest.mark.slow)]
+    "behind",
+    [lambda step: Faults(loses_decision_after=step), lambda step: Faults(loses_vote_of=step)],
+    ids=["broke-before-what-follows-a-step", "missed-the-commit"],
 )
-def test_a_worker_that_broke_before_the_boundary_moved_sends_and_gets_what_the_others_expect(
-    committed: int, optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
-) -> None:
-    script = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [0, 1], at_step=committed)]
-
-    run = run_job(spec_of(optimizer), script, tmp_path, faults={1: Faults(loses_decision_after=committed)})
-
-    compare(run, stayed)
-
-
 @pytest.mark.parametrize(
-    "voted", [pytest.param(8, id="freeze"), pytest.param(11, id="unfreeze", marks=pytest.mark.slow)]
+    "step", [pytest.param(8, id="freeze"), pytest.param(11, id="unfreeze", marks=pytest.mark.slow)]
 )
-def test_a_worker_that_missed_the_commit_before_the_boundary_moved_sends_and_gets_what_the_others_expect(
-    voted: int, optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
+def test_a_worker_that_is_behind_a_boundary_that_moved_sends_and_gets_what_the_others_expect(
+    behind: Callable[[int], Faults], step: int, optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
 ) -> None:
-    script = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [0, 1], at_step=voted)]
+    script = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [0, 1], at_step=step)]
 
-    run = run_job(spec_of(optimizer), script, tmp_path, faults={1: Faults(loses_vote_of=voted)})
+    run = run_job(spec_of(optimizer), script, tmp_path, faults={1: behind(step)})
 
     compare(run, stayed)
 
