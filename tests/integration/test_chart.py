@@ -151,6 +151,15 @@ def test_no_right_is_a_wildcard(kueue: str) -> None:
     assert not [rule for rule in rules if "*" in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}]
 
 
+@pytest.mark.parametrize("namespaces", ["[]", '["team-a"]'])
+def test_no_secret_lease_or_configmap_of_others_may_be_read_or_changed(namespaces: str) -> None:
+    documents = render("x", namespaces=namespaces)
+    rules = [rule for document in documents for rule in document.get("rules", [])]
+    shared = [rule for rule in rules if {"secrets", "leases", "configmaps"} & set(rule["resources"])]
+    assert {resource for rule in shared for resource in rule["resources"]} == {"secrets", "leases", "configmaps"}
+    assert all(rule["verbs"] == ["create"] or rule.get("resourceNames") for rule in shared)
+
+
 def test_claimed_workers_have_the_lower_priority_and_preempt_nobody() -> None:
     classes = {d["metadata"]["name"]: d for d in render("x") if d["kind"] == "PriorityClass"}
     base, claimed = classes["x-pipetransformer-base"], classes["x-pipetransformer-claimed"]
