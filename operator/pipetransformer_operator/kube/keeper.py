@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..controller.ports import JobKey, Unavailable
+from ..controller.ports import Conflict, JobKey, Unavailable
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object, Query
 from .authority import CA_CONFIG_MAP, Publisher
@@ -82,5 +82,6 @@ class Keeper:
     async def _authority_seen(self, one: Object, deleted: bool) -> None:
         try:
             await self._publisher.restore(one, deleted=deleted)
-        except (NotFound, Unavailable) as error:  # the namespace goes, too, or it is tried again with the next worker
+        except (Conflict, NotFound, Unavailable) as error:
+            # The namespace goes, too, or it is tried again with the next worker.
             logger.warning("%s is not restored: %s", CA_CONFIG_MAP, error)
