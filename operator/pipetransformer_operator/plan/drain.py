@@ -12,7 +12,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import Reason
 from .draft import Draft
-from .prepare import cancel, enter, is_late, why_not_ready
+from .prepare import cancel, enter, is_late, try_at_once, why_not_ready
 from .types import WorkerPhase
 
 
@@ -34,7 +34,7 @@ def replace(draft: Draft) -> bool:
         draft.publish(
             plan.layout, [*staying, *fresh[:replaced], *going[replaced:], *going[:replaced]], ResizeReason.DRAIN
         )
-        draft.update(resize_failures=0, next_resize_time=None)
+        try_at_once(draft)
         return True
     if late:
         cancel(draft, *why_not_ready(draft))
@@ -76,6 +76,8 @@ def _set_deadline(draft: Draft) -> None:
     elif draft.status.drain_deadline is None:
         timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
         draft.update(drain_deadline=draft.now + timeout)
+        try_at_once(draft)
+        draft.wake_at(draft.now)
         names = ", ".join(worker.name for worker in going[:8])
         draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(going)} workers are cordoned: {names}")
 

@@ -14,7 +14,7 @@ from ..api.status import ConditionType, Reason, ResizePhase
 from . import layouts
 from .draft import Draft
 from .finish import says_left, says_succeeded, words
-from .prepare import back_off, cancel, enter, is_late, why_not_ready
+from .prepare import back_off, cancel, enter, is_late, try_at_once, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker
 
@@ -93,7 +93,9 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     elif not members and preparing and (failed_joiners or disrupted):
         key = [*failed_joiners, *disrupted][0]
         cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")
-    if not failed and any(key in draft.status.claimed_ids for key in members):
+    if any(key not in draft.status.claimed_ids for key in members):
+        try_at_once(draft)  # what the job lost of its own is no claim
+    elif members and not failed:
         back_off(draft)
     draft.keep_workers(key for key in wanted if key not in why)
     described = ", ".join(f"{wanted[key]} ({why[key]})" for key in sorted(why))

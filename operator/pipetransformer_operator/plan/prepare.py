@@ -95,6 +95,11 @@ def back_off(draft: Draft) -> timedelta:
     return wait
 
 
+def try_at_once(draft: Draft) -> None:
+    """Ends the wait after attempts that failed: what comes now was not what they were for."""
+    draft.update(resize_failures=0, next_resize_time=None)
+
+
 def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
     """Why a job goes from one layout to the other."""
     if after == before:

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from ..api.job import JobSpec
-from . import accounting, conditions, drain, failure, finish, queue, reports, resize, share, start, suspend
+from . import accounting, conditions, drain, failure, finish, prepare, queue, reports, resize, share, start, suspend
 from .draft import Draft
 from .types import Observed, Plan
 
@@ -57,4 +57,4 @@ def _advance(draft: Draft) -> None:
 def _try_an_edit_at_once(draft: Draft) -> None:
     """Who edits the spec does not wait until earlier attempts are slept over."""
     if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
-        draft.update(next_resize_time=None, resize_failures=0)
+        prepare.try_at_once(draft)

@@ -1,0 +1,69 @@
+"""What waits after attempts that failed, and what does not: a claim's wait holds up nothing that the job needs."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.builders import JobBuilder, make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def asleep(job: JobBuilder) -> World:
+    """A job that trains in its starting size and whose claims found no node until it waits an hour for the next."""
+    world = World(job)
+    world.settle()
+    world.warm_up()
+    world.unschedulable = True
+    world.commit()
+    for minutes in (1, 2, 4, 8, 16, 32, 60):
+        world.wait(120)
+        world.settle()
+        assert world.status.next_resize_time == world.now + timedelta(minutes=minutes)
+        if minutes < 60:
+            world.wait(60 * minutes)
+            world.settle()
+    world.unschedulable = False
+    return world
+
+
+def test_what_a_job_lost_of_its_own_comes_back_at_once_although_it_sleeps_over_a_claim() -> None:
+    world = asleep(make_job().stages(1).workers(2, most=8))
+    world.end("digits-w1", exit_code=1)
+    world.settle()
+    world.commit()
+    world.warm_up()
+    assert world.shape == (1, 2)
+
+
+def test_survivors_that_are_too_few_get_replacements_at_once_although_the_job_sleeps_over_a_claim() -> None:
+    world = asleep(make_job().stages(2).workers(2, least=2, most=8))
+    world.end("digits-w1", exit_code=1)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.plan.layout_generation) == ((2, 1), 2)
+
+
+def test_workers_on_a_node_that_is_cordoned_are_replaced_at_once_although_the_job_sleeps_over_a_claim() -> None:
+    world = asleep(make_job().stages(2).workers(2, most=8))
+    world.change("digits-w1", draining=True)
+    assert world.turn().requeue_after == 0.1
+    world.settle()
+    world.warm_up()
+    assert "digits-w1" not in {member.name for member in world.plan.members}
+    assert world.shape == (2, 1)
+
+
+def test_a_preempted_claim_beside_a_lost_worker_of_the_starting_size_holds_up_its_replacement_no_longer() -> None:
+    world = World(make_job().stages(1).workers(2, most=3))
+    world.start()
+    world.warm_up()
+    world.commit()
+    assert world.shape == (1, 3)
+    for name in ("digits-w1", "digits-w2"):
+        world.change(name, disrupted=True)
+    world.settle()
+    world.commit()
+    world.warm_up()
+    assert world.shape == (1, 2)
