@@ -42,12 +42,11 @@ def publish(draft: Draft) -> bool:
     yields = bool(going) or layouts.limited(draft, len(plan.members)) < len(plan.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft, plan.layout, layout)
     draft.publish(layout, [*candidates, *going], reason)
-    if layout.workers > plan.layout.workers:
-        draft.update(resize_failures=0, next_resize_time=None, not_committed=None)
-    elif yields:
-        back_off(draft)
-    elif status.not_committed:
-        draft.update(not_committed=None)
+    if layout.workers <= plan.layout.workers:
+        if yields:
+            back_off(draft)
+        elif status.not_committed:
+            draft.update(not_committed=None)
     return True
 
 

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from pipetransformer_contract.messages import DurableCheckpoint, Report
+from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
 
 from ..api.status import LastReport, Reason
 from .draft import Draft
@@ -43,6 +43,8 @@ def _confirm(draft: Draft, generation: int) -> None:
         return
     draft.update(plan=plan.model_copy(update={"confirmed_generation": generation}))
     if generation == plan.layout_generation:
+        if plan.reason is ResizeReason.CLAIM:  # only now: published, it could still be undone
+            draft.update(resize_failures=0, next_resize_time=None, not_committed=None)
         draft.tell(
             Reason.GENERATION_CONFIRMED,
             f"Generation {generation} trains: {plan.pipelines} pipelines of {plan.stages} stages",

@@ -236,6 +236,28 @@ def test_members_that_commit_nothing_by_the_deadline_get_the_old_layout_again() 
     assert world.status.failures == 0
 
 
+def test_a_layout_that_its_members_never_commit_is_tried_ever_later_until_one_is_confirmed() -> None:
+    world = claiming()
+    world.start()
+    for failures in range(1, 5):
+        world.warm_up()
+        assert world.shape == (2, 2)
+        world.break_group([member.name for member in world.plan.members])
+        world.wait(2)
+        world.settle()
+        assert (world.plan.reason, world.status.resize_failures) == (ResizeReason.UNDO, failures)
+        assert world.status.next_resize_time == world.now + timedelta(seconds=30 * 2**failures)
+        world.commit()
+        world.leave()
+        assert len(world.workers) == 2
+        world.wait(30 * 2**failures)
+        world.settle()
+    world.warm_up()
+    world.commit()
+    status = world.status
+    assert (world.shape, status.resize_failures, status.not_committed) == ((2, 2), 0, None)
+
+
 def test_a_joiner_that_falls_silent_before_the_generation_is_confirmed_is_lost_and_the_others_go_back() -> None:
     world = claiming()
     world.start()
