@@ -4,6 +4,7 @@ Read at once, lines are merged by the time that the kubelet gave them. Followed,
 arrival, from every worker that there is, those included that join later.
 """
 
+import contextlib
 import heapq
 import queue
 import threading
@@ -55,16 +56,18 @@ class WorkerLogs:
             yield LogLine(moment, worker, self._job.rank(worker), text)
 
     def follow(self) -> Iterator[LogLine]:
-        """What was written and what will be, until the job has ended and all was said."""
+        """What was written and what will be, until the job has ended and all was said. Outages are waited out."""
         arrived: queue.SimpleQueue[tuple[str, str, str] | ClientError] = queue.SimpleQueue()
         readers: dict[str, threading.Thread] = {}
         stopped = False
         while True:
-            self._job = job = self._read_job()
-            for worker in self._workers():
-                if worker not in readers and self._phase(worker) not in ("", "Pending"):
-                    readers[worker] = threading.Thread(target=self._pump, args=(worker, arrived), daemon=True)
-                    readers[worker].start()
+            with contextlib.suppress(Unavailable):
+                self._job = self._read_job()
+                for worker in self._workers():
+                    if worker not in readers and self._phase(worker) not in ("", "Pending"):
+                        readers[worker] = threading.Thread(target=self._pump, args=(worker, arrived), daemon=True)
+                        readers[worker].start()
+            finished = self._job.finished
             deadline = time.monotonic() + POLL_SECONDS
             while (left := deadline - time.monotonic()) > 0:
                 try:
@@ -77,24 +80,27 @@ class WorkerLogs:
                 yield LogLine(moment, worker, self._job.rank(worker), text)
             if stopped and arrived.empty():
                 return
-            stopped = job.finished and not any(reader.is_alive() for reader in readers.values())
+            stopped = finished and not any(reader.is_alive() for reader in readers.values())
 
     def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
-        """Puts the worker's lines until its pod or the job has ended: a stream may break before."""
+        """Puts the worker's lines; a stream may break, so the last is one that began after the worker's end."""
         query: Query = {**self._query, "follow": "true"}
         newest = ""
         try:
             while True:
+                over = self._job.finished
                 try:
+                    ended = over or self._phase(worker) != "Running"
                     begin = newest
                     for line in self._lines(worker, query):
                         if line[0] > begin:  # the kubelet counts in whole seconds
                             arrived.put(line)
                             newest = line[0]
+                    if ended:
+                        return
                 except Unavailable:
-                    pass  # its node may be gone, and with it the log
-                if self._job.finished or self._phase(worker) != "Running":
-                    return
+                    if over:
+                        return  # its node is gone, and with it the log
                 time.sleep(POLL_SECONDS)
                 if newest:
                     query = {**self._stream, "follow": "true", "sinceTime": newest}

@@ -21,6 +21,7 @@ class FakeKube:
             there is no list, nobody answers.
         requests: (method, path, body) of what was not a GET.
         streams: queries of the streams that were asked for.
+        outage: so many GETs more get no answer.
         containers: makes the output of a command, told (pod, container, command).
     """
 
@@ -30,6 +31,7 @@ class FakeKube:
         self.texts: dict[str, list[list[str]]] = {}
         self.requests: list[tuple[str, str, Any]] = []
         self.streams: list[Query] = []
+        self.outage = 0
         self.containers: Callable[[str, str, Sequence[str]], Iterator[bytes]] = lambda *_: iter(())
 
     @property
@@ -39,6 +41,9 @@ class FakeKube:
 
     def get(self, path: str, **query: str | int) -> Object:
         """See `Kube`. A field selector names one object."""
+        if self.outage:
+            self.outage -= 1
+            raise Unavailable(path)
         if "fieldSelector" in query and path not in self.objects:
             name = str(query["fieldSelector"]).removeprefix("metadata.name=")
             items = [self.objects[f"{path}/{name}"]] if f"{path}/{name}" in self.objects else []

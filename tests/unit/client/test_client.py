@@ -182,6 +182,24 @@ def test_followed_logs_go_on_where_they_were_when_a_stream_breaks(
     assert list(following) == []
 
 
+def test_followed_logs_wait_out_an_outage_and_miss_nothing_of_who_ended_in_it(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"))
+    fake.objects[PODS] = {"items": [pod_of("job-uid", 0)]}
+    fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Running"}}
+    lines = [f"2026-01-01T00:00:0{n}Z line {n}" for n in range(4)]
+    fake.texts[f"{PODS}/digits-w0/log"] = [lines[:2], lines[1:]]
+    following = client.logs("digits", follow=True)
+    assert [next(following).text for _ in range(2)] == ["line 0", "line 1"]
+    fake.outage = 4
+    fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Failed"}}
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
+    assert [line.text for line in following] == ["line 2", "line 3"]
+    assert fake.outage == 0
+
+
 def archive(**files: bytes) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w|") as writer:
