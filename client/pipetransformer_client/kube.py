@@ -6,6 +6,7 @@ Of the Kubernetes client only the kubeconfig, the connection pool and the WebSoc
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -90,16 +91,13 @@ class Kube:
             query: of the request.
             silence: seconds without a byte after which the stream is given up.
         """
-        try:
-            with self._open("GET", path, None, query, silence) as response:
-                rest = b""
-                for chunk in response.stream(65536, decode_content=True):
-                    *whole, rest = (rest + chunk).split(b"\n")
-                    yield from (line.decode(errors="replace") for line in whole)
-                if rest:
-                    yield rest.decode(errors="replace")
-        except urllib3.exceptions.HTTPError as error:
-            raise Unavailable(f"GET {path}: {error}") from error
+        with self._open("GET", path, None, query, silence) as response:
+            rest = b""
+            for chunk in response.stream(65536, decode_content=True):
+                *whole, rest = (rest + chunk).split(b"\n")
+                yield from (line.decode(errors="replace") for line in whole)
+            if rest:
+                yield rest.decode(errors="replace")
 
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
         """Runs a command in a container and yields what it writes.
@@ -132,9 +130,11 @@ class Kube:
             said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
             raise ClientError(f"exec in {pod}: {said or result.get('message') or 'the connection was lost'}")
 
+    @contextmanager
     def _open(
         self, method: str, path: str, body: Object | None, query: Query, read_seconds: float
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """An answer that is no error, whose body is still to be read: a connection may break in it, too."""
         url = self._configuration.host + path + (f"?{urlencode(query)}" if query else "")
         try:
             response = self._pool.request(
@@ -146,13 +146,13 @@ class Kube:
                 retries=False,
                 preload_content=False,
             )
-        except urllib3.exceptions.HTTPError as error:
-            raise Unavailable(f"{self._configuration.host} does not answer: {error}") from error
-        assert isinstance(response, urllib3.BaseHTTPResponse)
-        if response.status >= 400:
+            assert isinstance(response, urllib3.BaseHTTPResponse)
             with response:
-                raise _sorted(response.status, _message(response.data) or str(response.reason))
-        return response
+                if response.status >= 400:
+                    raise _sorted(response.status, _message(response.data) or str(response.reason))
+                yield response
+        except urllib3.exceptions.HTTPError as error:
+            raise Unavailable(f"{self._configuration.host} does not answer: {method} {path}: {error}") from error
 
     def _headers(self) -> dict[str, str]:
         settings = self._configuration.auth_settings().values()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..client import Client
+from ..errors import Unavailable
 from ..job import Job
 from . import app
 from .options import EXIT_FAILED, Context, JobName, Namespace, console, errors
@@ -46,7 +47,11 @@ def follow(client: Client, name: str, view: PlainView | LiveView, *, timeout: fl
 
 
 def _tell(client: Client, job: Job, view: PlainView | LiveView, told: set[str]) -> None:
-    for event in client.events(job):
+    try:
+        events = client.events(job)
+    except Unavailable:  # they are told with the next change
+        return
+    for event in events:
         if event.uid not in told:
             told.add(event.uid)
             view.told(event.reason, event.message, warning=event.warning)

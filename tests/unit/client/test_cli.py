@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipetransformer_client import Client
 from pipetransformer_client.cli import completion, main, show
 from pipetransformer_client.errors import Unavailable
+from pipetransformer_client.job import Event, Job
 from pipetransformer_client.kube import Kube
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
@@ -130,6 +132,18 @@ def test_watching_a_job_that_fails_ends_with_exit_code_1_and_its_reason(
     out, err = capsys.readouterr()
     assert out.index("WorkerLost: digits-w0") < out.index("BackoffLimitExceeded: digits-w0"), "not as they happened"
     assert "Because: so it is" in err
+
+
+def test_a_watch_goes_on_where_events_cannot_be_read(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(client: Client, job: Job) -> list[Event]:
+        raise Unavailable("etcdserver: leader changed")
+
+    monkeypatch.setattr(Client, "events", unavailable)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
+    assert command(monkeypatch, "watch", "digits") == 0
+    assert "digits is complete" in capsys.readouterr().out
 
 
 def test_kubectl_is_answered_with_commands_options_and_jobs(
