@@ -65,6 +65,30 @@ async def test_what_somebody_deletes_or_changes_of_a_jobs_protection_is_as_it_wa
         await until(f"{path} is as it was", partial(_restored, api, path, part, before), timeout=10)
 
 
+async def test_a_policy_of_somebody_else_is_left_as_it_is_and_the_job_says_so_until_it_is_gone(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    path = f"/apis/networking.k8s.io/v1/namespaces/{namespace.name}/networkpolicies"
+    body = {"metadata": {"name": "digits-workers"}, "spec": {"podSelector": {}, "policyTypes": ["Egress"]}}
+    theirs = await namespace.api.request("POST", path, body)
+    await namespace.apply(packing_job())
+    await namespace.told("CreationRefused")
+    assert await namespace.layout(1) == (4, 1)
+
+    async def is_ours(path: str) -> bool:
+        with contextlib.suppress(NotFound):
+            return "ownerReferences" in (await namespace.api.get(f"{path}/digits-workers"))["metadata"]
+        return False
+
+    budgets = f"/apis/policy/v1/namespaces/{namespace.name}/poddisruptionbudgets"
+    await until("the job has a budget all the same", lambda: is_ours(budgets))
+    assert await namespace.api.get(f"{path}/digits-workers") == theirs
+
+    await namespace.api.request("DELETE", f"{path}/digits-workers", {})
+    namespace.advance(15)
+    await until("the job has a policy", lambda: is_ours(path))
+
+
 async def _restored(api: Api, path: str, part: str, before: Object, *, anew: bool = False) -> bool:
     with contextlib.suppress(NotFound):
         now = await api.get(path)

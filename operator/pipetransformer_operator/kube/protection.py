@@ -1,14 +1,24 @@
 """What keeps others off a job's workers: a NetworkPolicy and a PodDisruptionBudget, one of each a job.
 
-Both belong to the job and vanish with it. They may change, so they are kept by server-side apply; an object that is as
-it was last applied costs no request.
+Both belong to the job and vanish with it. They may change, so they are kept by server-side apply, each by its UID: by
+the name alone another's would be taken over. An object that is as it was last applied costs no request.
 """
 
-from ..api import PipeTrainingJob
-from ..controller.ports import JobKey
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..api import KIND, PipeTrainingJob
+from ..controller.ports import Conflict, JobKey, Refused, Unavailable
 from ..plan.accounting import JOB_LABEL
-from .api import APPLY_PATCH, Api, Object
+from .api import APPLY_PATCH, Api, NotFound, Object
+from .pods import controller_uid
 from .rendering import METRICS_PORT, owner_reference
+
+
+class _Applied(NamedTuple):
+    body: Object
+    uid: str
+    generation: int
 
 
 class Protection:
@@ -22,36 +32,67 @@ class Protection:
     def __init__(self, api: Api, scraper: str = "") -> None:
         self._api = api
         self._scraper = scraper
-        self._applied: dict[JobKey, dict[str, tuple[Object, int]]] = {}
+        self._applied: dict[JobKey, dict[str, _Applied]] = {}
 
     async def apply(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """Makes both objects as they should be; None: the budget is not touched.
 
         Raises:
-            Refused: the cluster does not take them; the message says why.
+            Refused: the cluster does not take them, or somebody else has one of the name; the message says which.
             Unavailable: not now.
         """
         applied = self._applied.setdefault(JobKey(job.metadata.namespace, job.metadata.name), {})
         wanted = {"/apis/networking.k8s.io/v1": network_policy(job, self._scraper)}
         if min_available is not None:
             wanted["/apis/policy/v1"] = disruption_budget(job, min_available)
+        refused: Refused | None = None
         for folder, body in wanted.items():
-            if folder in applied and applied[folder][0] == body:
+            known = applied.get(folder)
+            if known and known.body == body:
                 continue
             kind = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}[body["kind"]]
-            path = f"{folder}/namespaces/{job.metadata.namespace}/{kind}/{body['metadata']['name']}"
-            answer = await self._api.request("PATCH", path, body, content_type=APPLY_PATCH)
-            applied[folder] = body, answer["metadata"]["generation"]
+            path = f"{folder}/namespaces/{job.metadata.namespace}/{kind}"
+            try:
+                metadata = (await self._write(job, path, body, known))["metadata"]
+            except Refused as error:
+                refused = error
+                continue
+            applied[folder] = _Applied(body, metadata["uid"], metadata["generation"])
+        if refused:
+            raise refused
+
+    async def _write(self, job: PipeTrainingJob, path: str, body: Object, known: _Applied | None) -> Object:
+        """Writes the job's own object, never another of its name."""
+        if known:
+            with suppress(Conflict):  # it was deleted, and another may have its name
+                return await self._patch(path, body, known.uid)
+        try:
+            return await self._api.request("POST", path, body)
+        except Conflict as conflict:
+            try:
+                seen = await self._api.get(f"{path}/{body['metadata']['name']}")
+            except NotFound:
+                raise conflict from None
+        if controller_uid(seen) == job.metadata.uid:
+            return seen if seen["spec"] == body["spec"] else await self._patch(path, body, seen["metadata"]["uid"])
+        name = f"{body['kind']} {body['metadata']['name']}"
+        owners = {(one["kind"], one["name"]) for one in seen["metadata"].get("ownerReferences", [])}
+        if (KIND, job.metadata.name) in owners:
+            raise Unavailable(f"{name} of a deleted job of this name is still there")
+        raise Refused(f"{name} exists and belongs to someone else: delete or rename it, or the job")
+
+    async def _patch(self, path: str, body: Object, uid: str) -> Object:
+        body = {**body, "metadata": {**body["metadata"], "uid": uid}}
+        return await self._api.request("PATCH", f"{path}/{body['metadata']['name']}", body, content_type=APPLY_PATCH)
 
     def forget_if_touched(self, key: JobKey, one: Object, *, deleted: bool) -> bool:
         """Whether somebody else deleted or changed what a watch shows; then the job's next turn applies it."""
         applied, folder = self._applied.get(key, {}), f"/apis/{one['apiVersion']}"
         if folder not in applied:
             return False
-        body, generation = applied[folder]
-        metadata = one["metadata"]
-        touched = deleted or metadata["generation"] > generation
-        if metadata["name"] != body["metadata"]["name"] or not touched:
+        known, metadata = applied[folder], one["metadata"]
+        touched = deleted or metadata["generation"] > known.generation
+        if metadata["name"] != known.body["metadata"]["name"] or not touched:
             return False
         del applied[folder]
         return True
