@@ -6,6 +6,7 @@ the lease as well: each write is made on what was read.
 
 import asyncio
 import base64
+import logging
 import ssl
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,10 +16,13 @@ from ..channel.certificate import Authority, load_new_certificate, renewed, serv
 from ..controller.ports import Conflict
 from .api import MERGE_PATCH, Api, NotFound, Object
 
+logger = logging.getLogger(__name__)
 SECRET = "pipetransformer-channel-ca"
 CA_CONFIG_MAP = "pipetransformer-channel-ca"
 CA_FILE = "ca.crt"
 KEY_FILE = "ca.key"
+#: Before a change of others is undone: two operators that serve one namespace by mistake would not stop to undo theirs.
+RESTORE_SECONDS = 1.0
 _KEY_END = b"-----END PRIVATE KEY-----\n"
 _CERTIFICATE_END = b"-----END CERTIFICATE-----\n"
 
@@ -118,9 +122,12 @@ class Publisher:
         """Puts back what somebody else deleted or changed, as a watch shows it. Raises as `publish`."""
         namespace = config_map["metadata"]["namespace"]
         done = self._done.get(namespace)
-        if done is not None and (deleted or config_map.get("data", {}).get(CA_FILE) != done.decode()):
-            self.forget(namespace)
-            await self.publish(namespace)
+        if done is None or (not deleted and config_map.get("data", {}).get(CA_FILE) == done.decode()):
+            return
+        logger.warning("%s of namespace %s was changed by others; it is put back", CA_CONFIG_MAP, namespace)
+        await asyncio.sleep(RESTORE_SECONDS)
+        self.forget(namespace)
+        await self.publish(namespace)
 
     def forget(self, namespace: str) -> None:
         """The namespace may have lost them: it is told again when it is asked for next."""

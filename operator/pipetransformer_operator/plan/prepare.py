@@ -125,7 +125,8 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     if draft.awaits_quota:
         return Reason.WAITING_FOR_QUOTA, queue_says(draft)
     order = [Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY]
-    worst = next((reason for reason in order if reason in [reason for reason, _ in reasons]), Reason.NOT_READY)
+    found = {reason for reason, _ in reasons}
+    worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
     return worst, words or "no worker is awaited"
 

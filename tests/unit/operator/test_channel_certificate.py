@@ -20,7 +20,8 @@ from pipetransformer_operator.channel.certificate import (
     server_context,
     signing,
 )
-from pipetransformer_operator.kube.authority import SECRET, KeptAuthority, Publisher
+from pipetransformer_operator.kube.api import Object
+from pipetransformer_operator.kube.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
 from tests.unit.operator.test_kube_lease import FakeApi
 
 pytestmark = pytest.mark.timeout(20)
@@ -109,6 +110,29 @@ async def test_namespaces_are_told_again_only_when_there_is_something_new() -> N
     publisher.forget("team")
     await publisher.publish("team")
     assert api.object is not None
+
+
+async def test_what_others_wrote_is_put_back_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    api = FakeApi()
+    mine, theirs = Publisher(api, lambda: b"mine"), Publisher(api, lambda: b"theirs")
+
+    async def restored() -> Object:
+        assert api.object is not None
+        await mine.restore(api.object | {"metadata": {"namespace": "team"}}, deleted=False)
+        return api.object
+
+    await mine.publish("team")
+    assert (await restored())["metadata"]["resourceVersion"] == "1"
+    assert pauses == []
+    await theirs.publish("team")
+    assert (await restored())["data"] == {"ca.crt": "mine"}
+    assert pauses == [RESTORE_SECONDS]
 
 
 async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
