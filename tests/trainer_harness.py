@@ -213,10 +213,11 @@ def _worker(
     from pipetransformer.elastic.watcher import GenerationWatcher
     from pipetransformer.job import Job
     from pipetransformer.moments import Hooks
+    from pipetransformer.resume import in_order_of_checkpoint
     from pipetransformer.trainer import Trainer
 
     try:
-        job = Job.load(TrainerSpec.model_validate_json(spec_json))
+        job = Job.load(in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json)))
         store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
         pipe.send(address)
         name = f"job-w{number}"

@@ -16,17 +16,16 @@ from torch.distributed.rendezvous import rendezvous
 from pipetransformer_contract.choose import Bounds, Layout
 from pipetransformer_contract.spec import TrainerSpec
 
-from .checkpoint import CheckpointInfo, latest
-from .checks import check_location
 from .elastic.fixed_world import Chooser, Follower, World, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, ModelError, SpecError, StorageError, storing
+from .errors import CallbackError, ModelError, SpecError, StorageError
 from .job import Job
 from .moments import Hooks
 from .parts import Parts
 from .record import set_aside
+from .resume import newest_checkpoint
 from .state import Control
 from .trainer import Ending, Trainer
 from .worker import choose_device
@@ -51,7 +50,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise SpecError("train", "makes the process groups that it needs: do not call init_process_group before it")
     shared, rank, size = _meeting_point(os.environ)
-    resumed = _resumed(spec)
+    resumed = newest_checkpoint(spec)
     stages = min(spec.pipeline.stages, size)
     spec = spec.model_copy(
         update={
@@ -116,14 +115,6 @@ def _told(world: World) -> tuple[Ending, Control]:
     if "error" in end:
         raise SystemExit(f"rank 0 has failed: {end['error']}")
     return Ending(end["ending"]), Control.from_dict(end["control"])
-
-
-def _resumed(spec: TrainerSpec) -> CheckpointInfo | None:
-    if spec.checkpoint is None:
-        return None
-    check_location("spec.checkpoint.location", spec.checkpoint.location)
-    with storing(f"spec.checkpoint.location: {spec.checkpoint.location}"):
-        return latest(spec.checkpoint.location)
 
 
 def _meeting_point(environment: Mapping[str, str]) -> tuple[Store | None, int, int]:

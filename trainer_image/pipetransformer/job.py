@@ -136,6 +136,7 @@ class Job:
         training = self.spec.training
         return {
             "numLayers": self.num_layers,
+            "numShards": self.order.num_shards,
             "parameters": sum(parameter.numel() for unit in self.model.units for parameter in unit.parameters()),
             "trainingSamples": len(self.dataset.train),
             "globalBatchSize": training.global_batch_size,

@@ -88,7 +88,7 @@ class Trainer:
         self._cache = WorkerCache(job, worker, run_dir, self.meter)
         self._checkpointer = Checkpointer(job)
         self._policy = PolicyCopy(job.policy, {})
-        self._data = digest(job.dataset)
+        self._data = digest(job.dataset, job.order.num_shards)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._mirrors = self._make_mirrors()

@@ -31,6 +31,7 @@ from .job import Job
 from .moments import Hooks
 from .monitoring import serve
 from .parts import Parts
+from .resume import in_order_of_checkpoint
 from .schedules import ModelError
 from .trainer import Ending, Trainer
 
@@ -110,11 +111,14 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     """Live as the worker that `identity` describes, with the parts that its spec calls `script`."""
     try:
         spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
-        job = Job.load(spec, parts)
+        job = Job.load(in_order_of_checkpoint(spec), parts)
     except ValidationError as error:
         return _refuse(identity, "InvalidSpec", str(error))
     except SpecError as error:
         return _refuse(identity, error.reason, str(error))
+    except StorageError as error:  # maybe here and now only: another worker may be able to
+        _refuse(identity, error.reason, str(error))
+        return WorkerEnd(1)
 
     agent = OneGeneration.from_environment()
     stop = threading.Event()

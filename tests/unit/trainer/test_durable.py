@@ -17,9 +17,10 @@ from pipetransformer.durable import Checkpointer
 from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.groups import GenerationGroups
 from pipetransformer.elastic.watchdog import Watchdog
-from pipetransformer.errors import StorageError
+from pipetransformer.errors import SpecError, StorageError
 from pipetransformer.job import Job
 from pipetransformer.layout import StageLayout
+from pipetransformer.resume import in_order_of_checkpoint
 from pipetransformer.state import Control, WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.ranks import run_ranks
@@ -180,6 +181,23 @@ def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path:
 
     known = checkpointer.known(control)
     assert known is not None and (known.step, known.layout_generation) == (5, 3)
+
+
+def test_a_job_that_may_make_more_pipelines_than_its_checkpoints_data_have_shards_is_refused(job: Job) -> None:
+    make_durable(job, 5)
+    assert in_order_of_checkpoint(job.spec).num_shards == 4
+    wider = job.spec.model_copy(update={"num_shards": 5})
+
+    with pytest.raises(SpecError, match=r"maxPipelines: allows 5 pipelines, .* step-0{11}5-g3 .* set it to at most 4"):
+        in_order_of_checkpoint(wider)
+
+
+def test_a_checkpoint_in_another_order_of_the_data_that_came_meanwhile_is_refused(job: Job) -> None:
+    make_durable(job, 5)
+    other = Job.load(job.spec.model_copy(update={"num_shards": 2}))
+
+    with pytest.raises(SpecError, match=r"numShards was 4 and not 2"):
+        Checkpointer(other).durable()
 
 
 def save_as_best(group: dist.ProcessGroup, location: str) -> bool:

@@ -120,16 +120,21 @@ def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp
     assert findings.clean and findings.redone == 8
 
 
-@pytest.mark.parametrize(("job_uid", "number"), [("job", 4), ("another", 1)], ids=["the-same", "a-new-job"])
+@pytest.mark.parametrize(
+    ("job_uid", "number", "num_shards"),
+    [("job", 4, 4), ("another", 1, 2)],
+    ids=["the-same", "a-new-job-of-fewer-pipelines"],
+)
 def test_a_job_resumes_from_its_checkpoint_at_another_size(
-    job_uid: str, number: int, stayed: Ran, tmp_path: Path
+    job_uid: str, number: int, num_shards: int, stayed: Ran, tmp_path: Path
 ) -> None:
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
     everyone = dict.fromkeys(range(4), Faults(killed_at=(Moment.ENDED, 17)))
     run_job(spec, STAY, tmp_path / "run", faults=everyone, first_generation=3)
 
     script = [Scripted(2, 2, [0, 1, 2, 3])]
-    run = run_job(spec, script, tmp_path / "run", first_generation=number, job_uid=job_uid)
+    resumed = spec.model_copy(update={"num_shards": num_shards})
+    run = run_job(resumed, script, tmp_path / "run", first_generation=number, job_uid=job_uid)
 
     compare(run, stayed)
     findings = check(tmp_path / "run", TRAINING_SAMPLES, EPOCHS)

@@ -10,9 +10,10 @@ from .dataset import Dataset, Split, read_batch
 _SAMPLES = 32
 
 
-def digest(dataset: Dataset) -> str:
-    """Of the sizes and of some targets of both splits; inputs may be augmented at random, and are left out."""
-    content = hashlib.blake2b(digest_size=16)
+def digest(dataset: Dataset, num_shards: int) -> str:
+    """Of the sizes and of some targets of both splits, and of C of their order; inputs may be augmented at random, and
+    are left out."""
+    content = hashlib.blake2b(f"{num_shards}:".encode(), digest_size=16)
     for split in (dataset.train, dataset.test):
         content.update(f"{len(split)}:".encode())
         if len(split):

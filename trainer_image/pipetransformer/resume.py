@@ -1,0 +1,41 @@
+"""What a run takes over from the checkpoint that it goes on from before it loads its job: the order of the data."""
+
+from pipetransformer_contract.spec import TrainerSpec
+
+from .checkpoint import CheckpointInfo, latest
+from .checks import check_location
+from .errors import SpecError, storing
+
+
+def newest_checkpoint(spec: TrainerSpec) -> CheckpointInfo | None:
+    """The checkpoint that a run of `spec` goes on from; None where it begins.
+
+    Raises:
+        SpecError: nothing here can open the location.
+        StorageError: it cannot be read.
+    """
+    if spec.checkpoint is None:
+        return None
+    check_location("spec.checkpoint.location", spec.checkpoint.location)
+    with storing(f"spec.checkpoint.location: {spec.checkpoint.location}"):
+        return latest(spec.checkpoint.location)
+
+
+def in_order_of_checkpoint(spec: TrainerSpec) -> TrainerSpec:
+    """`spec` with the number of shards (C) that the newest checkpoint's run had: in another order, samples of an epoch
+    that has begun would be lost and others repeated.
+
+    Raises:
+        SpecError: C is smaller than the number of pipelines that the operator may make; or the location is wrong.
+        StorageError: the location cannot be read.
+    """
+    resumed = newest_checkpoint(spec)
+    if resumed is None:
+        return spec
+    if resumed.num_shards < spec.num_shards:
+        raise SpecError(
+            "spec.elasticPolicy.maxPipelines",
+            f"allows {spec.num_shards} pipelines, but the data of the checkpoint {resumed.folder} are in order of "
+            f"{resumed.num_shards}: set it to at most {resumed.num_shards}, or name another spec.checkpoint.location",
+        )
+    return spec.model_copy(update={"num_shards": resumed.num_shards})
