@@ -76,6 +76,17 @@ class RunningModel:
 
 
 @contextmanager
+def building(field: str, what: str) -> Iterator[None]:
+    """Whatever is raised in here becomes a `SpecError` about `field` that says `what` the user's code could not do."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(field, f"{what}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
 def storing(where: str) -> Iterator[None]:
     """An `OSError` in here, or that a checkpoint is stale, becomes a `StorageError` about `where`."""
     try:

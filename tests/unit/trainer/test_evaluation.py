@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipetransformer import (
     Evaluation,
     Freeze,
     Goal,
+    PipelineModel,
     Result,
     Training,
     train,
@@ -177,3 +179,29 @@ def test_tensorboard_gets_curves_of_training_and_test(tmp_path: Path) -> None:
     found.Reload()
     assert [scalar.step for scalar in found.Scalars("train/loss")] == list(range(8))
     assert [scalar.step for scalar in found.Scalars("test/accuracy")] == [4, 8]
+
+
+class Smoothed(PipelineModel):
+    """Made and configured as its author likes, not as a dataclass."""
+
+    def __init__(self, blocks: int) -> None:
+        linear = [nn.Linear(8, 8) for _ in range(blocks)]
+        super().__init__(nn.Linear(4, 8), list(linear), nn.Linear(8, 2), (8,))
+        self.smoothing = 0.0
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        loss, total = super().loss(output, target, weight)
+        return loss + self.smoothing * output.square().sum(), total
+
+
+def smoothed(smoothing: float) -> PipelineModel:
+    model = Smoothed(3)
+    model.smoothing = smoothing
+    return model
+
+
+def test_a_model_of_the_users_class_keeps_what_was_set_in_it(tmp_path: Path) -> None:
+    plain, own = (
+        run(tmp_path / str(smoothing), model=partial(smoothed, smoothing)).metrics["loss"] for smoothing in (0.0, 100.0)
+    )
+    assert own > plain + 1

@@ -47,6 +47,15 @@ def build_nothing() -> PipelineModel:
     raise ValueError("no weights")
 
 
+class NoCopy(nn.Linear):
+    def __deepcopy__(self, memory: object) -> nn.Module:
+        raise TypeError("cannot pickle 'generator' object")
+
+
+def without_parts() -> PipelineModel:
+    return PipelineModel.__new__(PipelineModel)
+
+
 def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
     """A model with these blocks."""
     return lambda: [nn.Linear(4, 8), *blocks, nn.Linear(8, 2)]
@@ -92,6 +101,8 @@ class Unreadable(TorchDataset[Any]):
         ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
         ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
         ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
+        ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
+        ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
         ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* gives a tuple, not one tensor"),
         ({"model": around(nn.Linear(8, 9), nn.Linear(9, 8))}, ModelError, r"blocks\.0 .* the shape and type that they"),

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from types import ModuleType
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from pipetransformer_contract.spec import Model
 
 from ..data import DataInfo
-from ..errors import SpecError
+from ..errors import SpecError, building
 from ..imports import import_function
 from . import vit
 from .dropout import key
@@ -42,7 +43,9 @@ def build_model(
         empty = [vit.build_empty_unit(spec, info, i, seed=seed, dtype=dtype) for i in range(spec.num_layers + 2)]
         model = PipelineModel(empty[0], empty[1:-1], empty[-1], (vit.num_tokens(spec, info), spec.hidden_size))
     else:
-        model = _imported(spec, info, seed=seed, dtype=dtype).shell()
+        whole = _imported(spec, info, seed=seed, dtype=dtype)
+        with _copying(spec):
+            model = whole.shell()
     wanted = range(spec.num_layers + 2) if units is None else units
     return model.with_units(build_units(spec, info, wanted, seed=seed, dtype=dtype)) if wanted else model
 
@@ -59,7 +62,8 @@ def build_units(
         return built
     if spec.name != VIT:
         model = _imported(spec, info, seed=seed, dtype=dtype)
-        return {index: copy.deepcopy(model.units[index]) for index in indices}
+        with _copying(spec):
+            return {index: copy.deepcopy(model.units[index]) for index in indices}
     units = {}
     for index in indices:
         units[index] = vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype).to_empty(device="cpu")
@@ -84,16 +88,18 @@ def import_huggingface() -> ModuleType:
 
 def _imported(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
     function = import_function(spec.name, field="spec.model.name")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), building("spec.model.options", f"{spec.name} failed"):
         torch.manual_seed(seed)
-        try:
-            model = function(info, **spec.options)
-        except Exception as error:
-            raise SpecError("spec.model.options", f"{spec.name} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(model, PipelineModel):
-        raise SpecError("spec.model.name", f"{spec.name} returned {type(model).__name__}, not a PipelineModel")
-    if model.num_layers != spec.num_layers:
-        raise SpecError("spec.model.numLayers", f"is {spec.num_layers}, but {spec.name} has {model.num_layers} blocks")
-    for unit in model.units:
-        unit.to(dtype)
-    return with_keyed_dropout(model, seed=seed)
+        model = function(info, **spec.options)
+        if not isinstance(model, PipelineModel):
+            raise SpecError("spec.model.name", f"{spec.name} returned {type(model).__name__}, not a PipelineModel")
+        if model.num_layers != spec.num_layers:
+            message = f"is {spec.num_layers}, but {spec.name} has {model.num_layers} blocks"
+            raise SpecError("spec.model.numLayers", message)
+        for unit in model.units:
+            unit.to(dtype)
+        return with_keyed_dropout(model, seed=seed)
+
+
+def _copying(spec: Model) -> AbstractContextManager[None]:
+    return building("spec.model.name", f"what {spec.name} returned cannot be copied")

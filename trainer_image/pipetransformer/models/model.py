@@ -6,7 +6,7 @@ units 1..L are the blocks, unit L+1 is the head.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +63,12 @@ class PipelineModel:
         return [self.embedding, *self.blocks, self.head]
 
     def with_units(self, units: Mapping[int, nn.Module]) -> "PipelineModel":
-        """This model with some of its units replaced by others of the same shapes."""
-        embedding, *blocks, head = [units.get(index, unit) for index, unit in enumerate(self.units)]
-        model = replace(self, embedding=embedding, blocks=blocks, head=head)
-        model.ties = self.ties
+        """This model, with all else that a subclass keeps in it, but with some of its units replaced by others of the
+        same shapes."""
+        model = copy.copy(self)
+        model.embedding, *model.blocks, model.head = [units.get(index, unit) for index, unit in enumerate(self.units)]
+        for unit in model.units:
+            _fix_constants(unit)
         return model
 
     def shell(self) -> "PipelineModel":

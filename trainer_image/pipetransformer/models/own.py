@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..errors import SpecError
+from ..errors import SpecError, building
 from .keyed import with_keyed_dropout
 from .model import PipelineModel
 
@@ -38,29 +38,27 @@ class OwnModel:
         """The model with all units on the meta device.
 
         Raises:
-            SpecError: the function failed, or gave no model.
+            SpecError: the function failed, or gave no model, or one that cannot be copied.
         """
-        return self._build().shell()
+        model = self._build()
+        with building("model", "cannot be copied"):
+            return model.shell()
 
     def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
         """Units by index (0 is the embedding, L+1 the head) as the function initialises them, on the CPU."""
         units = self._build().units
-        return {index: copy.deepcopy(units[index]) for index in indices}  # copies: units may share a parameter
+        with building("model", "cannot be copied"):
+            return {index: copy.deepcopy(units[index]) for index in indices}  # copies: units may share a parameter
 
     def _build(self) -> PipelineModel:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), building("model", "cannot be built"):
             torch.manual_seed(self._seed)
-            try:
-                model = self._build_function()
-                if not isinstance(model, PipelineModel):
-                    model = self._from_modules(list(model))
-            except SpecError:
-                raise
-            except Exception as error:
-                raise SpecError("model", f"cannot be built: {type(error).__name__}: {error}") from error
-        for unit in model.units:
-            unit.to(self._dtype)
-        return with_keyed_dropout(model, seed=self._seed)
+            model = self._build_function()
+            if not isinstance(model, PipelineModel):
+                model = self._from_modules(list(model))
+            for unit in model.units:
+                unit.to(self._dtype)
+            return with_keyed_dropout(model, seed=self._seed)
 
     def _from_modules(self, modules: list[nn.Module]) -> PipelineModel:
         if len(modules) < 3 or not all(isinstance(module, nn.Module) for module in modules):
