@@ -202,12 +202,8 @@ class Job:
         )
 
     def blank_unit(self, index: int) -> nn.Module:
-        """A unit whose parameters and buffers are to be replaced: on the meta device, where that is all it holds."""
-        shell = self.model.units[index]
-        kept = shell.state_dict()
-        if all(name in kept or not buffer.is_meta for name, buffer in shell.named_buffers()):
-            return copy.deepcopy(shell)
-        return self.build_units([index])[index]
+        """A unit whose state is to be replaced: that is on the meta device."""
+        return copy.deepcopy(self.model.units[index])
 
     def _trained_bytes(self, unit: nn.Module) -> int:
         """Of a unit's parameters, their gradients and moments."""

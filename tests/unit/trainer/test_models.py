@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from pipetransformer.checks import check_model, check_spec
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
+from pipetransformer.job import Job
 from pipetransformer.models import (
     KeyedDropout,
     MicroBatchContext,
@@ -22,7 +24,9 @@ from pipetransformer.models import (
 )
 from pipetransformer.models.dropout import _random_bits
 from pipetransformer.models.keyed import key_dropout
-from pipetransformer_contract.spec import Model, TrainerSpec
+from pipetransformer.parts import Parts
+from pipetransformer.state import WorkerState
+from pipetransformer_contract.spec import Data, Model, TrainerSpec, Training
 
 INFO = DataInfo((1, 8, 8), 10)
 SPEC = Model(name="vit", num_layers=3, hidden_size=16, num_heads=2, mlp_size=32)
@@ -249,6 +253,39 @@ def test_a_model_can_be_imported_and_is_seeded() -> None:
     assert same(model.blocks[1], build(spec).blocks[1])
     assert same(model.blocks[1], build_units(spec, INFO, [2], seed=0, dtype=torch.float64)[2])
     assert next(model.head.parameters()).dtype == torch.float64
+
+
+class Rotated(nn.Module):
+    """Turns pairs by a table that is no part of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("turn", torch.linspace(0, 1, 8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.get_buffer("turn").cos()) @ self.weight
+
+
+def test_a_unit_that_moves_brings_its_state_and_finds_its_constants_without_building_the_model_again() -> None:
+    builds = []
+
+    def build() -> list[nn.Module]:
+        builds.append(1)
+        return [nn.Linear(4, 8), Rotated(), Rotated(), nn.Linear(8, 2)]
+
+    data = TensorDataset(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))
+    spec = TrainerSpec(model=Model(name="script"), data=Data(name="script"), training=Training(steps=1))
+    job = Job.load(spec, Parts(model=build, data=data))
+    trained, state, x = job.build_units([1])[1], WorkerState(2), torch.randn(3, 8)
+    builds.clear()
+
+    blank = job.blank_unit(1)
+    assert blank.get_parameter("weight").is_meta
+    state.put_unit(1, blank, {f"blocks.0.{name}": tensor for name, tensor in trained.state_dict().items()})
+
+    assert torch.equal(blank(x), trained(x))
+    assert not builds
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ class PipelineModel:
 
     `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace
     `loss` and `correct` where the model is no classifier. Units that a worker did not ask for live on the meta
-    device: they have names and shapes, but no memory. Parameters that units share are found when the model is made, and
-    those that want no gradient become buffers: they never train, whatever the boundary.
+    device: their state has names and shapes, but no memory. Parameters that units share are found when the model is
+    made, and those that want no gradient become buffers: they never train, whatever the boundary.
     """
 
     embedding: nn.Module
@@ -72,15 +72,13 @@ class PipelineModel:
         return model
 
     def shell(self) -> "PipelineModel":
-        """A copy on the meta device; this one stays as it is, for its modules may be somebody's who asks for them
-        again."""
-        memory = {
-            id(buffer): torch.empty_like(buffer, device="meta") for unit in self.units for buffer in unit.buffers()
-        } | {
-            id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"))
-            for unit in self.units
-            for parameter in unit.parameters()
-        }
+        """A copy on the meta device, but for buffers that are no part of a unit's state: a unit that moves brings its
+        state only. This one stays as it is, for its modules may be somebody's who asks for them again."""
+        memory: dict[int, Tensor] = {}
+        for unit in self.units:
+            for tensor in unit.state_dict(keep_vars=True).values():
+                empty = torch.empty_like(tensor, device="meta")
+                memory[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
         return self.with_units({index: copy.deepcopy(unit, dict(memory)) for index, unit in enumerate(self.units)})
 
     def unit_name(self, index: int) -> str:
