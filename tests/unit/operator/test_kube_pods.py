@@ -1,4 +1,4 @@
-"""A worker's pod: what is added to the user's template, what is left alone, and how its status is read."""
+"""What a worker's pod says, and what its node's state says of it."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -7,145 +7,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from pipetransformer_contract.spec import TrainerSpec
-from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
-from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.nodes import DELETED, DOUBT, Nodes
-from pipetransformer_operator.kube.placement import GROUP_LABEL
 from pipetransformer_operator.kube.pods import controller_uid, is_unattended, observable, observe
 from pipetransformer_operator.kube.pool import KubePool
-from pipetransformer_operator.kube.protection import network_policy
-from pipetransformer_operator.kube.rendering import PriorityClasses, render
+from pipetransformer_operator.kube.rendering import render
 from pipetransformer_operator.plan import WorkerPhase
-from tests.builders import JobBuilder, make_job
-from tests.kubelet import without_escapes
-
-CHANNEL = "https://operator.system.svc:8443"
-
-
-def pod_of(job: JobBuilder, number: int = 3) -> dict[str, Any]:
-    return render(job.job(), number, JobStatus(num_shards=4), channel_url=CHANNEL)
-
-
-def with_containers(*containers: dict[str, Any], **spec: Any) -> JobBuilder:
-    return make_job().set("podTemplate", {"spec": {"containers": list(containers), **spec}})
-
-
-def environment(container: dict[str, Any]) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
-
-
-def test_a_worker_gets_its_job_its_name_and_the_way_to_the_channel() -> None:
-    pod = pod_of(make_job())
-    given = environment(pod["spec"]["containers"][0])
-    assert pod["metadata"]["name"] == given[Env.WORKER_NAME] == "digits-w3"
-    assert given[Env.CHANNEL_URL] == CHANNEL
-    assert given[Env.WORKER_UID] == {"fieldRef": {"fieldPath": "metadata.uid"}}
-    assert TrainerSpec.model_validate(json.loads(given[Env.JOB_SPEC])).num_shards == 4
-
-
-def test_a_job_that_speaks_of_variables_reaches_the_worker_as_it_is() -> None:
-    job = make_job().set("data.options", {"pattern": "$(PIPETRANSFORMER_JOB_NAME)/$$[0-9]$"})
-    container = pod_of(job)["spec"]["containers"][0]
-    by_kubelet = without_escapes(environment(container)[Env.JOB_SPEC])
-    assert TrainerSpec.model_validate_json(by_kubelet).data == job.job().spec.data
-
-
-def test_the_trainer_is_the_container_of_that_name_and_sidecars_are_left_alone() -> None:
-    sidecar = {"name": "logs", "image": "logs"}
-    pod = pod_of(with_containers(sidecar, {"name": "trainer", "image": "trainer"}))
-    assert pod["spec"]["containers"][0] == sidecar
-    assert "env" in pod["spec"]["containers"][1]
-
-
-def test_what_the_user_wrote_in_the_template_is_kept() -> None:
-    container = {"name": "trainer", "image": "x", "env": [{"name": "TMPDIR", "value": "/big"}], "workingDir": "/src"}
-    pod = pod_of(with_containers(container, nodeSelector={"zone": "a"}, automountServiceAccountToken=True))
-    trainer = pod["spec"]["containers"][0]
-    assert environment(trainer)["TMPDIR"] == "/big"
-    assert trainer["workingDir"] == "/src"
-    assert pod["spec"]["nodeSelector"] == {"zone": "a"}
-    assert pod["spec"]["automountServiceAccountToken"] is True
-
-
-@pytest.mark.parametrize("field", ["env", "volumeMounts", "ports", "volumes"])
-def test_a_list_of_the_template_may_be_empty_or_wrong_and_nothing_else_comes_of_it(field: str) -> None:
-    def pod(value: Any) -> dict[str, Any]:
-        inside = field != "volumes"
-        container = {"name": "trainer", "image": "x"} | ({field: value} if inside else {})
-        return pod_of(with_containers(container, **({} if inside else {field: value})))
-
-    assert pod(None) == pod([])
-    (odd,) = [item for item in (pod([{"odd": 1}])["spec"], pod([{"odd": 1}])["spec"]["containers"][0]) if field in item]
-    assert {"odd": 1} in odd[field], "what it lacks is said by the API server"
-    for wrong in ({"A": "b"}, ["A=b"], "A=b"):
-        with pytest.raises(Refused, match=f"{field}: must be a list of objects"):
-            pod(wrong)
-
-
-def test_the_user_cannot_pretend_to_be_another_worker() -> None:
-    container = {"name": "trainer", "image": "x", "env": [{"name": Env.WORKER_NAME, "value": "other"}]}
-    pod = pod_of(with_containers(container))
-    assert environment(pod["spec"]["containers"][0])[Env.WORKER_NAME] == "digits-w3"
-
-
-def test_a_worker_has_no_kubernetes_token_but_one_for_the_channel() -> None:
-    spec = pod_of(make_job())["spec"]
-    assert spec["automountServiceAccountToken"] is False
-    sources = next(volume for volume in spec["volumes"] if "projected" in volume)["projected"]["sources"]
-    assert sources[0]["serviceAccountToken"]["audience"] == TOKEN_AUDIENCE
-
-
-def test_shared_memory_has_a_size_unless_the_template_mounts_its_own() -> None:
-    volumes = {volume["name"]: volume for volume in pod_of(make_job())["spec"]["volumes"]}
-    assert volumes["pipetransformer-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
-    own = {"name": "trainer", "image": "x", "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm"}]}
-    names = [volume["name"] for volume in pod_of(with_containers(own, volumes=[{"name": "mine"}]))["spec"]["volumes"]]
-    assert "pipetransformer-shm" not in names
-
-
-@pytest.mark.parametrize(
-    ("location", "results", "run_dir"),
-    [
-        ("/mnt/out", "/mnt/out/digits", "/mnt/out/digits"),
-        ("s3://bucket/out/", "s3://bucket/out/digits", "/scratch/run/digits"),
-    ],
-)
-def test_a_job_has_a_folder_of_its_own_in_the_output_and_its_record_there_if_that_is_a_path(
-    location: str, results: str, run_dir: str
-) -> None:
-    pod = pod_of(make_job().set("output", {"location": location}))
-    given = environment(pod["spec"]["containers"][0])
-    assert json.loads(given[Env.JOB_SPEC])["output"]["location"] == results
-    assert given[Env.RUN_DIR] == run_dir
-
-
-def test_workers_of_a_pipeline_are_wanted_together_unless_the_template_says_otherwise() -> None:
-    job = make_job().stages(2).workers(4)
-    groups = [pod_of(job, number)["metadata"]["labels"][GROUP_LABEL] for number in range(4)]
-    assert groups == ["2-0", "2-0", "2-1", "2-1"]
-    near = pod_of(job, 3)["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][GROUP_LABEL] == "2-1"
-    container = {"name": "trainer", "image": "x"}
-    assert pod_of(with_containers(container, affinity={}))["spec"]["affinity"] == {}
-    assert "affinity" not in pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]
-
-
-@pytest.mark.parametrize(
-    ("template", "claimed", "expected"),
-    [(None, False, "base"), (None, True, "claimed"), ("mine", False, "mine"), ("mine", True, "claimed")],
-)
-def test_claimed_workers_have_their_own_priority_class_and_others_that_of_the_template(
-    template: str | None, claimed: bool, expected: str
-) -> None:
-    spec = {"priorityClassName": template} if template else {}
-    job = with_containers({"name": "trainer", "image": "x"}, **spec).job()
-    status = JobStatus(num_shards=4, claimed_ids=[3] if claimed else [])
-    classes = PriorityClasses("base", "claimed")
-    pod = render(job, 3, status, channel_url=CHANNEL, classes=classes)
-    assert pod["spec"]["priorityClassName"] == expected
-    assert "priorityClassName" not in pod_of(make_job())["spec"]
+from tests.builders import make_job
+from tests.unit.operator.test_kube_rendering import CHANNEL, pod_of, with_containers
 
 
 def seen(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
@@ -320,27 +189,3 @@ def test_what_is_kept_of_a_pod_says_the_same_and_is_small() -> None:
     assert controller_uid(kept) == controller_uid(pod)
     assert kept["metadata"]["resourceVersion"] == "7"
     assert len(json.dumps(kept)) < len(json.dumps(pod)) / 5
-
-
-def test_the_job_controls_its_pods() -> None:
-    job = make_job().job()
-    assert controller_uid(pod_of(make_job())) == job.metadata.uid
-
-
-def test_a_worker_shows_its_metrics_on_a_port_with_a_name() -> None:
-    (container,) = pod_of(make_job())["spec"]["containers"]
-    assert environment(container)[Env.METRICS_PORT] == "9464"
-    assert container["ports"] == [{"name": "pt-metrics", "containerPort": 9464, "protocol": "TCP"}]
-
-
-def test_a_worker_takes_no_port_of_its_node() -> None:
-    (container,) = pod_of(with_containers({"name": "trainer", "image": "x"}, hostNetwork=True))["spec"]["containers"]
-    assert "ports" not in container
-    assert Env.METRICS_PORT not in environment(container)
-
-
-def test_prometheus_alone_may_connect_from_outside_and_to_the_metrics_only() -> None:
-    assert len(network_policy(make_job().job(), "")["spec"]["ingress"]) == 1
-    _, allowed = network_policy(make_job().job(), "monitoring")["spec"]["ingress"]
-    assert allowed["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-    assert [port["port"] for port in allowed["ports"]] == [9464]
