@@ -232,11 +232,9 @@ async def _renew(certificate: Certificate, publisher: Publisher, controller: Con
         await asyncio.sleep(CERTIFICATE_SECONDS)
         try:
             await certificate.refresh()
-            for namespace in {job.metadata.namespace for job in controller.jobs()}:
-                publisher.forget(namespace)
-                await publisher.publish(namespace)
         except (Conflict, NotFound, Unavailable, ValueError) as error:
             logger.warning("certificates are not renewed: %s; again in %g s", error, CERTIFICATE_SECONDS)
+        await publisher.publish_anew({job.metadata.namespace for job in controller.jobs()})
 
 
 def _exporter(metrics: Metrics) -> web.Application:

@@ -9,11 +9,11 @@ import base64
 import logging
 import ssl
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from ..channel.certificate import Authority, load_new_certificate, renewed, server_context, signing
-from ..controller.ports import Conflict
+from ..controller.ports import Conflict, Unavailable
 from .api import MERGE_PATCH, Api, NotFound, Object
 
 logger = logging.getLogger(__name__)
@@ -117,6 +117,15 @@ class Publisher:
             if self._done.get(namespace) != trusted:
                 await self._write(namespace, trusted)
                 self._done[namespace] = trusted
+
+    async def publish_anew(self, namespaces: Iterable[str]) -> None:
+        """Writes into each whatever was written before; one that does not take it now is told the next time."""
+        for namespace in namespaces:
+            self.forget(namespace)
+            try:
+                await self.publish(namespace)
+            except (Conflict, NotFound, Unavailable) as error:
+                logger.warning("%s of namespace %s is not renewed: %s", CA_CONFIG_MAP, namespace, error)
 
     async def restore(self, config_map: Object, *, deleted: bool) -> None:
         """Puts back what somebody else deleted or changed, as a watch shows it. Raises as `publish`."""

@@ -3,6 +3,7 @@
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientConnectorCertificateError, ClientSession, web
@@ -20,7 +21,8 @@ from pipetransformer_operator.channel.certificate import (
     server_context,
     signing,
 )
-from pipetransformer_operator.kube.api import Object
+from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.kube.api import NotFound, Object
 from pipetransformer_operator.kube.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
 from tests.unit.operator.test_kube_lease import FakeApi
 
@@ -133,6 +135,23 @@ async def test_what_others_wrote_is_put_back_after_a_pause(monkeypatch: pytest.M
     await theirs.publish("team")
     assert (await restored())["data"] == {"ca.crt": "mine"}
     assert pauses == [RESTORE_SECONDS]
+
+
+async def test_a_namespace_that_refuses_keeps_nobody_else_from_what_is_new() -> None:
+    told: list[str] = []
+
+    class Refusing(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            if "/closed/" in path:
+                raise Refused("a quota says no")
+            if "/gone/" in path:
+                raise NotFound("no such namespace")
+            told.append(path.split("/")[4])
+            return {}
+
+    publisher = Publisher(Refusing(), lambda: b"new")
+    await publisher.publish_anew(["one", "closed", "gone", "two"])
+    assert told == ["one", "two"]
 
 
 async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
