@@ -5,6 +5,7 @@ with the same defaults. What CEL cannot see is in `labels`.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -14,11 +15,14 @@ from celpy import celtypes
 from celpy.adapter import json_to_cel
 from pydantic import ValidationError
 
-from .job import GROUP, KIND, VERSION, PipeTrainingJob
+from .job import GROUP, KIND, VERSION, Metadata, PipeTrainingJob
 from .labels import FieldError, label_errors
 from .schema import Schema, root_schema, with_defaults
 
 __all__ = ["FieldError", "validate_manifest", "validate_update"]
+
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
@@ -31,12 +35,27 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
         job = PipeTrainingJob.model_validate_json(json.dumps(manifest, default=str), strict=True)
     except ValidationError as error:
         return [FieldError(_path(detail["loc"]), detail["msg"]) for detail in error.errors()]
-    return [*_broken_rules(root_schema(), manifest, ""), *label_errors(job.metadata.labels, job.spec)]
+    return [
+        *_name_errors(job.metadata),
+        *_broken_rules(root_schema(), manifest, ""),
+        *label_errors(job.metadata.labels, job.spec),
+    ]
 
 
 def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldError]:
     """All that is wrong with replacing manifest `old`, which is valid, by `new`."""
     return validate_manifest(new) or list(_broken_rules(root_schema(), new, "", old))
+
+
+def _name_errors(metadata: Metadata) -> list[FieldError]:
+    """What the API server says of any object."""
+    if _SUBDOMAIN.fullmatch(metadata.name):
+        return []
+    message = (
+        "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start"
+        " and end with an alphanumeric character"
+    )
+    return [FieldError("metadata.name", message)]
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -57,7 +57,8 @@ def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
     """The job of a YAML file, made fit for this machine.
 
     Mounted paths of a cluster do not exist here: output goes to `run_dir`, checkpoints to `run_dir/checkpoints`; URLs
-    are kept. Processes need no accelerator. A container's command runs in the present folder.
+    are kept. Processes need no accelerator. A container's command runs in the present folder, with what its `env` says
+    in so many words; what comes from elsewhere in a cluster is to be set here before.
 
     Raises:
         InvalidManifest: the file is no valid job.
@@ -68,7 +69,7 @@ def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
     job = PipeTrainingJob.from_manifest(
         {**manifest, "metadata": metadata, "spec": _localised(manifest["spec"], run_dir), "status": {}}
     )
-    if errors := _command_errors(job):
+    if errors := [*_never_started(job), *_container_errors(job)]:
         raise InvalidManifest(errors)
     return job
 
@@ -79,7 +80,23 @@ def worker_command(job: PipeTrainingJob) -> list[str]:
     return [*(container.get("command") or TRAINER), *(container.get("args") or ())]
 
 
-def _command_errors(job: PipeTrainingJob) -> list[FieldError]:
+def worker_environment(job: PipeTrainingJob) -> dict[str, str]:
+    """What the trainer container's `env` adds to this process's own."""
+    variables = (job.spec.pod_template.trainer().model_extra or {}).get("env") or ()
+    return {one["name"]: one.get("value", "") for one in variables if "valueFrom" not in one}
+
+
+def _never_started(job: PipeTrainingJob) -> list[FieldError]:
+    """In a cluster such a job waits for somebody; here there is nobody else."""
+    errors = []
+    if job.spec.suspend:
+        errors.append(FieldError("spec.suspend", "nobody resumes a local run: it must be false"))
+    if not job.spec.managed:
+        errors.append(FieldError("spec.managedBy", f"{job.spec.managed_by} does not manage a local run: leave it out"))
+    return errors
+
+
+def _container_errors(job: PipeTrainingJob) -> list[FieldError]:
     """In a cluster the API server's dry run of a pod says these; and that a program exists, its image."""
     trainer = job.spec.pod_template.trainer()
     container = trainer.model_extra or {}
@@ -90,6 +107,10 @@ def _command_errors(job: PipeTrainingJob) -> list[FieldError]:
         if not isinstance(container.get(field) or [], list)
         or not all(isinstance(word, str) for word in container.get(field) or [])
     ]
+    for number, one in enumerate(container.get("env") or ()):
+        named = isinstance(one, dict) and isinstance(one.get("name"), str)
+        if not named or not isinstance(one.get("value", ""), str):
+            errors.append(FieldError(f"{path}.env[{number}]", "must have a name and, as its value, a string"))
     if not errors and shutil.which(program := worker_command(job)[0], path=search_path()) is None:
         errors.append(FieldError(f"{path}.command", f"{program} is no program of this machine"))
     return errors

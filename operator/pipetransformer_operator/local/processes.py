@@ -45,6 +45,7 @@ class ProcessPool:
         channel_url: base URL of the channel.
         wake: called when a process ends.
         command: starts a worker.
+        own: of the environment of each worker.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ProcessPool:
         channel_url: str,
         wake: Callable[[], None],
         command: Sequence[str],
+        own: Mapping[str, str],
     ) -> None:
         self.tokens: dict[str, Identity] = {}
         self._run_dir = run_dir
@@ -61,6 +63,7 @@ class ProcessPool:
         self._channel_url = channel_url
         self._wake = wake
         self._command = command
+        self._own = own
         self._processes: dict[str, _Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
@@ -155,6 +158,7 @@ class ProcessPool:
         return {
             "OMP_NUM_THREADS": "1",
             **os.environ,
+            **self._own,
             "PATH": search_path(),
             "PYTHONUNBUFFERED": "1",
             Env.JOB_NAMESPACE: job.metadata.namespace,

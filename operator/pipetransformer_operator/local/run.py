@@ -14,7 +14,7 @@ from ..channel.authenticator import TokenTable
 from ..controller.manager import Controller
 from ..controller.ports import JobKey
 from ..plan import PlanEvent
-from .manifest import worker_command
+from .manifest import worker_command, worker_environment
 from .memory import MemoryStore
 from .processes import ADDRESS, ProcessPool
 
@@ -50,9 +50,8 @@ async def run_job(
     store = MemoryStore(job, note, told)
     with tempfile.TemporaryDirectory(prefix="pipetransformer-") as scratch:
         sock = socket.create_server((ADDRESS, 0))
-        pool = ProcessPool(
-            run_dir, Path(scratch), f"http://{ADDRESS}:{sock.getsockname()[1]}", wake, worker_command(job)
-        )
+        url = f"http://{ADDRESS}:{sock.getsockname()[1]}"
+        pool = ProcessPool(run_dir, Path(scratch), url, wake, worker_command(job), worker_environment(job))
         controller = Controller(store, pool)
         woken.append(lambda: controller.wake(key))
         runner = web.AppRunner(Channel(controller.boards, TokenTable(pool.tokens)).application(), shutdown_timeout=1)

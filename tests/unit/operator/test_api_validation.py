@@ -42,6 +42,8 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 
 REFUSED = [
     (make_job("a" * 51), "metadata.name"),
+    (make_job("a/b"), "metadata.name"),
+    (make_job("Digits"), "metadata.name"),
     (make_job().stages(3).workers(4), "spec.elasticPolicy.workers"),
     (make_job().stages(16).workers(16), "spec.pipeline.stages"),
     (make_job().workers(4, least=5), "spec.elasticPolicy.minWorkers"),

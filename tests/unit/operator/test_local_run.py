@@ -74,10 +74,15 @@ async def test_blocks_that_train_again_deepen_the_pipelines_of_the_same_workers(
 
 
 async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_words(
-    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_dir: Path
 ) -> None:
-    monkeypatch.setenv("SCRIPTED_REFUSAL", "spec.data.path: no such folder")
-    job = read_job(write(packing_job(), tmp_path), run_dir)
+    """The worker says what its container's `env` tells it to say."""
+    env = [
+        {"name": "SCRIPTED_REFUSAL", "value": "spec.data.path: no such folder"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+    ]
+    container = {"name": "trainer", "command": list(SCRIPTED), "env": env}
+    job = read_job(write(packing_job().set("podTemplate.spec.containers", [container]), tmp_path), run_dir)
     status = await run_job(job, run_dir)
     failed = status.condition(ConditionType.FAILED)
     assert failed is not None and "spec.data.path: no such folder" in failed.message
@@ -94,9 +99,24 @@ def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
         (make_job().command("no-such-program"), r"containers\[0\]\.command: no-such-program is no program"),
         (make_job().set("podTemplate.spec.containers", [{"name": "trainer", "args": "train.py"}]),
          r"containers\[0\]\.args: must be a list of strings"),
+        (make_job().set("podTemplate.spec.containers", [{"name": "trainer", "env": [{"name": "A", "value": 3}]}]),
+         r"containers\[0\]\.env\[0\]: must have a name and, as its value, a string"),
     ):  # fmt: skip
         with pytest.raises(InvalidManifest, match=message):
             read_job(write(job, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        (make_job().checkpoint().suspended(), "spec.suspend"),
+        (make_job().set("managedBy", "kueue.x-k8s.io/multikueue"), "spec.managedBy"),
+        (make_job("a/b"), "metadata.name"),
+    ],
+)
+def test_a_job_that_would_never_start_here_is_refused(job: JobBuilder, field: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidManifest, match=field):
+        read_job(write(job, tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("content", ["a: [", "a: !!timestamp 2024-01-01", "a: !!binary aGk="])
