@@ -17,8 +17,9 @@ from pipetransformer.elastic.plan import (
     make_plan,
     plan_moves,
 )
+from pipetransformer.elastic.regroup import catch_up
 from pipetransformer.partition import Cut
-from pipetransformer.state import Control
+from pipetransformer.state import Control, WorkerState
 
 NUM_UNITS = 8
 UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]
@@ -110,6 +111,21 @@ def test_what_is_behind_and_has_no_pending_step_does_not_count() -> None:
     plan = plan_for([bring(range(4), 8), bring(range(4, 8), 7)], 2, 1, DurablePoint(5, 0))
 
     assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 5)
+
+
+@pytest.mark.parametrize(
+    ("step", "pending", "late"),
+    [(7, True, True), (7, False, False), (6, True, False), (8, False, False)],
+    ids=["has-voted", "never-voted", "two-behind", "not-behind"],
+)
+def test_only_who_holds_its_gradients_commits_a_step_late(step: int, pending: bool, late: bool) -> None:
+    state, committed = WorkerState(1, control=Control(step=step)), list[Control]()
+    others = Control(step=8, decided_step=8, boundary=1)
+
+    catch_up(state, others, pending=pending, commit_late=committed.append)
+
+    assert committed == ([others] if late else [])
+    assert state.control.boundary == (1 if step == 8 else 0), "who is level takes over what was decided"
 
 
 def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0) -> Inventory:

@@ -189,7 +189,7 @@ class _Attempt:
         self.phases.lap("plan")
         self._expect(plan)
         if plan.origin is Origin.PEERS and self.state.units:
-            self._catch_up(plan.step, Control.from_dict(plan.control))
+            catch_up(self.state, Control.from_dict(plan.control), pending=pending, commit_late=tools.commit_late)
         state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
         if self.is_member:
             spans = [range(start, stop) for start, stop in plan.spans]
@@ -215,15 +215,6 @@ class _Attempt:
         _commit(self.groups.transfer)
         self.phases.lap("vote")
         return plan, new_state
-
-    def _catch_up(self, step: int, control: Control) -> None:
-        """Do what others have done and this worker broke before: commit the step, decide what follows it. What it sends
-        is then as those expect it who have."""
-        present = self.state.control
-        if present.step == step - 1:
-            self.tools.commit_late(control)
-        elif present.step == step and present.decided_step != control.decided_step:
-            self.state.go_on_from(control)
 
     def _expect(self, plan: RegroupPlan) -> None:
         """Note what will move, and so how long the vote may be away: alike on all, since they wait for each other."""
@@ -277,6 +268,23 @@ class _Attempt:
             store.set("plan", plan.model_dump_json())
             return plan
         return RegroupPlan.model_validate_json(store.get("plan"))
+
+
+def catch_up(state: WorkerState, control: Control, *, pending: bool, commit_late: Callable[[Control], None]) -> None:
+    """Do what others have done and this worker broke before: commit the step, decide what follows it. What it sends is
+    then as those expect it who have. Who is further behind is sent all that it needs, and gives nothing.
+
+    Args:
+        state: of this worker.
+        control: what the plan goes on from.
+        pending: whether this worker holds complete gradients of the step after its last.
+        commit_late: see `RegroupTools`.
+    """
+    present = state.control
+    if pending and present.step == control.step - 1:
+        commit_late(control)
+    elif present.step == control.step and present.decided_step != control.decided_step:
+        state.go_on_from(control)
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:
