@@ -7,7 +7,7 @@ unit, the optimizer and the boundary alone, so a receiver knows all shapes befor
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -96,8 +96,10 @@ class Control:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Control":
-        return cls(**fields)
+    def from_dict(cls, content: dict[str, Any]) -> "Control":
+        """From what `to_dict` gave, here or elsewhere: a newer trainer may have written more than this one knows."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in content.items() if name in known})
 
 
 @dataclass

@@ -96,6 +96,12 @@ def test_a_frozen_unit_travels_without_moments() -> None:
     assert codec.size(BLOCK, Unit(), 1) < codec.size(BLOCK, Unit(), 0) / 2
 
 
+def test_a_control_state_that_says_more_than_is_known_here_is_read() -> None:
+    written = Control(step=7, best={"accuracy": 0.5}).to_dict() | {"of_a_newer_trainer": [1, 2]}
+
+    assert Control.from_dict(written) == Control(step=7, best={"accuracy": 0.5})
+
+
 def test_state_that_lacks_a_parameter_is_refused() -> None:
     tensors = everything(holding(Unit()))
     del tensors["blocks.0.wide.weight"]
