@@ -158,6 +158,11 @@ class Job:
         return step % every == 0 or step == self.total_steps
 
     @cached_property
+    def inputs_change(self) -> bool:
+        """Whether samples that are read twice differ. They are read once, and before the first step."""
+        return inputs_change(self.dataset)
+
+    @cached_property
     def bytes_budget(self) -> int:
         """What the largest stage of the job's first layout needs, nothing frozen."""
         return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)
@@ -187,8 +192,8 @@ class Job:
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts; without measured costs by assumed ones, whose seconds are only relative."""
         schedule, cache = self.spec.pipeline.schedule, self.spec.cache
-        varied = isinstance(self.dataset.train, AugmentedSplit) or inputs_change(self.dataset)
-        cached = costs is not None and cache.policy is not CachePolicy.NEVER and not varied
+        asked = costs is not None and cache.policy is not CachePolicy.NEVER
+        cached = asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
         return StepModel(
             costs=assumed_costs(self.num_layers) if costs is None else costs,
             global_batch=self.order.global_batch,

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pipetransformer.job import Job
+from pipetransformer.partition import assumed_costs
 from pipetransformer_contract.spec import TrainerSpec
 from tests.ledger_checker import check
 from tests.trainer_harness import Ran, run_job
@@ -51,6 +53,17 @@ def test_every_length_and_width_is_offered_as_soon_as_it_is_measured(run: Ran) -
             assert all(offer.bytes_per_worker > 0 for offer in report.offers)
     assert {report.layout_generation for report in run.reports if report.step_seconds} == {1, 2, 3}
     assert {report.total_steps for report in run.reports} == {30}
+
+
+def test_a_cut_in_a_pause_reads_no_samples(spec: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.load(spec)
+    assert not job.inputs_change, "as its cache asks before the first step"
+
+    def fail(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(type(job.dataset.train), "batch", fail)
+    job.cut(0, 2, 2, assumed_costs(job.num_layers))
 
 
 def test_the_present_layout_cut_by_the_same_measurements_promises_no_gain(run: Ran) -> None:

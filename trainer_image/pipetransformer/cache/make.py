@@ -4,7 +4,6 @@ import logging
 
 from pipetransformer_contract.spec import CachePolicy
 
-from ..data import inputs_change
 from ..job import Job
 from .cache import ActivationCache
 
@@ -19,7 +18,7 @@ def make_cache(job: Job, worker: str) -> ActivationCache | None:
     settings = job.spec.cache
     if settings.policy is CachePolicy.NEVER or settings.memory_bytes + settings.disk_bytes == 0:
         return None
-    if inputs_change(job.dataset):
+    if job.inputs_change:
         logger.warning("no cache: inputs change from one read to the next; name their variants as AugmentedSplit does")
         return None
     computes = [job.spec.model.model_dump_json(), job.spec.data.model_dump_json(), job.spec.training.precision]
