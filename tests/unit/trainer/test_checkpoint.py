@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -105,6 +106,30 @@ def test_a_higher_generation_counts_even_at_an_earlier_step(location: str) -> No
         save(location, step, generation)
         commit(location, info(step, generation))
     assert latest(location) == info(5, generation=3)
+
+
+def test_a_checkpoint_that_lacks_a_units_file_never_counts(location: str) -> None:
+    save(location, 7)
+    for unit in UNITS[:-1]:
+        save_unit(location, step=9, layout_generation=1, unit=unit, tensors={"step": torch.tensor(9)})
+
+    with pytest.raises(FileNotFoundError, match=r"no head.*all must see the same location"):
+        commit(location, info(9), patience_seconds=0)
+    with pytest.raises(FileNotFoundError, match=r"no blocks\.0.*all must see the same location"):
+        commit(location, info(11), patience_seconds=0)
+    commit(location, info(7))
+    assert latest(location) == info(7)
+
+
+def test_a_file_that_is_seen_late_is_waited_for(location: str) -> None:
+    for unit in UNITS[:-1]:
+        save_unit(location, step=9, layout_generation=1, unit=unit, tensors={"step": torch.tensor(9)})
+    late = {"location": location, "step": 9, "layout_generation": 1, "unit": UNITS[-1], "tensors": {}}
+    threading.Timer(0.2, save_unit, kwargs=late).start()
+
+    commit(location, info(9))
+
+    assert latest(location) == info(9)
 
 
 def trainer_spec() -> TrainerSpec:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipetransformer.checkpoint import CheckpointInfo, commit, latest, load_unit, save_unit
+from pipetransformer.models import unit_name
 from pipetransformer.moments import Moment
 from pipetransformer.prefetch import Prefetcher
 from tests.ledger_checker import check
@@ -18,16 +19,15 @@ pytestmark = pytest.mark.timeout(180)
 def write(location: Path, step: int, boundary: int, fell_step: int = 0) -> None:
     """A checkpoint of four units, each filled with its step."""
     for unit in range(4):
-        save_unit(
-            str(location), step=step, layout_generation=1, unit=str(unit), tensors={"w": torch.full((2,), float(step))}
-        )
+        tensors = {"w": torch.full((2,), float(step))}
+        save_unit(str(location), step=step, layout_generation=1, unit=unit_name(unit, 2), tensors=tensors)
     state = {"fell_step": fell_step}
     commit(str(location), CheckpointInfo(step=step, boundary=boundary, layout_generation=1, num_layers=2, state=state))
 
 
 def prefetcher(location: Path, skipped: tuple[int, ...] = ()) -> Prefetcher:
     return Prefetcher(
-        lambda: latest(str(location)), lambda info, unit: load_unit(str(location), info, str(unit)), skipped
+        lambda: latest(str(location)), lambda info, unit: load_unit(str(location), info, unit_name(unit, 2)), skipped
     )
 
 

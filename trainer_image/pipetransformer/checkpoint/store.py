@@ -6,9 +6,11 @@
 of an older generation that is late can spoil nothing. A job at a location that has been used counts on from there.
 """
 
+import contextlib
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from pipetransformer_contract.wire import Wire
 
 from ..errors import StaleCheckpointError
+from ..models import unit_name
 from .files import Folder
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,9 @@ MARKER = "DONE.json"
 _UNIT = ".safetensors"
 #: In the marker, besides what `CheckpointInfo` says: bytes of each unit's file.
 _FILES = "files"
+#: A client of NFS may keep a folder's listing for 60 s.
+_PATIENCE_SECONDS = 120.0
+_LOOK_SECONDS = 0.5
 _FOLDER = re.compile(r"^step-(\d+)-g(\d+)$")
 
 
@@ -77,10 +83,17 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = No
     return safetensors.torch.save(content, metadata)
 
 
-def commit(location: str, info: CheckpointInfo, *, keep: int = 2) -> None:
+def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_seconds: float = _PATIENCE_SECONDS) -> None:
     """Make a checkpoint count, once every unit of it is saved, and remove all but the `keep` newest.
 
+    Args:
+        location: that every unit was saved at.
+        info: of the checkpoint.
+        keep: how many to keep.
+        patience_seconds: that the file of a unit may take to be seen here after it was written elsewhere.
+
     Raises:
+        FileNotFoundError: a unit's file is not there: somebody writes to another place under the same name.
         StaleCheckpointError: a higher layout generation has a durable checkpoint.
     """
     root = Folder(location)
@@ -90,8 +103,7 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2) -> None:
             f"{location}: generation {newest.layout_generation} wrote step {newest.step}; "
             f"generation {info.layout_generation} may not replace it with step {info.step}"
         )
-    units = {file: size for file, size in root.sizes(info.folder).items() if file.endswith(_UNIT)}
-    marker = info.to_wire() | {_FILES: units}
+    marker = info.to_wire() | {_FILES: _sizes_of_all(root, info, patience_seconds)}
     root.write(f"{info.folder}/{MARKER}", json.dumps(marker).encode())
     _prune(root, keep)
 
@@ -123,6 +135,25 @@ def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tenso
         return safetensors.torch.load(Folder(location).read(name))
     except SafetensorError as error:
         raise OSError(f"{name} is damaged: {error}") from error
+
+
+def _sizes_of_all(root: Folder, info: CheckpointInfo, patience_seconds: float) -> dict[str, int]:
+    """Bytes of each unit's file."""
+    wanted = {unit_name(index, info.num_layers) + _UNIT for index in range(info.num_layers + 2)}
+    deadline = time.monotonic() + patience_seconds
+    while missing := wanted - (sizes := _sizes(root, info.folder)).keys():
+        if time.monotonic() >= deadline:
+            raise FileNotFoundError(
+                f"{info.folder} has no {min(missing)}, which a worker has written: all must see the same location"
+            )
+        time.sleep(_LOOK_SECONDS)
+    return {file: sizes[file] for file in sorted(wanted)}
+
+
+def _sizes(root: Folder, name: str) -> dict[str, int]:
+    with contextlib.suppress(FileNotFoundError):
+        return root.sizes(name)
+    return {}
 
 
 def _durable(root: Folder, name: str) -> CheckpointInfo | None:
