@@ -1,11 +1,14 @@
 """Checkpoints by unit and the readable model folder, on a path and on fsspec URLs."""
 
+import errno
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 
 from pipetransformer.checkpoint import (
     CheckpointInfo,
+    Folder,
     commit,
     latest,
     load_model,
@@ -130,6 +134,31 @@ def test_a_file_that_is_seen_late_is_waited_for(location: str) -> None:
     commit(location, info(9))
 
     assert latest(location) == info(9)
+
+
+def test_two_that_write_the_same_file_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, sync, folder = threading.Barrier(2), os.fsync, Folder(str(tmp_path))
+
+    def together(descriptor: int) -> None:
+        both.wait(10)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", together)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda content: folder.write("file", content), [b"one", b"two"]))
+
+    assert folder.read("file") in (b"one", b"two") and folder.names() == ["file"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        Folder(str(tmp_path)).write("file", b"content")
+
+    assert Folder(str(tmp_path)).names() == []
 
 
 def trainer_spec() -> TrainerSpec:

@@ -1,6 +1,8 @@
 """The few operations on files that a checkpoint needs, alike on a mounted path and on an fsspec URL."""
 
+import contextlib
 import os
+import secrets
 from collections.abc import Iterable
 
 import fsspec
@@ -27,12 +29,17 @@ class Folder:
         if not isinstance(self.filesystem, LocalFileSystem):
             self.filesystem.pipe_file(path, content)
             return
-        partial = f"{path}.{os.getpid()}.partial"
-        with open(partial, "wb") as file:  # noqa: PTH123 - fsspec's paths are strings
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)  # noqa: PTH105
+        partial = f"{path}.{secrets.token_hex(4)}.partial"  # in pods, writers may have the same pid
+        try:
+            with open(partial, "wb") as file:  # noqa: PTH123 - fsspec's paths are strings
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)  # noqa: PTH105
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)  # noqa: PTH108 - nobody would write over it
+            raise
         directory = os.open(path.rpartition("/")[0], os.O_RDONLY)
         try:
             os.fsync(directory)
