@@ -9,7 +9,7 @@ from .checkpoint import write_model
 from .elastic.plan import Move
 from .elastic.transfer import Parts, move_units
 from .elastic.watchdog import Deadline, Watchdog
-from .errors import StorageError
+from .errors import ModelError, StorageError
 from .job import Job
 from .membership import Membership
 from .state import UnitCodec, WorkerState
@@ -66,6 +66,7 @@ def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path)
 
     Raises:
         StorageError: it cannot be written.
+        ModelError: it cannot be saved as what it is.
     """
     output = job.spec.output
     location = str(run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"
@@ -73,3 +74,5 @@ def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path)
         write_model(location, tensors, spec=job.spec, info=job.dataset.info)
     except OSError as error:
         raise StorageError(f"spec.output.location: {location}: {error}") from error
+    except Exception as error:
+        raise ModelError(f"cannot be saved: {type(error).__name__}: {error}") from error

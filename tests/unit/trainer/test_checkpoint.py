@@ -10,6 +10,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -70,6 +71,17 @@ def test_what_is_no_number_comes_back_as_it_was(location: str) -> None:
     found = latest(location)
     assert found is not None
     assert math.isnan(found.state["best"]["f1"]) and found.state["policy"] == float("-inf")
+
+
+def test_whatever_a_storage_raises_is_its_own_error(location: str) -> None:
+    folder = Folder(location)
+    with (
+        mock.patch.object(type(folder.filesystem), "ls", side_effect=RuntimeError("its event loop has closed")),
+        pytest.raises(OSError, match="RuntimeError: its event loop has closed"),
+    ):
+        latest(location)
+    with pytest.raises(FileNotFoundError):
+        folder.read("nothing")
 
 
 def test_there_is_no_checkpoint_before_its_marker(location: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -125,3 +126,11 @@ def test_what_the_user_brings_fails_with_its_own_words(
 ) -> None:
     with pytest.raises(error, match=message):
         run(tmp_path, **changes)
+
+
+def test_a_model_that_cannot_be_saved_is_no_broken_connection(tmp_path: Path) -> None:
+    with (
+        mock.patch("pipetransformer.final_model.write_model", side_effect=RuntimeError("tensors share memory")),
+        pytest.raises(ModelError, match="cannot be saved: RuntimeError: tensors share memory"),
+    ):
+        run(tmp_path)

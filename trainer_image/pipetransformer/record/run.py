@@ -223,9 +223,9 @@ class RunRecord:
     def _draw(self) -> None:
         try:
             from .timeline import draw
-        except ModuleNotFoundError as error:
-            if error.name is None or not error.name.startswith("matplotlib"):
-                raise
-            self.event("TimelineSkipped", reason="matplotlib is not installed: pip install pipetransformer[plot]")
-            return
-        draw(self.run_dir)
+
+            draw(self.run_dir)
+        except Exception as error:  # noqa: BLE001 - the run is worth more than its picture
+            missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("matplotlib")
+            install = "matplotlib is not installed: pip install pipetransformer[plot]"
+            self.event("TimelineSkipped", reason=install if missing else f"{type(error).__name__}: {error}")
