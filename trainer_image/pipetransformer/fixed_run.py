@@ -1,6 +1,7 @@
 """A run without an operator: this process alone, or the ranks that torchrun started."""
 
 import datetime
+import itertools
 import os
 import signal
 import socket
@@ -32,6 +33,8 @@ from .worker import choose_device
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 _LOOPBACK = "127.0.0.1"
+#: Of this process, as every rank counts them.
+_run_numbers = itertools.count()
 
 
 def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
@@ -123,9 +126,9 @@ def _meeting_point(environment: Mapping[str, str]) -> tuple[Store | None, int, i
         return None, 0, 1
     store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
     assert isinstance(store, TCPStore)
-    # Processes that torchrun starts again may find the keys of those before them.
+    # Processes that torchrun starts again may find the keys of those before them, and a run those of an earlier run.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"pipetransformer/{attempt}", store), rank, size
+    return PrefixStore(f"pipetransformer/{attempt}/{next(_run_numbers)}", store), rank, size
 
 
 def _own_address(environment: Mapping[str, str]) -> str:

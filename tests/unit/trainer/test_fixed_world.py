@@ -1,17 +1,22 @@
 """Generations without an operator: made by the leader of a fixed world, or handed to a process by its agent."""
 
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.elastic.agent import GENERATION, OneGeneration
 from pipetransformer.elastic.fixed_world import Chooser, Follower, World
+from pipetransformer.elastic.groups import TCPStore
 from pipetransformer.elastic.rendezvous import GenerationSource
 from pipetransformer_contract.choose import Bounds, Layout, Packing
 from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -107,3 +112,34 @@ def test_a_process_under_an_agent_lives_for_one_generation(monkeypatch: pytest.M
     source.close()
     with pytest.raises(RendezvousClosedError):
         source.next_generation(3)
+
+
+def train_twice(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:
+    """As a script does that torchrun has started."""
+    from pipetransformer import Training, train
+    from tests.unit.trainer.test_evaluation import NO_FREEZE, model, samples
+
+    os.environ |= {
+        "RANK": str(group.rank()),
+        "WORLD_SIZE": str(group.size()),
+        "LOCAL_WORLD_SIZE": str(group.size()),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return [
+        train(
+            model=model,
+            data=(samples(64, 0), samples(20, 1)),
+            training=Training(steps=steps, global_batch_size=16),
+            freeze=NO_FREEZE,
+            run_dir=f"{folder}/{steps}",
+        ).steps
+        for steps in (2, 3)
+    ]
+
+
+def test_a_script_may_train_twice(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    assert run_ranks(2, train_twice, store.port, str(tmp_path)) == [[2, 3], [2, 3]]
