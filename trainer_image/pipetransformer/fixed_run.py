@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipetransformer_contract.choose import Bounds, Layout
 from pipetransformer_contract.spec import TrainerSpec
 
+from .durable import Checkpointer
 from .elastic.fixed_world import Chooser, Follower, World, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, host_store
@@ -25,7 +26,7 @@ from .errors import CallbackError, ModelError, SpecError, StorageError
 from .job import Job
 from .moments import Hooks
 from .parts import Parts
-from .record import set_aside
+from .record import newest_generation, set_aside
 from .resume import newest_checkpoint
 from .state import Control
 from .trainer import Ending, Trainer
@@ -72,7 +73,9 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
             set_aside(run_dir)
         initial = Layout(stages, min(size // stages, spec.num_shards))
         bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
-        first = 1 if resumed is None else resumed.layout_generation + 1
+        first = 1
+        if resumed is not None:  # which need not be the newest: what came after it may be without a checkpoint
+            first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
         source = Chooser(world, bounds, spec.pipeline.packing, first=first)
         watcher = GenerationWatcher(source.watched())
     else:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pipetransformer import Checkpoint, Freeze, Training
+from pipetransformer import Checkpoint, Evaluation, Freeze, Goal, Training
 from pipetransformer.errors import SpecError, StorageError
 from pipetransformer_contract.spec import FreezePoint, FreezePolicyName
 from tests.unit.trainer.test_evaluation import Log, model, run, samples
@@ -29,6 +29,34 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(8))
     assert result.steps == 8
+
+
+def test_a_run_that_goes_on_numbers_its_generations_above_all_that_was_kept_or_noted(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {
+        "checkpoint": Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1),
+        "evaluation": Evaluation(every_steps=1, keep_best=True, best_metric="loss", goal=Goal.LOWEST),
+    }
+
+    def generation_of_run(steps: int) -> int:
+        log = Log()
+        run(tmp_path, training=Training(steps=steps, global_batch_size=16), callbacks=[log], **arguments)
+        number: int = log.of("generation")[0][1]
+        return number
+
+    assert generation_of_run(2) == 1
+    (best,) = (tmp_path / "checkpoint" / "best").iterdir()
+    marker = json.loads((best / "DONE.json").read_text())
+    (best / "DONE.json").write_text(json.dumps(marker | {"layoutGeneration": 3}))
+    best.rename(best.with_name(best.name.replace("-g1", "-g3")))
+    assert generation_of_run(3) == 4
+
+    events = tmp_path / "run" / "events.jsonl"
+    committed = [
+        event for event in map(json.loads, events.read_text().splitlines()) if event["kind"] == "GenerationCommitted"
+    ]
+    with events.open("a") as file:
+        file.write(json.dumps(committed[-1] | {"generation": 7}) + "\n")
+    assert generation_of_run(4) == 8
 
 
 def test_a_run_does_not_go_on_from_another_ones_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,6 @@
 
 from .cache_use import CacheLog
 from .ledger import Ledger, audit
-from .run import Role, RunRecord, set_aside
+from .run import Role, RunRecord, newest_generation, set_aside
 
-__all__ = ["CacheLog", "Ledger", "Role", "RunRecord", "audit", "set_aside"]
+__all__ = ["CacheLog", "Ledger", "Role", "RunRecord", "audit", "newest_generation", "set_aside"]

@@ -47,6 +47,12 @@ def set_aside(run_dir: Path) -> None:
                 path.replace(target)
 
 
+def newest_generation(run_dir: Path) -> int:
+    """The highest layout generation in the record of a run; 0 for none."""
+    found = lines.read(run_dir / "events.jsonl")
+    return max((line["generation"] for line in found if line["kind"] == "GenerationCommitted"), default=0)
+
+
 class RunRecord:
     """`steps.jsonl`, `events.jsonl`, `summary.json` and `timeline.png` of one run directory.
 
