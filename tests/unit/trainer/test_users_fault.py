@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
@@ -82,6 +83,16 @@ class NoWayBack(nn.Linear):
         return Backward.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
 
 
+class Averaging(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.get_buffer("mean") + 0.1 * x.detach().mean(0)
+        return super().forward(x) - self.mean
+
+
 class Unreadable(TorchDataset[Any]):
     def __len__(self) -> int:
         return 64
@@ -107,6 +118,12 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
         ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* gives a tuple, not one tensor"),
         ({"model": around(nn.Linear(8, 9), nn.Linear(9, 8))}, ModelError, r"blocks\.0 .* the shape and type that they"),
+        (
+            {"model": around(spectral_norm(nn.Linear(8, 8)))},
+            SpecError,
+            r"blocks\.0\.parametrizations\.weight\.0\._u cha",
+        ),
+        ({"model": around(Averaging())}, SpecError, r"spec\.model: blocks\.0\.mean changes in each forward"),
         ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
         ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
         ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),

@@ -92,15 +92,18 @@ class StageModule(nn.Module):
                 if self.passed is not None and x.grad_fn is not None:
                     # The engine runs what was computed later first, so all of the unit's gradients are there by then.
                     x.register_hook(partial(_tell, self.passed, number))  # type: ignore[no-untyped-call]
+                buffers = None if self.checked else _buffers(unit)
                 output = run_unit(unit, x)
-                if not self.checked:
+                if buffers is not None:
                     _check(x if self.blocks[number] else None, output)
+                    _check_buffers(self.names[number], unit, buffers)
                 x = output
         except SpecError:
             raise
         except Exception as error:
             raise ModelError(f"forward of {self.names[number]} failed: {type(error).__name__}: {error}") from error
-        self.checked = True  # shapes are static
+        # Shapes are static; an evaluation may leave buffers alone that training changes.
+        self.checked = torch.is_grad_enabled()
         return x
 
 
@@ -115,6 +118,28 @@ def _check(x: Tensor | None, output: object) -> None:
     if x is not None and (output.shape, output.dtype) != (x.shape, x.dtype):
         ours, theirs = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (output, x))
         raise ValueError(f"it makes {ours} of {theirs}: all blocks must give the shape and type that they take")
+
+
+def _buffers(unit: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Buffers of a unit by name, and how often each has been changed in place."""
+    return {name: (buffer, buffer._version) for name, buffer in unit.named_buffers()}
+
+
+def _check_buffers(unit_name: str, unit: nn.Module, before: dict[str, tuple[Tensor, int]]) -> None:
+    """How often a forward runs depends on the layout, so it may change no buffer; but a table that is no part of the
+    state may be made anew, such as a longer one.
+
+    Raises:
+        SpecError: it does.
+    """
+    state = unit.state_dict(keep_vars=True)
+    for name, (buffer, version) in before.items():
+        if buffer._version != version or (name in state and state[name] is not buffer):
+            raise SpecError(
+                "spec.model",
+                f"{unit_name}.{name} changes in each forward, and the layout decides how many there are: do without "
+                "it, or make a constant of it",
+            )
 
 
 def _tell(passed: Callable[[int], None], number: int, _: Tensor) -> None:
