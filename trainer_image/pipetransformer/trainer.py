@@ -361,6 +361,7 @@ class Trainer:
             commit_late=lambda control: self._committer.commit_late(self._state, control),
             mirrors=self._mirrors,
             read_ahead=self._prefetcher.units,
+            barrier=self._barrier,
             watchdog=self._watchdog,
             reached=self._hooks.reached,
         )

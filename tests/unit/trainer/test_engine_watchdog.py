@@ -1,5 +1,6 @@
 """A wait that nothing else would end is ended by shutting the connections that it waits on."""
 
+import contextlib
 import datetime
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.connections import Connections
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
-from pipetransformer.elastic.watchdog import Watchdog
+from pipetransformer.elastic.watchdog import Deadline, Watchdog
 from pipetransformer.errors import StorageError
 from pipetransformer.moments import Moment
 from tests.ledger_checker import check
@@ -79,6 +80,40 @@ def test_a_barrier_waits_for_work_that_takes_longer_than_any_collective_may(stor
     assert passed.get(timeout=30) is None
     ours.drop()
     theirs.drop()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_that_hangs_ends_it(
+    hangs: bool, store: TCPStore, watchdog: Watchdog
+) -> None:
+    ours, theirs = pair(store)
+    assert ours.world is not None and theirs.world is not None
+    deadline = Deadline(watchdog.limit("barrier", rounds=1))
+    worked = threading.Event()
+
+    def work() -> str:
+        watched = Deadline(5 * watchdog.limit("barrier", rounds=1))
+        while not watched.is_past():
+            worked.wait(0.01)
+        return "done"
+
+    def vote() -> None:
+        assert theirs.world is not None
+        Barrier(Watchdog()).pass_within(None, theirs.world, Deadline(60))
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(theirs.drop)
+        stack.callback(ours.drop)
+        other = threading.Thread(target=vote)
+        if not hangs:
+            other.start()
+            stack.callback(other.join, 30)
+        stack.enter_context(watchdog.watching(ours.connections, deadline.is_past))
+        if hangs:
+            with pytest.raises(RuntimeError):
+                Barrier(watchdog).pass_within(work, ours.world, deadline)
+        else:
+            assert Barrier(watchdog).pass_within(work, ours.world, deadline) == "done"
 
 
 def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:

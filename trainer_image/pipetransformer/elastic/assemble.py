@@ -1,4 +1,4 @@
-"""A worker's state in its new role, as a regroup's plan says: from the seed, peers, mirrors or a checkpoint.
+"""A worker's state in its new role, as a regroup's plan says: of what peers hold, or have mirrored.
 
 What is made is new, but for units that stay; nothing that the worker holds is changed.
 """
@@ -43,9 +43,23 @@ class StateSources:
     load_unit: Callable[[int], dict[str, Tensor]]
 
 
+def units_of(plan: RegroupPlan, rank: int) -> range:
+    """What a rank of the transfer group holds in its new role; nothing for a leaver."""
+    return range(*plan.spans[plan.roles[rank][1]]) if rank < len(plan.roles) else range(0)
+
+
+def put_unit(
+    sources: StateSources, state: WorkerState, index: int, tensors: dict[str, Tensor], device: torch.device
+) -> None:
+    """Hold a unit of these tensors, which are on `device` already."""
+    unit = sources.blank_unit(index)
+    state.put_unit(index, unit, tensors)
+    unit.to(device)  # what is not part of the state
+
+
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """One worker's part.
+    """One worker's part where state comes from peers. `alone` has the other origins.
 
     Attributes:
         state: what it holds.
@@ -54,7 +68,7 @@ class Assembly:
         transfer: members and leavers.
         device: of training.
         state_map: of this regroup; None when units stay what they are.
-        started: called once, when all sends and receives are under way, or reading begins.
+        started: called once, when all sends and receives are under way.
         moved: called when what was to come has come.
     """
 
@@ -73,34 +87,21 @@ class Assembly:
 
         Raises:
             RuntimeError: a connection broke.
-            OSError, ValueError: a unit cannot be read from the checkpoint.
         """
         plan, state_map = self.plan, self.state_map
-        wanted = range(*plan.spans[plan.roles[self.rank][1]]) if self.rank < len(plan.roles) else range(0)
+        wanted = units_of(plan, self.rank)
         num_layers, ties = self.state.num_layers, self.state.ties
         if state_map is not None:
             num_layers, ties = state_map.num_layers, state_map.ties
         new = WorkerState(num_layers, ties)
-        if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
-            self.started()
-        match plan.origin:
-            case Origin.FRESH:
-                built = self.sources.build_units(wanted)
-                new.units = {index: unit.to(self.device) for index, unit in built.items()}
-            case Origin.CHECKPOINT:
-                new.control = self.sources.load_control(plan.checkpoint)
-                for index in wanted:
-                    tensors = {name: tensor.to(self.device) for name, tensor in self.sources.load_unit(index).items()}
-                    self._put(new, index, tensors)
-            case Origin.MIRROR:
-                new.control = Control.from_dict(plan.control)
-                self._from_mirrors(new, wanted)
-            case Origin.PEERS if state_map is None:
-                new.control = Control.from_dict(plan.control)
-                self._from_peers(new, wanted)
-            case Origin.PEERS:
-                new.control = state_map.control(Control.from_dict(plan.control))
-                self._mapped(new, wanted, state_map)
+        control = Control.from_dict(plan.control)
+        new.control = control if state_map is None else state_map.control(control)
+        if plan.origin is Origin.MIRROR:
+            self._from_mirrors(new, wanted)
+        elif state_map is None:
+            self._from_peers(new, wanted)
+        else:
+            self._mapped(new, wanted, state_map)
         new.apply_boundary()
         return new
 
@@ -119,7 +120,7 @@ class Assembly:
                 self._take(new, index, received[index])
                 continue
             if index not in self.state.units:
-                self._put(new, index, self._read_ahead(index))
+                put_unit(self.sources, new, index, self._read_ahead(index), self.device)
                 continue
             new.units[index] = self.state.units[index]
             for name, _ in new.named_parameters(index):
@@ -164,9 +165,5 @@ class Assembly:
 
     def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
         codec, shell = self.sources.codec, self.sources.shells[index]
-        self._put(new, index, codec.take(parts, index, shell, new.control.boundary))
-
-    def _put(self, new: WorkerState, index: int, tensors: dict[str, Tensor]) -> None:
-        unit = self.sources.blank_unit(index)
-        new.put_unit(index, unit, tensors)
-        unit.to(self.device)  # what is not part of the state
+        tensors = codec.take(parts, index, shell, new.control.boundary)
+        put_unit(self.sources, new, index, tensors, self.device)

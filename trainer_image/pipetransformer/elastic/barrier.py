@@ -1,22 +1,24 @@
-"""A barrier behind work of which nobody knows how long it takes, such as writing to storage.
+"""A barrier behind work of which nobody knows how long it takes, such as storage.
 
 Until all have done theirs, the members vote again and again on whether anybody is still at it. So slow storage is
 waited for, and who hangs is found by the vote that it misses, as in a round.
 """
 
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .groups import GenerationGroups
-from .watchdog import Watchdog
+from .watchdog import Deadline, Watchdog
 
 T = TypeVar("T")
 
+_VOTE = "barrier"
+#: Between the votes of those who are at it; the others wait in the vote.
 _VOTE_SECONDS = 0.02
 
 
@@ -32,19 +34,39 @@ class Barrier:
         `groups.world` call this.
 
         Args:
-            work: None where this worker only waits.
+            work: None where this worker only waits. It must not refer to the groups: when they break, it may go on.
             groups: of the generation.
 
         Raises:
             RuntimeError: a connection broke, or a member hangs.
             Exception: what `work` raised. The others will not pass: their connections to this worker have to close.
         """
+        assert groups.world is not None
+        return self._pass(work, groups.world, lambda: self._watchdog.timing(_VOTE, groups.connections, rounds=1))
+
+    def pass_within(self, work: Callable[[], T] | None, group: dist.ProcessGroup, deadline: Deadline) -> T | None:
+        """As `pass_after`, by all of `group` and inside of what is watched already: each vote puts `deadline` off."""
+
+        @contextlib.contextmanager
+        def put_off() -> Iterator[None]:
+            deadline.put_off(self._watchdog.limit(_VOTE, rounds=1))
+            yield
+
+        return self._pass(work, group, put_off)
+
+    def _pass(
+        self,
+        work: Callable[[], T] | None,
+        group: dist.ProcessGroup,
+        voting: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> T | None:
         done = None if work is None else self._thread.submit(work)
         while True:
+            if done is not None:
+                wait([done], _VOTE_SECONDS)
             busy = torch.tensor([float(done is not None and not done.done())])
             result = None if done is None or busy else done.result()
-            with self._watchdog.timing("barrier", groups.connections, rounds=1):
-                dist.all_reduce(busy, group=groups.world)
+            with voting():
+                dist.all_reduce(busy, group=group)
             if not busy:
                 return result
-            time.sleep(_VOTE_SECONDS)

@@ -7,9 +7,11 @@ and what it had assembled until the next regroup or round settles the matter. Th
 path with nothing in the inventory.
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,13 +28,21 @@ from ..layout import StageLayout
 from ..moments import Moment, Reached
 from ..partition import Cut, ModelCosts
 from ..state import Control, WorkerState
-from .assemble import Assembly, StateSources
+from .alone import Alone
+from .assemble import Assembly, StateSources, units_of
+from .barrier import Barrier
 from .groups import GenerationGroups, Store, Transport
 from .phases import Phases
 from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
 from .rendezvous import GenerationRendezvousHandler, LeaverError
-from .state_map import MapOf, no_map
+from .state_map import MapOf, StateMap, no_map
 from .watchdog import ROUND, Deadline, Watchdog
+
+T = TypeVar("T")
+
+#: The leader's plan in the store; empty where the leader asks the storage before it makes one.
+_PLAN = "plan"
+_PLAN_BY_STORAGE = "plan/by-storage"
 
 
 class RegroupError(RuntimeError):
@@ -56,6 +66,7 @@ class RegroupTools(StateSources):
         newest_generation: the highest layout generation that the storage knows; only the leader asks.
         cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
         commit_late: commits the pending step as those did who have this control state.
+        barrier: behind storage.
         watchdog: ends an attempt that a newer generation has made void, or that takes too long.
         reached: told of moments.
         data: digest of the data, the same on all workers.
@@ -69,6 +80,7 @@ class RegroupTools(StateSources):
     newest_generation: Callable[[], int]
     cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
     commit_late: Callable[[Control], None]
+    barrier: Barrier
     watchdog: Watchdog
     reached: Reached
     map_of: MapOf = no_map
@@ -120,6 +132,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
         try:
             plan, new_state = attempt.run(pending=pending)
         except (RuntimeError, OSError, LookupError, ValueError) as error:
+            attempt.failed.set()
             attempt.groups.drop()
             if len(generation.members) + len(generation.leavers) == 1 and not handler.given_up():
                 raise  # there is nobody whose connection could have broken
@@ -160,6 +173,7 @@ class _Attempt:
         rank: in the transfer group: members, then leavers.
         deadline: past it the watchdog ends the attempt.
         transfers: (source, target, bytes) of all moves, once they are planned.
+        failed: set when it has.
         assembled: the state of the new role, from when all of it is there until everybody has voted.
     """
 
@@ -172,6 +186,7 @@ class _Attempt:
     phases: Phases
     deadline: Deadline
     transfers: list[tuple[int, int, int]] = field(default_factory=list)
+    failed: threading.Event = field(default_factory=threading.Event)
     assembled: WorkerState | None = None
 
     @property
@@ -197,30 +212,44 @@ class _Attempt:
             tied_stages = [tie.stages(spans) for tie in ties.all]
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
             self.phases.lap("groups")
-        assert self.groups.transfer is not None
-        self.assembled = new_state = Assembly(
-            tools,
-            self.state,
-            plan,
-            self.rank,
-            self.groups.transfer,
-            tools.transport.device,
-            state_map,
-            started=lambda: tools.reached(Moment.MOVING, number),
-            moved=lambda: self.phases.lap("move"),
-        ).assemble()
+        self.assembled = new_state = self._assemble(plan, state_map)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations)
         self.phases.lap("assemble")
         tools.reached(Moment.ASSEMBLED, number)
+        assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         self.phases.lap("vote")
         return plan, new_state
 
+    def _assemble(self, plan: RegroupPlan, state_map: StateMap | None) -> WorkerState:
+        """The state of this worker's new role."""
+        tools, state, device = self.tools, self.state, self.tools.transport.device
+        assert self.groups.transfer is not None
+        if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
+            return Assembly(
+                tools,
+                state,
+                plan,
+                self.rank,
+                self.groups.transfer,
+                device,
+                state_map,
+                started=self._moving,
+                moved=lambda: self.phases.lap("move"),
+            ).assemble()
+        self._moving()
+        new = WorkerState(state.num_layers, state.ties)
+        made = self._pass(Alone(tools, new, plan, units_of(plan, self.rank), device, self.failed.is_set).make)
+        assert made is not None
+        return made
+
+    def _moving(self) -> None:
+        self.tools.reached(Moment.MOVING, self.generation.layout_generation)
+
     def _expect(self, plan: RegroupPlan) -> None:
         """Note what will move, and so how long the vote may be away: alike on all, since they wait for each other."""
         if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
-            self.deadline.put_off(self.tools.watchdog.first_seconds)
-            return
+            return  # votes say meanwhile who is still at it
         codec, shells, boundary = self.tools.codec, self.tools.shells, int(plan.control["boundary"])
         sizes = {unit: codec.size(unit, shells[unit], boundary) for unit in {move.unit for move in plan.moves}}
         totals: dict[tuple[int, int], int] = defaultdict(int)
@@ -244,30 +273,53 @@ class _Attempt:
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         if self.rank == [member.name for member in generation.members].index(generation.leader):
-            total = len(generation.members) + len(generation.leavers)
-            inventories = [
-                Inventory.model_validate_json(content)
-                for content in store.multi_get([f"inventory/{other}" for other in range(total)])
-            ]
-            if any(other.data != tools.data for other in inventories):
-                raise WorkersDifferError(
-                    "targets or their order differ between processes: seed whatever draws at random for the data, and "
-                    "leave the checkpoints of a job that trains where they are"
-                )
-            plan = make_plan(
-                inventories,
-                len(generation.members),
-                lambda boundary, costs: tools.cut_at(boundary, generation.stages, generation.pipelines, costs),
-                generation.pipelines,
-                [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
-                durable=tools.durable,
-                map_of=tools.map_of,
-            )
-            if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
-                plan.earlier_generations = tools.newest_generation()
-            store.set("plan", plan.model_dump_json())
-            return plan
-        return RegroupPlan.model_validate_json(store.get("plan"))
+            return self._plan()
+        content = store.get(_PLAN)
+        if not content:
+            self._pass(None)
+            content = store.get(_PLAN_BY_STORAGE)
+        return RegroupPlan.model_validate_json(content)
+
+    def _plan(self) -> RegroupPlan:
+        """On the leader: the plan, which the others then find in the store."""
+        tools, generation, store = self.tools, self.generation, self.store
+        total = len(generation.members) + len(generation.leavers)
+        inventories = [
+            Inventory.model_validate_json(content)
+            for content in store.multi_get([f"inventory/{other}" for other in range(total)])
+        ]
+        if any(other.data != tools.data for other in inventories):
+            raise WorkersDifferError("targets differ between processes: seed whatever draws at random for the data")
+        key, earlier_generations = _PLAN, 0
+
+        def ask_storage() -> DurablePoint | None:
+            nonlocal key, earlier_generations
+            store.set(_PLAN, "")
+            key = _PLAN_BY_STORAGE
+            asked = self._pass(lambda: (tools.durable(), tools.newest_generation()))
+            assert asked is not None
+            found, earlier_generations = asked
+            return found
+
+        plan = make_plan(
+            inventories,
+            len(generation.members),
+            lambda boundary, costs: tools.cut_at(boundary, generation.stages, generation.pipelines, costs),
+            generation.pipelines,
+            [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
+            durable=ask_storage,
+            map_of=tools.map_of,
+        )
+        plan.earlier_generations = earlier_generations
+        store.set(key, plan.model_dump_json())
+        return plan
+
+    def _pass(self, work: Callable[[], T] | None) -> T | None:
+        """Do what takes nobody knows how long, in a thread, while all participants vote on whether anybody is still at
+        it."""
+        transfer = self.groups.transfer
+        assert transfer is not None
+        return self.tools.barrier.pass_within(work, transfer, self.deadline)
 
 
 def catch_up(state: WorkerState, control: Control, *, pending: bool, commit_late: Callable[[Control], None]) -> None:

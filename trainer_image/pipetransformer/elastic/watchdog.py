@@ -50,11 +50,6 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    @property
-    def first_seconds(self) -> float:
-        """What may be taken by that of which nothing is known."""
-        return self._first_seconds
-
     def limit(self, activity: str, rounds: float | None = None) -> float:
         """Seconds that an activity may take, by the last runs of the same name that ended well.
 
