@@ -1,8 +1,8 @@
-"""The training loop of one worker, through all generations of its job.
+"""The life of one worker, through all generations of its job.
 
-A round is one global batch: deal, run the pipeline, reduce gradients, vote, commit. Everything else (freeze,
-evaluation, checkpoint, regroup) happens between rounds, decided alike on all workers from the vote. When the group
-breaks, the worker keeps its state, lets go of the group and waits for the next generation.
+A round trains one global batch (`rounds`). Everything else (freeze, evaluation, checkpoint, regroup) happens between
+rounds, decided alike on all workers from the vote. When the group breaks, the worker keeps its state, lets go of the
+group and waits for the next generation.
 """
 
 import gc
