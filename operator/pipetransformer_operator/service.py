@@ -106,7 +106,7 @@ class Service:
         publisher = Publisher(api, lambda: certificate.trusted)
         nodes = Nodes()
         classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
-        quota: KueueQuota | NoKueue = NoKueue()
+        quota: KueueQuota | NoKueue = NoKueue(api, settings.namespaces)
         if settings.kueue:
             quota = KueueQuota(api, settings.namespaces, lambda key: controller.wake_known(key))
 

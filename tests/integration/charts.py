@@ -19,9 +19,10 @@ MONITORS = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 
 
 def template(release: str, kinds: Sequence[str] = (), **values: Any) -> subprocess.CompletedProcess[str]:
-    """Helm's answer, without the CRD. The cluster has these kinds of the Prometheus Operator; values are JSON."""
+    """Helm's answer, without the CRD. The cluster has these kinds, by default of the Prometheus Operator; values are
+    JSON."""
     settings = [part for key, value in values.items() for part in ("--set-json", f"{key}={value}")]
-    known = [part for kind in kinds for part in ("--api-versions", f"{MONITORING}/{kind}")]
+    known = [part for kind in kinds for part in ("--api-versions", kind if "/" in kind else f"{MONITORING}/{kind}")]
     command = [str(gobuild.helm()), "template", release, str(CHART), "--namespace", SYSTEM]
     return subprocess.run(
         [*command, "--set", "crds.install=false", *known, *settings], capture_output=True, text=True, check=False

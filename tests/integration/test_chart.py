@@ -143,6 +143,13 @@ def test_nothing_of_kueue_is_needed_where_it_is_not_used() -> None:
     assert "kueue" not in yaml.safe_dump_all(render("x"))
 
 
+def test_a_release_that_uses_kueue_no_more_may_let_go_of_what_it_kept_there() -> None:
+    documents = render("x", ["kueue.x-k8s.io/v1beta2/Workload"])
+    rules = [rule for document in documents for rule in document.get("rules", [])]
+    assert {"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads"], "verbs": ["list", "patch"]} in rules
+    assert "PIPETRANSFORMER_KUEUE" not in yaml.safe_dump_all(documents)
+
+
 @pytest.mark.parametrize("kueue", ["false", "true"])
 def test_no_right_is_a_wildcard(kueue: str) -> None:
     documents = render("x", **{"kueue.enabled": kueue})

@@ -8,6 +8,7 @@ import pytest
 from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kueue.workload import API, FINALIZER, PRIORITY_CLASS_LABEL
+from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.builders import JobBuilder
 from tools.devcluster import kueue
 from tools.devcluster.layout import Layout
@@ -302,3 +303,26 @@ async def test_an_operator_without_kueue_tells_a_job_in_a_queue_why_it_waits(
 
     await until("the job is told", told)
     assert not await namespace.pods()
+
+
+async def test_an_operator_without_kueue_lets_go_of_the_workloads_of_one_that_used_it(
+    namespace: Namespace, layout: Layout, operator: Operator
+) -> None:
+    await operator.kill()
+    folder = f"/apis/{API}/namespaces/{namespace.name}/workloads"
+    pods = {"spec": {"restartPolicy": "Never", "containers": [{"name": "trainer", "image": "trainer"}]}}
+    kept = {
+        "apiVersion": API,
+        "kind": "Workload",
+        "metadata": {"name": "digits-q0", "labels": {JOB_LABEL: "digits"}, "finalizers": [FINALIZER]},
+        "spec": {"queueName": QUEUE, "podSets": [{"name": "workers", "count": 1, "template": pods}]},
+    }
+    await namespace.api.request("POST", folder, kept)
+    await namespace.api.request("DELETE", f"{folder}/digits-q0", {})
+    assert (await namespace.api.get(f"{folder}/digits-q0"))["metadata"]["finalizers"] == [FINALIZER]
+    await operator.start()
+
+    async def gone() -> bool:
+        return not (await namespace.api.get(folder))["items"]
+
+    await until("the Workload is gone", gone)

@@ -7,6 +7,7 @@ with its job is kept by our finalizer until the job's pods are gone.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
@@ -20,10 +21,11 @@ from ..kube.store import jobs_path
 from ..plan import Answer, Queue
 from ..plan.accounting import JOB_LABEL
 from . import workload as workloads
-from .watch import TIMEOUT_SECONDS, Workloads
+from .watch import QUERY, TIMEOUT_SECONDS, Workloads
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
+ABANDONED_SECONDS = 60.0
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -160,16 +162,12 @@ class KueueQuota:
     async def _let_go(self, seen: Object) -> None:
         """Deletes a Workload, and drops what kept it."""
         metadata = seen["metadata"]
-        path = f"{_path(metadata['namespace'])}/{metadata['name']}"
-        others = [one for one in metadata.get("finalizers", []) if one != workloads.FINALIZER]
-        try:
-            if not workloads.is_ending(seen):
-                body = {"preconditions": {"uid": metadata["uid"]}}
+        if not workloads.is_ending(seen):
+            path = f"{_path(metadata['namespace'])}/{metadata['name']}"
+            body = {"preconditions": {"uid": metadata["uid"]}}
+            with suppress(NotFound):
                 await self._api.request("DELETE", path, body, timeout=TIMEOUT_SECONDS)
-            body = {"metadata": {"uid": metadata["uid"], "finalizers": others}}
-            await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, timeout=TIMEOUT_SECONDS)
-        except NotFound:
-            pass
+        others = await _drop_finalizer(self._api, seen)
         self._assignments.pop(metadata["uid"], None)
         if not others:
             self._seen.drop(seen)
@@ -191,7 +189,18 @@ class KueueQuota:
 
 
 class NoKueue:
-    """What a job that names a queue gets where the operator was not told to use Kueue: it waits, and is told why."""
+    """What a job that names a queue gets where the operator was not told to use Kueue: it waits, and is told why.
+
+    An operator before it may have used Kueue: it lets go of that one's Workloads, which nobody else would.
+
+    Args:
+        api: of the cluster.
+        namespaces: that are served; all when empty.
+    """
+
+    def __init__(self, api: Api, namespaces: Iterable[str]) -> None:
+        self._api = api
+        self._places = [f"/namespaces/{namespace}" for namespace in namespaces] or [""]
 
     def observe(self, job: PipeTrainingJob) -> Queue | None:
         """See `Quota`."""
@@ -210,10 +219,38 @@ class NoKueue:
         return ANYWHERE
 
     async def run(self) -> None:
-        """There is nothing to watch."""
+        """Drops our finalizer from all Workloads that there are: nobody makes others."""
+        for place in self._places:
+            while not await self._let_go(f"/apis/{workloads.API}{place}/workloads"):  # noqa: ASYNC110 - each asks anew
+                await asyncio.sleep(ABANDONED_SECONDS)
+
+    async def _let_go(self, path: str) -> bool:
+        """Whether no Workload there is kept by us any more."""
+        try:
+            found = [one async for part in self._api.list(path, QUERY) for one in part["items"]]
+            for one in found:
+                if workloads.FINALIZER in one["metadata"].get("finalizers", []):
+                    await _drop_finalizer(self._api, one)
+        except (NotFound, Refused):  # the chart gives the right to it wherever there is Kueue
+            return True
+        except (Conflict, Unavailable) as error:
+            logger.warning("Workloads of an operator that used Kueue stay for now: %s", error)
+            return False
+        return True
 
     def forget(self, key: JobKey) -> None:
         """Nothing is known of it."""
+
+
+async def _drop_finalizer(api: Api, workload: Object) -> list[str]:
+    """Drops what we keep a Workload by, and returns what others keep it by."""
+    metadata = workload["metadata"]
+    others = [one for one in metadata.get("finalizers", []) if one != workloads.FINALIZER]
+    path = f"{_path(metadata['namespace'])}/{metadata['name']}"
+    body = {"metadata": {"uid": metadata["uid"], "finalizers": others}}
+    with suppress(NotFound):
+        await api.request("PATCH", path, body, content_type=MERGE_PATCH, timeout=TIMEOUT_SECONDS)
+    return others
 
 
 def _key(job: PipeTrainingJob) -> JobKey:

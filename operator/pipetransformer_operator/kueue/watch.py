@@ -16,7 +16,7 @@ from .workload import API
 #: Of each request: a Kueue that hangs must not hold anything else up.
 TIMEOUT_SECONDS = 5.0
 WATCH_SECONDS = 60
-_QUERY = {"labelSelector": JOB_LABEL}
+QUERY = {"labelSelector": JOB_LABEL}
 
 
 class Workloads:
@@ -85,7 +85,7 @@ class Workloads:
         changes = follow(
             self._api,
             path,
-            _QUERY,
+            QUERY,
             relist=lambda: self._list(namespace, path),
             watch_seconds=WATCH_SECONDS,
             relists_always=True,
@@ -97,7 +97,7 @@ class Workloads:
     async def _list(self, namespace: str, path: str) -> str:
         there: dict[str, Object] = {}
         version = ""
-        async for part in self._api.list(path, _QUERY, timeout=TIMEOUT_SECONDS):
+        async for part in self._api.list(path, QUERY, timeout=TIMEOUT_SECONDS):
             version = part["metadata"]["resourceVersion"]
             there |= {item["metadata"]["uid"]: item for item in part["items"]}
         for _, known in self.all():

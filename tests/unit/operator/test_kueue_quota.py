@@ -1,0 +1,66 @@
+"""What is done about Workloads where the operator does not use Kueue, or no longer."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pipetransformer_operator.controller.ports import Refused, Unavailable
+from pipetransformer_operator.kube.api import NO_QUERY, Api, NotFound, Object, Query
+from pipetransformer_operator.kueue import quota
+from pipetransformer_operator.kueue.quota import NoKueue
+from pipetransformer_operator.kueue.workload import FINALIZER
+from pipetransformer_operator.plan.accounting import JOB_LABEL
+
+pytestmark = pytest.mark.timeout(20)
+KUEUES = "kueue.x-k8s.io/resource-in-use"
+
+
+class FakeKueue(Api):
+    """Workloads by namespace; `raised` instead of answers, in their turn."""
+
+    def __init__(self, workloads: dict[str, list[Object]], *raised: Exception) -> None:
+        self.workloads = workloads
+        self.raised = list(raised)
+        self.patched: dict[str, list[str]] = {}
+
+    async def list(
+        self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = ""
+    ) -> AsyncIterator[Object]:
+        assert query == {"labelSelector": JOB_LABEL}
+        if self.raised:
+            raise self.raised.pop(0)
+        yield {"items": self.workloads[path.split("/")[5] if "namespaces" in path else ""]}
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        assert method == "PATCH"
+        if self.raised:
+            raise self.raised.pop(0)
+        self.patched[body["metadata"]["uid"]] = body["metadata"]["finalizers"]
+        return {}
+
+
+def workload(uid: str, *finalizers: str) -> Object:
+    return {"metadata": {"name": uid, "namespace": "team-a", "uid": uid, "finalizers": list(finalizers)}}
+
+
+@pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
+async def test_our_finalizer_alone_is_dropped(namespaces: list[str]) -> None:
+    theirs, kept = workload("b", KUEUES), [workload("a", FINALIZER, KUEUES), workload("c", FINALIZER)]
+    api = FakeKueue({"": [theirs, *kept], "team-a": [theirs, kept[0]], "team-b": [kept[1]]})
+    await NoKueue(api, namespaces).run()
+    assert api.patched == {"a": [KUEUES], "c": []}
+
+
+@pytest.mark.parametrize("error", [NotFound("404"), Refused("403")], ids=["no Kueue", "no right"])
+async def test_where_there_is_nothing_to_let_go_of_nothing_is_done(error: Exception) -> None:
+    api = FakeKueue({"": [workload("a", FINALIZER)]}, error)
+    await NoKueue(api, []).run()
+    assert api.patched == {}
+
+
+async def test_an_outage_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "ABANDONED_SECONDS", 0.0)
+    api = FakeKueue({"": [workload("a", FINALIZER)]}, Unavailable("list"), Unavailable("list"))
+    await NoKueue(api, []).run()
+    assert api.patched == {"a": []}
