@@ -121,7 +121,7 @@ def _leaves(value: Any, path: str) -> set[str]:
     return {leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}")}
 
 
-_FREE = {"annotations", "labels", "nodeSelector", "affinity", "podAnnotations", "podLabels"}
+_FREE = {"annotations", "labels", "nodeSelector", "affinity", "podAnnotations", "podLabels", "podSecurityContext"}
 
 
 def _properties(schema: Any, path: str) -> set[str]:
@@ -153,6 +153,27 @@ def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secre
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_cluster_may_choose_the_user_of_every_pod_of_the_chart() -> None:
+    found = template("--set", "podSecurityContext.runAsUser=null", "--set", "podSecurityContext.runAsGroup=null")
+    operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
+    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"]):
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_who_may_edit_or_view_a_namespace_may_do_so_with_its_jobs() -> None:
+    found = template()
+    rights = {"edit": {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}}
+    rights["view"] = {"get", "list", "watch"}
+    for role, verbs in rights.items():
+        one = found[f"ClusterRole/x-pipetransformer-{role}"]
+        assert one["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
+        (jobs,) = (rule for rule in one["rules"] if rule["resources"] == ["pipetrainingjobs"])
+        assert set(jobs["verbs"]) == verbs
+    assert [one for one in template("--set", "namespaces={team-a}") if one.startswith("ClusterRole/")] == [
+        "ClusterRole/x-pipetransformer"
+    ]
 
 
 def test_only_workers_of_the_served_namespaces_and_helm_test_reach_the_channel() -> None:

@@ -32,15 +32,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.serviceAccount.name | default (include "pipetransformer.fullname" .) -}}
 {{- end -}}
 
-{{/* Both as the restricted Pod Security Standard wants it. */}}
-{{- define "pipetransformer.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
-{{- end -}}
-
+{{/* As the restricted Pod Security Standard wants it. */}}
 {{- define "pipetransformer.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
