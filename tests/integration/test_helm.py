@@ -48,6 +48,7 @@ def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[
         ("imagePullSecrets={registry}", "at '/imagePullSecrets/0'"),
         ("imagePullSecrets[0].name=Own_Secret", "at '/imagePullSecrets/0/name'"),
         ("priorityClasses.base=2000000000", "at '/priorityClasses/base'"),
+        ("networkPolicy.nodeCIDRs={10.0.0.1}", "at '/networkPolicy/nodeCIDRs/0'"),
     ],
 )
 def test_a_value_that_the_chart_does_not_know_is_refused_with_its_place(value: str, words: str) -> None:
@@ -189,6 +190,13 @@ def test_only_workers_of_the_served_namespaces_and_helm_test_reach_the_channel()
     assert "from" not in other and {"port": "metrics"} in other["ports"]
     service = found["Service/x-pipetransformer"]["spec"]["selector"]
     assert not service.items() <= labels.items(), "the Service would send workers to the test's pod"
+
+
+def test_nodes_whose_workers_have_their_network_reach_the_channel_if_the_values_say_which() -> None:
+    found = template("--set", "networkPolicy.nodeCIDRs={10.0.0.0/16,fd00::/64}")
+    channel, _ = found["NetworkPolicy/x-pipetransformer"]["spec"]["ingress"]
+    assert channel["from"][2:] == [{"ipBlock": {"cidr": "10.0.0.0/16"}}, {"ipBlock": {"cidr": "fd00::/64"}}]
+    assert channel["ports"] == [{"port": "channel"}]
 
 
 def older_chart(folder: Path) -> Path:

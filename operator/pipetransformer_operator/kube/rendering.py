@@ -73,7 +73,9 @@ def render(
     name = worker_name(job.metadata.name, worker_id)
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
     _set_environment(container, _environment(job, name, status, channel_url))
-    if not spec.get("hostNetwork"):  # there it would be a port of the node, and one worker a node
+    if spec.get("hostNetwork"):
+        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # the node's own does not know the channel's Service
+    else:  # there it would be a port of the node, and one worker a node
         _serve_metrics(container)
     container["terminationMessagePath"] = TERMINATION_LOG
     _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)

@@ -160,6 +160,14 @@ def test_a_worker_takes_no_port_of_its_node() -> None:
     assert Env.METRICS_PORT not in environment(container)
 
 
+def test_a_worker_with_its_nodes_network_finds_the_channel_by_the_clusters_names() -> None:
+    trainer = {"name": "trainer", "image": "x"}
+    assert "dnsPolicy" not in pod_of(with_containers(trainer))["spec"]
+    assert pod_of(with_containers(trainer, hostNetwork=True))["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    own = with_containers(trainer, hostNetwork=True, dnsPolicy="None")
+    assert pod_of(own)["spec"]["dnsPolicy"] == "None"
+
+
 def test_prometheus_alone_may_connect_from_outside_and_to_the_metrics_only() -> None:
     assert len(network_policy(make_job().job(), "")["spec"]["ingress"]) == 1
     _, allowed = network_policy(make_job().job(), "monitoring")["spec"]["ingress"]
