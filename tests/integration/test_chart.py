@@ -72,7 +72,7 @@ async def test_a_job_runs_and_gives_back_under_an_operator_with_the_charts_right
     rights = await as_service_account(api, kubeconfig, f"{release}-pipetransformer", tmp_path)
     log = tmp_path / "operator.log"
     operator = Operator(rights, log, namespace=namespace.name if namespaced else "")
-    operator.environment["PIPETRANSFORMER_CLAIM_PRIORITY_CLASS"] = f"{release}-pipetransformer-claimed"
+    operator.environment["PIPETRANSFORMER_CLAIM_PRIORITY_CLASS"] = f"{release}-pipetransformer-claimed--10"
     try:
         await operator.start()
         await namespace.apply(packing_job().release().set("runPolicy.ttlSecondsAfterFinished", 0))
@@ -169,9 +169,16 @@ def test_no_secret_lease_or_configmap_of_others_may_be_read_or_changed(namespace
 
 def test_claimed_workers_have_the_lower_priority_and_preempt_nobody() -> None:
     classes = {d["metadata"]["name"]: d for d in render("x") if d["kind"] == "PriorityClass"}
-    base, claimed = classes["x-pipetransformer-base"], classes["x-pipetransformer-claimed"]
+    base, claimed = classes["x-pipetransformer-base-0"], classes["x-pipetransformer-claimed--10"]
     assert claimed["value"] < base["value"]
     assert claimed["preemptionPolicy"] == "Never"
+    other = render("x", **{"priorityClasses.base": 5})
+    (deployment,) = (document for document in other if document["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["PIPETRANSFORMER_BASE_PRIORITY_CLASS"] == "x-pipetransformer-base-5", "a value is for good"
+    assert environment["PIPETRANSFORMER_CLAIM_PRIORITY_CLASS"] == claimed["metadata"]["name"]
+    assert "x-pipetransformer-base-5" in {d["metadata"]["name"] for d in other if d["kind"] == "PriorityClass"}
 
 
 async def test_the_api_server_takes_everything_that_shows_the_operator(api: Api) -> None:

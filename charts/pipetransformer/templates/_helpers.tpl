@@ -32,6 +32,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.serviceAccount.name | default (include "pipetransformer.fullname" .) -}}
 {{- end -}}
 
+{{/* With its value in the name, for that of a PriorityClass cannot be changed. */}}
+{{- define "pipetransformer.priorityClass" -}}
+{{- $name := last . -}}
+{{- with first . -}}
+{{ include "pipetransformer.fullname" . }}-{{ $name }}-{{ int (index .Values.priorityClasses $name) }}
+{{- end -}}
+{{- end -}}
+
 {{/* As the restricted Pod Security Standard wants it. */}}
 {{- define "pipetransformer.containerSecurity" -}}
 allowPrivilegeEscalation: false
