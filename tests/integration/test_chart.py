@@ -172,7 +172,7 @@ def test_claimed_workers_have_the_lower_priority_and_preempt_nobody() -> None:
     base, claimed = classes["x-pipetransformer-base-0"], classes["x-pipetransformer-claimed--10"]
     assert claimed["value"] < base["value"]
     assert claimed["preemptionPolicy"] == "Never"
-    other = render("x", **{"priorityClasses.base": 5})
+    other = render("x", **{"priorityClasses.base": "5"})
     (deployment,) = (document for document in other if document["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one.get("value") for one in container["env"]}

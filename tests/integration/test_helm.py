@@ -43,6 +43,7 @@ def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[
         ("serviceAccount.name=Own_Account", "at '/serviceAccount/name'"),
         ("priorityClasses.claimed=0", "priorityClasses.claimed: must be below priorityClasses.base"),
         ("logLevel=verbose", "at '/logLevel'"),
+        ("fullnameOverride=team.a", "at '/fullnameOverride'"),
         ("replicas=two", "at '/replicas'"),
         ("namespaces={Team_A}", "at '/namespaces/0'"),
         ("imagePullSecrets={registry}", "at '/imagePullSecrets/0'"),
@@ -232,6 +233,13 @@ async def test_a_release_is_upgraded_rolled_back_and_removed_and_another_takes_o
         pod = (await api.get(path))["spec"]["template"]["spec"]
         return str(pod["containers"][0]["image"])
 
+    async def channel() -> tuple[str, list[Object]]:
+        name = f"{first}-pipetransformer"
+        assert await api.get(f"{namespace.core}/services/{name}")
+        path = f"/apis/apps/v1/namespaces/{namespace.name}/deployments/{name}"
+        (container,) = (await api.get(path))["spec"]["template"]["spec"]["containers"]
+        return name, [one for one in container["env"] if one["name"] == "PIPETRANSFORMER_CHANNEL_URL"]
+
     # The tests' definition is nobody's: the first release takes it over, as the second does from the first.
     helm("install", first, older_chart(tmp_path), *where, "--take-ownership")
     assert not await is_new()
@@ -244,8 +252,9 @@ async def test_a_release_is_upgraded_rolled_back_and_removed_and_another_takes_o
 
     helm("rollback", first, "1", *where)
     assert await image() == "pipetransformer-operator:0.0.1"
-    helm("upgrade", first, CHART, *where)
+    helm("upgrade", first, CHART, *where, "--set", "priorityClasses.base=5")
 
+    known = await channel()
     helm("uninstall", first, *where)
     with pytest.raises(NotFound):
         await image()
@@ -253,7 +262,8 @@ async def test_a_release_is_upgraded_rolled_back_and_removed_and_another_takes_o
 
     refused = helm("install", second, CHART, *where, check=False)
     assert "invalid ownership metadata" in refused.stderr
-    helm("install", second, CHART, *where, "--take-ownership")
+    helm("install", second, CHART, *where, "--take-ownership", "--set", f"fullnameOverride={first}-pipetransformer")
+    assert await channel() == known, "running workers know it by this"
     assert (await api.get(CRD))["metadata"]["annotations"]["meta.helm.sh/release-name"] == second
 
     helm("uninstall", second, *where)

@@ -1,8 +1,9 @@
 {{- define "pipetransformer.fullname" -}}
-{{- if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
 {{- fail (printf "release name %s: must begin with a letter and have no dot, for a Service is named after it" .Release.Name) -}}
-{{- end -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 53 | trimSuffix "-" -}}
 {{- else -}}
 {{- printf "%s-%s" .Release.Name .Chart.Name | trunc 53 | trimSuffix "-" -}}
