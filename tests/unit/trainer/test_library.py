@@ -89,11 +89,12 @@ def test_the_script_runs_alone(tmp_path: Path) -> None:
     assert re.fullmatch(r"60 steps, 4 blocks frozen, accuracy 0\.\d+\n", printed)
 
 
-def test_under_torchrun_the_leader_chooses_layouts_within_a_fixed_world(tmp_path: Path) -> None:
-    printed = start(tmp_path, *TORCHRUN, "--nproc-per-node=4")
+@pytest.mark.parametrize("pipelines", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_under_torchrun_the_leader_chooses_layouts_within_a_fixed_world(pipelines: int, tmp_path: Path) -> None:
+    printed = start(tmp_path, *TORCHRUN, f"--nproc-per-node={2 * pipelines}")
 
     check_run(tmp_path / "run")
-    assert layouts(tmp_path / "run") == [(2, 2), (1, 4)]
+    assert layouts(tmp_path / "run") == [(2, pipelines), (1, 2 * pipelines)]
     assert len(set(re.findall(r"60 steps.*", printed))) == 1
 
 
