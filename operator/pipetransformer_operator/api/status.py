@@ -318,6 +318,12 @@ class JobStatus(Wire):
         description="What the job asked its queue for; written before it is asked. Empty without a queue.",
     )
     next_request_id: Count = Field(default=0, description="Ids are never used twice.")
+    priority: int = Field(
+        default=0,
+        ge=-(2**31),
+        lt=2**31,
+        description="Of its pods as last seen, for a start that was put off.",
+    )
     gpus: Gpus = Field(default_factory=Gpus)
     gpu_seconds_saved: Seconds = Field(
         default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout."
@@ -335,6 +341,12 @@ class JobStatus(Wire):
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
     not_committed: LayoutSize | None = Field(
         default=None, description="Layout that the members could not commit; not tried before `nextResizeTime`."
+    )
+    grants_in_vain: Count = Field(
+        default=0, description="Times in a row that other jobs made room and this one found no node all the same."
+    )
+    next_grant_time: datetime | None = Field(
+        default=None, description="No other job makes room for this one before: what it was granted last was in vain."
     )
     drain_deadline: datetime | None = Field(
         default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."

@@ -28,6 +28,7 @@ def count(draft: Draft) -> None:
     draft.update(
         gpus=gpus,
         workers=len(there),
+        priority=max((worker.priority for worker in draft.observed.workers), default=status.priority),
         releasing_ids=[worker_id for worker_id in status.releasing_ids if worker_id in there],
         selector=f"{JOB_LABEL}={draft.observed.name}",
         observed_generation=draft.observed.metadata_generation,

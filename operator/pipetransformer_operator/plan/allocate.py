@@ -1,6 +1,7 @@
 """Who should have how many workers while jobs compete: the one decision that sees several jobs.
 
-Jobs with `onPack: Auto` share what they hold together, and make room for jobs that wait to start. Each one that trains
+Jobs with `onPack: Auto` share what they hold together, and make room for jobs that wait to start, among those whose
+workers run on the same: the accelerator, and what their templates say of nodes. Each one that trains
 keeps its smallest layout; then jobs that wait get theirs, by priority; what is left goes, pipeline by pipeline, to the
 job whose weighted logarithm of throughput grows most by a worker. That is proportional fairness: twice as quick counts
 the same wherever a job began, so no job starves another, and one that gains little from more pipelines gives them up.
@@ -20,6 +21,7 @@ class Demand:
 
     Attributes:
         key: of the job; the order of keys decides between equals.
+        pool: what its workers run on: the accelerator's resource, and what the template says of nodes.
         speeds: steps a second at each number of workers that a legal layout has; empty for a job that is not Auto.
         held: workers that have a node.
         share: what it was granted last; None if nothing.
@@ -32,6 +34,7 @@ class Demand:
     """
 
     key: str
+    pool: tuple[str, str]
     speeds: Mapping[int, float]
     held: int
     share: int | None
@@ -44,8 +47,15 @@ class Demand:
 
 
 def allocate(demands: Sequence[Demand]) -> dict[str, int | None]:
-    """The share of each job, in workers; None, as many as it can get, for all of them while none waits in vain, or none
-    trains that could make room."""
+    """The share of each job, in workers; None, as many as it can get, for all of a pool while none there waits in vain,
+    or none trains that could make room."""
+    pools: dict[tuple[str, str], list[Demand]] = {}
+    for demand in demands:
+        pools.setdefault(demand.pool, []).append(demand)
+    return {key: share for pool in pools.values() for key, share in _share_out(pool).items()}
+
+
+def _share_out(demands: Sequence[Demand]) -> dict[str, int | None]:
     if not any(demand.waiting for demand in demands) or all(demand.starting for demand in demands):
         return dict.fromkeys((demand.key for demand in demands), None)
     left = _capacity(demands)

@@ -1,5 +1,6 @@
 """What `allocate` needs to know of one job, from the same look at the world that its plan is made from."""
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -7,7 +8,7 @@ from pipetransformer_contract.choose import Layout, OnPack, choices
 
 from ..api.job import JobSpec, PipeTrainingJob
 from ..api.status import ConditionType, Reason, ResizePhase
-from . import layouts
+from . import layouts, share
 from .allocate import Demand
 from .draft import Draft
 from .types import Observed
@@ -16,7 +17,16 @@ from .types import Observed
 PATIENCE = timedelta(seconds=10)
 #: Wider layouts are not looked at, as the trainer predicts none.
 MAX_WIDTHS = 64
-_NOT_FOR_WANT_OF_WORKERS = (Reason.IMAGE_PULL, Reason.NOT_READY, Reason.WORKER_FAILED)
+_NOT_FOR_WANT_OF_WORKERS = (
+    Reason.IMAGE_PULL,
+    Reason.NOT_READY,
+    Reason.WORKER_FAILED,
+    Reason.CREATION_REFUSED,
+    Reason.WAITING_FOR_QUOTA,
+    Reason.QUOTA_LOST,
+)
+#: Of the pod template: what says which nodes a worker may run on.
+_PLACEMENT = ("nodeSelector", "affinity", "tolerations", "schedulerName")
 
 
 def may_demand(job: PipeTrainingJob) -> bool:
@@ -34,17 +44,21 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     starting = status.plan is None
     if starting and observed.queue is not None and not any(one.admitted for one in status.quota_requests):
         return None
-    asleep = _is_asleep(draft)
-    waiting = asleep or _lacks_nodes(draft)
+    sits_out = share.sits_out(draft)
+    asleep = not sits_out and _is_asleep(draft)
+    waiting = asleep or (not sits_out and _lacks_nodes(draft))
     auto = draft.on_pack is OnPack.AUTO
-    if not (auto or (starting and waiting)):
+    if not (auto or (starting and waiting)) or (starting and sits_out):
         return None
     held = sum(worker.scheduled for worker in draft.wanted)
     speeds = {} if starting else _speeds(draft)
     if not starting and not speeds:
         return None
+    if sits_out:
+        speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, min(speeds))}
     return Demand(
         key=f"{observed.namespace}/{observed.name}",
+        pool=_pool(spec),
         speeds=speeds,
         held=held,
         share=status.share.workers if status.share else None,
@@ -52,9 +66,16 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
         starting=starting,
         waiting=waiting,
         asleep=asleep,
-        priority=max((worker.priority for worker in draft.wanted), default=0),
+        priority=max((worker.priority for worker in draft.wanted), default=status.priority),
         weight=spec.elastic_policy.weight,
     )
+
+
+def _pool(spec: JobSpec) -> tuple[str, str]:
+    """What workers run on: only what is the same for both can one job give up for another."""
+    template = spec.pod_template.spec.model_extra or {}
+    placement = {field: template[field] for field in _PLACEMENT if template.get(field)}
+    return spec.accelerator_resource, json.dumps(placement, sort_keys=True)
 
 
 def _is_asleep(draft: Draft) -> bool:
@@ -67,10 +88,13 @@ def _is_asleep(draft: Draft) -> bool:
 
 
 def _lacks_nodes(draft: Draft) -> bool:
+    """Whether workers that may be created have no node for a while, or although others made room for them."""
     resize = draft.status.resize
-    if resize is None or resize.phase is not ResizePhase.PREPARE or draft.now < resize.start_time + PATIENCE:
+    if resize is None or resize.phase is not ResizePhase.PREPARE or draft.observed.refusal or draft.awaits_quota:
         return False
-    return any(not worker.scheduled for worker in draft.joiners)
+    if not share.is_open(draft) and draft.now < resize.start_time + PATIENCE:
+        return False
+    return len(draft.joining_ids) > sum(worker.scheduled for worker in draft.joiners)
 
 
 def _speeds(draft: Draft) -> dict[int, float]:

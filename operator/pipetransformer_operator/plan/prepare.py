@@ -10,7 +10,7 @@ from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
-from . import layouts, quota
+from . import layouts, quota, share
 from .claim import is_claim, target
 from .draft import Draft
 from .types import EventType, Worker
@@ -32,7 +32,7 @@ def publish(draft: Draft) -> bool:
     without_quota = {draft.name_of(key) for key in quota.lost_ids(status, draft.observed)}
     going = [member for member in plan.members if member.name in without_quota]
     staying = [member for member in plan.members if member not in going]
-    warm = draft.ready_joiners
+    warm = [] if draft.asleep else draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
     candidates = [*_expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
     layout = layouts.best(draft, layouts.limited(draft, len(candidates))) or layouts.best(draft, len(candidates))
@@ -79,6 +79,8 @@ def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
 
 def cancel(draft: Draft, reason: Reason, why: str) -> None:
     """Drops a preparation, says why, and waits before the next."""
+    if reason is Reason.UNSCHEDULABLE:
+        share.note_vain(draft)
     wait = back_off(draft)
     draft.update(resize=None)
     message = f"cancelled: {why}; next attempt in {wait.total_seconds():.0f} s"
@@ -97,6 +99,12 @@ def back_off(draft: Draft) -> timedelta:
 def try_at_once(draft: Draft) -> None:
     """Ends the wait after attempts that failed: what comes now was not what they were for."""
     draft.update(resize_failures=0, next_resize_time=None)
+
+
+def forget_failures(draft: Draft) -> None:
+    """What failed before says nothing any more: it has come about, or is another thing now."""
+    try_at_once(draft)
+    draft.update(not_committed=None, grants_in_vain=0, next_grant_time=None)
 
 
 def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:

@@ -6,6 +6,7 @@ from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeR
 
 from ..api.status import LastReport, Reason
 from .draft import Draft
+from .prepare import forget_failures
 
 #: Progress alone is written this often; what decides something is written at once.
 PROGRESS_INTERVAL = timedelta(seconds=30)
@@ -44,7 +45,7 @@ def _confirm(draft: Draft, generation: int) -> None:
     draft.update(plan=plan.model_copy(update={"confirmed_generation": generation}))
     if generation == plan.layout_generation:
         if plan.reason is ResizeReason.CLAIM:  # only now: published, it could still be undone
-            draft.update(resize_failures=0, next_resize_time=None, not_committed=None)
+            forget_failures(draft)
         draft.tell(
             Reason.GENERATION_CONFIRMED,
             f"Generation {generation} trains: {plan.pipelines} pipelines of {plan.stages} stages",

@@ -1,14 +1,23 @@
 """A job's share while others want workers. `allocate` computes it where jobs compete, and only `onPack: Auto` obeys;
 where jobs yield to pods of other owners, all obey.
 
-A job above its share gives whole pipelines back and sleeps over its next claim. One below it claims at once, whatever
+A job above its share gives whole pipelines back and sleeps over its next claim. One below it tries at once, whatever
 attempts failed before. Claims may go beyond it, at the pace of claims: that is how free workers are found.
+
+What others gave up may be of no use to it: no node is of its kind, or somebody else was quicker. Then nobody makes room
+for it for a while, twice as long each time, and it tries by itself as if it were alone.
 """
+
+from datetime import timedelta
 
 from pipetransformer_contract.choose import OnPack
 
 from ..api.status import Reason
 from .draft import Draft
+
+#: After workers found no node for which others had made room, until others make room again; doubled each time in a row.
+FIRST_SIT_OUT = timedelta(hours=1)
+LONGEST_SIT_OUT = timedelta(days=1)
 
 
 def take(draft: Draft) -> None:
@@ -20,10 +29,32 @@ def take(draft: Draft) -> None:
     if share is not None and share.yields:
         draft.tell(Reason.SHARE_CHANGED, f"Yields all but {share.workers} workers to pods of others that wait")
         return
-    if draft.on_pack is not OnPack.AUTO or (share.workers if share else None) == (before.workers if before else None):
+    if (share.workers if share else None) == (before.workers if before else None):
         return
-    words = f"may have {share.workers} workers" if share else "may have what it gets"
-    draft.tell(Reason.SHARE_CHANGED, f"The job {words}: " + ("others want some" if share else "none waits for workers"))
     plan = draft.status.plan
-    if share is not None and plan is not None and share.workers > plan.layout.workers:
+    if share is not None and share.workers > (plan.layout.workers if plan else 0):
         draft.update(next_resize_time=None)
+    if draft.on_pack is OnPack.AUTO:
+        words = f"may have {share.workers} workers" if share else "may have what it gets"
+        why = "others want some" if share else "none waits for workers"
+        draft.tell(Reason.SHARE_CHANGED, f"The job {words}: {why}")
+
+
+def is_open(draft: Draft) -> bool:
+    """Whether the job has fewer workers with a node than it was granted."""
+    share = draft.status.share
+    return share is not None and not share.yields and sum(one.scheduled for one in draft.wanted) < share.workers
+
+
+def note_vain(draft: Draft) -> None:
+    """Notes, where others made room for the job, that it found no nodes all the same."""
+    if not is_open(draft):
+        return
+    times = draft.status.grants_in_vain
+    wait = min(LONGEST_SIT_OUT, FIRST_SIT_OUT * (1 << min(times, 16)))
+    draft.update(grants_in_vain=times + 1, next_grant_time=draft.now + wait)
+
+
+def sits_out(draft: Draft) -> bool:
+    """Whether nobody makes room for the job."""
+    return draft.status.next_grant_time is not None and draft.now < draft.status.next_grant_time

@@ -6,10 +6,10 @@ after a time, and tried again later.
 
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import ConditionType, ResizePhase
-from . import layouts
+from ..api.status import ConditionType, Reason, ResizePhase
+from . import layouts, share
 from .draft import Draft
-from .prepare import all_scheduled, back_off, can_start, why_not_ready
+from .prepare import all_scheduled, back_off, can_start, forget_failures, why_not_ready
 from .types import EventType
 
 
@@ -38,7 +38,7 @@ def start(draft: Draft) -> None:
     if len(ready) >= layout.workers:
         draft.publish(layout, ready, ResizeReason.START)
         draft.keep_workers(draft.ids_of(ready[: layout.workers]))
-        draft.update(resize_failures=0, next_resize_time=None)
+        forget_failures(draft)
         return
     alive = [worker.id for worker in draft.joiners]
     ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
@@ -56,6 +56,8 @@ def _put_off_what_cannot_run(draft: Draft) -> None:
         draft.wake_at(resize.deadline)
         return
     reason, why = why_not_ready(draft)
+    if reason is Reason.UNSCHEDULABLE:
+        share.note_vain(draft)
     wait = back_off(draft)
     message = f"Start put off, its workers are given back: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)

@@ -57,4 +57,4 @@ def _advance(draft: Draft) -> None:
 def _try_an_edit_at_once(draft: Draft) -> None:
     """Who edits the spec does not wait until earlier attempts are slept over."""
     if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
-        prepare.try_at_once(draft)
+        prepare.forget_failures(draft)

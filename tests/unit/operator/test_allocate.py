@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pipetransformer_operator.plan.allocate import Demand, allocate
 
 pytestmark = pytest.mark.timeout(60)
+POOL = ("nvidia.com/gpu", "")
 
 
 def auto(
@@ -26,12 +27,12 @@ def auto(
 ) -> Demand:
     """A job that trains, with `onPack: Auto`."""
     speeds = {size: speed(size) for size in sizes}
-    return Demand(key, speeds, held, share, min(speeds), False, waiting or asleep, asleep, 0, weight)
+    return Demand(key, POOL, speeds, held, share, min(speeds), False, waiting or asleep, asleep, 0, weight)
 
 
 def starting(key: str, needs: int, held: int = 0, *, priority: int = 0, share: int | None = None) -> Demand:
     """A job that waits for the workers of its first layout."""
-    return Demand(key, {}, held, share, needs, True, True, False, priority, 1.0)
+    return Demand(key, POOL, {}, held, share, needs, True, True, False, priority, 1.0)
 
 
 def test_without_anyone_waiting_each_takes_what_it_gets() -> None:
@@ -88,6 +89,11 @@ def test_shares_stay_while_workers_change_hands() -> None:
         assert allocate([giver, taker]) == (first if giver.waiting or taker.waiting else {"a": None, "b": None})
 
 
+def test_nobody_makes_room_for_a_job_whose_workers_run_on_something_else() -> None:
+    other = replace(starting("b", 4), pool=("amd.com/gpu", ""))
+    assert allocate([auto("a", (2, 4, 8), 8), other, starting("c", 2)]) == {"a": 4, "b": None, "c": 2}
+
+
 def test_a_grant_that_somebody_else_took_is_forgotten() -> None:
     giver = auto("a", range(2, 13, 2), 4, share=4, asleep=True)
     taker = auto("b", range(2, 13, 2), 2, share=6, asleep=True)
@@ -98,10 +104,10 @@ def test_a_grant_that_somebody_else_took_is_forgotten() -> None:
 def demands() -> st.SearchStrategy[list[Demand]]:
     def training(sizes: set[int], held: int, asleep: bool, weight: float, exponent: float, share: int | None) -> Demand:
         speeds = {size: size**exponent for size in sizes}
-        return Demand("", speeds, max(held, min(sizes)), share, min(sizes), False, asleep, asleep, 0, weight)
+        return Demand("", POOL, speeds, max(held, min(sizes)), share, min(sizes), False, asleep, asleep, 0, weight)
 
     def new(needs: int, held: int, priority: int) -> Demand:
-        return Demand("", {}, min(held, needs - 1), None, needs, True, True, False, priority, 1.0)
+        return Demand("", POOL, {}, min(held, needs - 1), None, needs, True, True, False, priority, 1.0)
 
     sizes = st.sets(st.integers(1, 16), min_size=1, max_size=6)
     share = st.none() | st.integers(1, 16)

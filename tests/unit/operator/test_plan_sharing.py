@@ -15,18 +15,22 @@ SECONDS = 10
 
 
 class Cluster:
-    """So many nodes with one accelerator each; a scheduler, trainers that do as told, and a clock of 10 s ticks."""
+    """So many nodes with one accelerator each; a scheduler, trainers that do as told, and a clock that ticks."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, tick: int = SECONDS) -> None:
         self.nodes = nodes
+        self.tick = tick
         self.worlds: dict[str, World] = {}
+        self.unplaceable: set[str] = set()
 
-    def add(self, name: str, job: JobBuilder) -> World:
+    def add(self, name: str, job: JobBuilder, *, placeable: bool = True) -> World:
         world = World(job)
         world.unschedulable = True
         if self.worlds:
             world.now = next(iter(self.worlds.values())).now
         self.worlds[name] = world
+        if not placeable:
+            self.unplaceable.add(name)
         return world
 
     def size(self, name: str) -> int:
@@ -37,7 +41,7 @@ class Cluster:
         """Lets time pass; every tick jobs plan, pods get nodes, trainers commit, and workers are shared out."""
         for _ in range(ticks):
             for world in self.worlds.values():
-                world.wait(SECONDS)
+                world.wait(self.tick)
                 world.settle()
             self._schedule()
             for world in self.worlds.values():
@@ -46,9 +50,9 @@ class Cluster:
 
     def _schedule(self) -> None:
         free = self.nodes - sum(w.scheduled for world in self.worlds.values() for w in world.workers.values())
-        for world in self.worlds.values():
+        for key, world in self.worlds.items():
             for name, worker in sorted(world.workers.items()):
-                if not worker.scheduled and free > 0:
+                if not worker.scheduled and free > 0 and key not in self.unplaceable:
                     world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
                     free -= 1
 
@@ -140,3 +144,93 @@ def test_a_job_that_is_not_auto_gives_nothing_up() -> None:
     cluster.add("b", auto(2, 4))
     cluster.run(30)
     assert (cluster.size("a"), cluster.size("b")) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "needs", "new_is_auto", "comes_first"),
+    [(8, 1, 4, False, False), (5, 2, 1, True, True), (9, 2, 5, True, False), (6, 1, 2, False, True)],
+)
+def test_a_job_that_no_node_takes_costs_the_others_a_few_resizes_and_no_more(
+    nodes: int, jobs: int, needs: int, new_is_auto: bool, comes_first: bool
+) -> None:
+    cluster = Cluster(nodes, tick=30)
+    unplaceable = auto(needs, 8) if new_is_auto else make_job().stages(needs).workers(needs)
+    if comes_first:
+        cluster.add("z", unplaceable, placeable=False)
+        cluster.run(20)
+    others = [cluster.add(f"a{number}", auto(1, 8)) for number in range(jobs)]
+    cluster.run(60)
+    if not comes_first:
+        cluster.add("z", unplaceable, placeable=False)
+    before = [world.plan.layout_generation for world in others]
+    full, sizes = min(nodes, 8 * jobs), []
+    for _ in range(300):
+        cluster.run(1)
+        sizes.append(sum(cluster.size(name) for name in cluster.worlds))
+    cost = sum(world.plan.layout_generation for world in others) - sum(before)
+    assert cost <= 2 * (2 + 2 * needs), "room was made twice in two hours and a half, and taken back by claims"
+    assert sum(sizes) / len(sizes) > full - needs
+
+
+def test_a_job_whose_grant_was_in_vain_tries_on_by_itself_and_has_room_made_for_it_after_an_edit() -> None:
+    cluster = Cluster(8)
+    first = cluster.add("a", auto(1, 8))
+    cluster.run(30)
+    second = cluster.add("b", make_job().stages(2).workers(4), placeable=False)
+    cluster.run(70)
+    assert second.status.grants_in_vain == 1
+    cluster.run(10)
+    assert cluster.size("a") == 8, "what it gave up it has again"
+    assert second.status.resize is not None, "the other still looks for nodes by itself"
+    cluster.unplaceable.clear()
+    second.metadata_generation += 1
+    cluster.run(20)
+    assert (cluster.size("a"), cluster.size("b")) == (4, 4)
+    assert (second.status.grants_in_vain, second.status.next_grant_time) == (0, None)
+    assert first.status.failures == 0
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"acceleratorResource": "amd.com/gpu"},
+        {"podTemplate.spec.nodeSelector": {"gpu": "a100"}},
+        {"podTemplate.spec.tolerations": [{"key": "gpu", "operator": "Exists"}]},
+        {"podTemplate.spec.affinity": {"nodeAffinity": {}, "podAffinity": {"some": "term"}}},
+    ],
+    ids=lambda placement: next(iter(placement)),
+)
+def test_nobody_makes_room_for_a_job_whose_workers_run_elsewhere(placement: dict[str, object]) -> None:
+    cluster = Cluster(8)
+    cluster.add("a", auto(1, 8))
+    cluster.run(30)
+    job = make_job().stages(2).workers(4)
+    for field, value in placement.items():
+        job.set(field, value)
+    cluster.add("b", job)
+    cluster.run(20)
+    assert (cluster.size("a"), cluster.size("b")) == (8, 0)
+
+
+def test_nobody_makes_room_for_a_job_whose_pods_are_refused() -> None:
+    cluster = Cluster(8)
+    first = cluster.add("a", auto(1, 8))
+    cluster.run(30)
+    cluster.add("b", make_job().stages(2).workers(4), placeable=False).refusal = "exceeded quota: team"
+    before = first.plan.layout_generation
+    cluster.run(200)
+    assert first.plan.layout_generation == before
+
+
+def test_a_start_that_is_put_off_keeps_the_priority_of_its_pods() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.unschedulable = True
+    world.settle()
+    for name in world.workers:
+        world.change(name, priority=1000)
+    world.settle()
+    world.wait(600)
+    world.settle()
+    assert world.workers == {}
+    demand = demand_of(world.spec, world.observed(), world.now)
+    assert demand is not None and demand.priority == 1000
