@@ -104,7 +104,7 @@ def _clear(draft: Draft, kind: ConditionType) -> None:
 def _running(draft: Draft) -> None:
     status = draft.status
     plan = status.plan
-    if draft.spec.suspend:
+    if status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.RUNNING, False, Reason.SUSPENDED_BY_USER)
     elif status.quota_requests and status.quota_requests[0] in quota.lost(status, draft.observed):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST)

@@ -8,11 +8,18 @@ def suspend(draft: Draft) -> None:
     """Stops the job: no worker is wanted, and once all are gone the plan is forgotten, but never its number."""
     if not draft.status.is_true(ConditionType.SUSPENDED):
         draft.tell(Reason.SUSPENDED_BY_USER, "Suspended: all workers are deleted")
-    draft.set_condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, "spec.suspend is true")
+    message = "spec.suspend is true" if draft.spec.suspend else "resumed once the last of its pods is gone"
+    draft.set_condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, message)
     draft.update(resize=None, next_resize_time=None, resize_failures=0)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
         draft.update(plan=None, quota_requests=[])
+
+
+def is_ending(draft: Draft) -> bool:
+    """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
+    checkpoint that the job goes on from."""
+    return draft.status.is_true(ConditionType.SUSPENDED) and bool(draft.observed.workers)
 
 
 def resume(draft: Draft) -> None:

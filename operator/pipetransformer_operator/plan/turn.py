@@ -31,7 +31,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
 
 
 def _advance(draft: Draft) -> None:
-    if draft.spec.suspend:
+    if draft.spec.suspend or suspend.is_ending(draft):
         suspend.suspend(draft)
         return
     if draft.label_errors and draft.status.plan is None:

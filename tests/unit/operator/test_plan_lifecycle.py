@@ -270,7 +270,31 @@ def test_a_checkpoint_that_members_leave_when_they_are_suspended_is_still_heard(
     assert len(world.workers) == 2
 
 
-def test_a_job_resumed_while_its_pods_still_end_starts_anew_without_a_failure() -> None:
+def test_a_job_resumed_while_its_pods_still_end_goes_on_once_they_are_gone() -> None:
+    world = releasing()
+    world.lingering = True
+    world.start()
+    before = set(world.workers)
+    world.builder.suspended()
+    world.settle()
+    world.builder.suspended(False)
+    world.settle()
+    assert set(world.workers) == before, "nobody holds twice the accelerators"
+    assert (world.state(), world.condition(ConditionType.RUNNING).reason) == (State.SUSPENDED, "SuspendedByUser")
+    assert world.plan.layout_generation == 1, "its members may report the checkpoint that they leave"
+    assert world.report is not None
+    left = DurableCheckpoint(step=11, boundary=0, min_stages=4, layout_generation=1)
+    world.report = world.report.model_copy(update={"checkpoint": left})
+    world.settle()
+    world.bury()
+    assert not before & set(world.workers)
+    assert (world.status.checkpoint, world.status.failures) == (left, 0)
+    world.warm_up()
+    world.commit()
+    assert world.state() is State.RUNNING
+
+
+def test_a_job_whose_pods_are_all_taken_away_starts_anew_without_a_failure() -> None:
     world = widening()
     world.start()
     for name in world.workers:
