@@ -91,7 +91,9 @@ class RunPolicy(SpecModel):
         description="Workers on a cordoned node are not evicted before they are replaced, or before so long.",
     )
     active_deadline_seconds: Positive | None = Field(
-        default=None, description="The job fails if it is not done so long after its start, or after it was resumed."
+        default=None,
+        description="The job fails if it is not done so long after its start, after it was resumed, or after its queue"
+        " admitted it again.",
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="The job is deleted so long after its end."

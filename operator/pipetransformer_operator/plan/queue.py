@@ -53,6 +53,7 @@ def admits(draft: Draft) -> bool:
         return True
     if base is None and not queue.problem:
         draft.ask_queue(name, needed)
+    draft.update(start_time=None)  # who waits in a queue is not active, as a Job that Kueue suspends
     return False
 
 
@@ -71,7 +72,7 @@ def sends_back(draft: Draft) -> bool:
     draft.update(resize=None, next_resize_time=None, resize_failures=0)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
-        draft.update(plan=None, quota_requests=_again(draft, base) if base in lost else [base])
+        draft.update(plan=None, start_time=None, quota_requests=_again(draft, base) if base in lost else [base])
     return True
 
 

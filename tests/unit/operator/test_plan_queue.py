@@ -227,6 +227,28 @@ def test_a_job_whose_own_quota_is_wanted_back_ends_all_workers_and_waits_with_th
     assert world.plan.layout_generation > generation
 
 
+def test_the_time_that_a_job_waits_in_its_queue_is_none_of_its_deadlines() -> None:
+    world, queue = queued(make_job().stages(2).workers(2).set("runPolicy.activeDeadlineSeconds", 100))
+    world.start()
+    world.wait(60)
+    queue.size = 0
+    queue.evicted.add("digits-q0")
+    world.settle()
+    world.bury()
+    assert not world.workers
+    world.wait(3600)
+    world.settle()
+    assert (world.state(), admitted(world).reason) == (State.PENDING, "WaitingForQuota")
+    queue.size = 2
+    world.start()
+    world.wait(99)
+    world.settle()
+    assert world.state() is State.RUNNING
+    world.wait(1)
+    world.settle()
+    assert world.state() is State.FAILED
+
+
 def test_claims_go_when_the_job_itself_has_to_wait() -> None:
     world, queue = claimed()
     queue.size = 0
