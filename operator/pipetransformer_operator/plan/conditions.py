@@ -58,7 +58,9 @@ def describe(draft: Draft) -> None:
         _running(draft)
         _resizing(draft)
         _stalled(draft)
-    draft.update(state=derive_state(draft.status.conditions))
+    generation = draft.observed.metadata_generation  # what no rule changed still holds
+    conditions = [one.model_copy(update={"observed_generation": generation}) for one in draft.status.conditions]
+    draft.update(state=derive_state(conditions), conditions=conditions)
 
 
 def _admitted(draft: Draft) -> None:

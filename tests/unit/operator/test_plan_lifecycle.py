@@ -353,6 +353,15 @@ def test_a_job_past_its_deadline_fails() -> None:
     assert world.condition(ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
+def test_every_condition_is_of_the_spec_that_was_looked_at_last() -> None:
+    world = World(make_job())
+    world.start()
+    world.finish(Outcome.SUCCEEDED)
+    world.metadata_generation = 7
+    world.settle()
+    assert {condition.observed_generation for condition in world.status.conditions} == {7}
+
+
 def test_the_deadlines_time_begins_anew_when_a_job_is_resumed() -> None:
     world = World(make_job().checkpoint().set("runPolicy.activeDeadlineSeconds", 100))
     world.start()
