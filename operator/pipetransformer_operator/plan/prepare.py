@@ -154,9 +154,10 @@ def can_start(draft: Draft) -> bool:
 
 
 def _held(draft: Draft) -> int:
-    """What a job holds that gives nothing back: its starting size, or its queue's quota for that."""
+    """What a job holds that gives nothing back: its starting size, or its queue's quota for that, below its ceiling."""
     base = draft.status.quota_requests[:1]
-    return min([draft.status.initial_workers, *(request.granted for request in base)])
+    ceiling = draft.spec.elastic_policy.max_workers
+    return min([draft.status.initial_workers, ceiling, *(request.granted for request in base)])
 
 
 def queue_says(draft: Draft) -> str:

@@ -122,6 +122,19 @@ def test_a_refused_claim_says_so_when_it_is_cancelled() -> None:
     assert "exceeded quota: team" in resizing(world).message
 
 
+def test_a_job_that_holds_what_packing_frees_holds_no_more_than_its_ceiling() -> None:
+    world = World(make_job().stages(2).workers(4).on_pack("Hold"))
+    world.start()
+    world.builder.workers(2, most=2)
+    world.metadata_generation = 2
+    for _ in range(2):
+        world.settle()
+        world.commit()
+        world.leave()
+    assert world.shape == (2, 1)
+    assert len(world.workers) == 2
+
+
 def test_an_edit_of_the_spec_is_tried_at_once() -> None:
     world = claiming()
     world.start()
