@@ -116,7 +116,8 @@ def _phase(kube: Kube, path: str) -> str:
 
 def reader_pod(job: Job) -> Object:
     """A pod with the workers' image, volumes and security that waits until it is deleted; it is the job's."""
-    spec: Object = copy.deepcopy(job.manifest["spec"]["podTemplate"]["spec"])
+    template = copy.deepcopy(job.manifest["spec"]["podTemplate"]["spec"])
+    spec: Object = {key: value for key, value in template.items() if key not in ("resourceClaims", "resources")}
     trainer = next(one for one in spec["containers"] if one["name"] == job.trainer)
     kept = ("image", "imagePullPolicy", "volumeMounts", "securityContext", "env", "envFrom")
     container: dict[str, Any] = {key: trainer[key] for key in kept if key in trainer}

@@ -9,7 +9,7 @@ from pipetransformer_operator.local.manifest import read_manifest
 
 from ..client import Client
 from . import app
-from .options import Context, JobName, Namespace, Output, console
+from .options import EXIT_FAILED, Context, JobName, Namespace, Output, console
 from .show import print_object
 from .watch import watch_job
 
@@ -28,12 +28,17 @@ def submit(
     if own and namespace and own != namespace:
         raise typer.BadParameter(f"--namespace {namespace}: the job's own namespace is {own}")
     job = Client.connect(context=context, namespace=namespace).submit(manifest)
-    if output is not None:
+    client = Client.connect(context=context, namespace=job.namespace)
+    if output is not None:  # one object, so that a program can read it
+        if follow:
+            job = client.wait(job.name)
         print_object(job.manifest, output)
-    else:
-        console().print(f"{job.namespace}/{job.name} created", highlight=False)
+        if job.failure:
+            raise typer.Exit(EXIT_FAILED)
+        return
+    console().print(f"{job.namespace}/{job.name} created", highlight=False)
     if follow:
-        watch_job(Client.connect(context=context, namespace=job.namespace), job.name)
+        watch_job(client, job.name)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from pipetransformer_client import Client
 from pipetransformer_client.cli import completion, main, show
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Event, Job
-from pipetransformer_client.kube import Kube
+from pipetransformer_client.kube import Kube, Object
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
 
@@ -144,6 +144,28 @@ def test_a_watch_goes_on_where_events_cannot_be_read(
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
     assert command(monkeypatch, "watch", "digits") == 0
     assert "digits is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "code"), [("Complete", 0), ("Failed", 1)])
+def test_a_program_that_waits_for_the_job_it_submits_reads_it_as_it_ended(
+    kind: str,
+    code: int,
+    tmp_path: Path,
+    fake: FakeKube,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = stored(make_job(), 2, conditions=[finished(kind)])
+    fake.texts[JOBS] = [[json.dumps({"type": "MODIFIED", "object": ended})]]
+
+    def request(method: str, path: str, body: Object, **_: object) -> Object:
+        fake.objects[f"{path}/digits"] = stored(make_job())
+        return fake.objects[f"{path}/digits"]
+
+    monkeypatch.setattr(fake, "request", request)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(make_job().manifest()))
+    assert command(monkeypatch, "submit", str(tmp_path / "job.yaml"), "-w", "-o", "json") == code
+    assert json.loads(capsys.readouterr().out) == ended
 
 
 def test_kubectl_is_answered_with_commands_options_and_jobs(

@@ -271,11 +271,15 @@ def test_the_reading_pod_has_the_workers_volumes_and_security_and_no_accelerator
         "securityContext": {"allowPrivilegeEscalation": False},
     }
     volumes = [{"name": "storage", "persistentVolumeClaim": {"claimName": "storage"}}]
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    container["resources"]["claims"] = [{"name": "gpu"}]
     spec = {"containers": [container], "volumes": volumes, "securityContext": {"runAsNonRoot": True}}
+    spec |= {"resourceClaims": claims, "resources": {"limits": {"nvidia.com/gpu": 1}}}
     pod = reader_pod(Job.of(stored(make_job().set("podTemplate.spec", spec).set("output.location", "/storage"))))
     (reader,) = pod["spec"]["containers"]
     assert reader["image"] == "own" and reader["volumeMounts"] == container["volumeMounts"]
     assert reader["securityContext"] == container["securityContext"]
-    assert "limits" not in reader["resources"]
+    assert reader["resources"].keys() == {"requests"}
+    assert not {"resourceClaims", "resources"} & pod["spec"].keys()
     assert pod["spec"]["volumes"] == volumes and pod["spec"]["securityContext"] == {"runAsNonRoot": True}
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
