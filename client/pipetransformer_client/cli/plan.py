@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from pipetransformer_operator.api import PipeTrainingJob, trainer_spec
+from pipetransformer_operator.api.validate import with_name
 from pipetransformer_operator.local.manifest import read_manifest
 
 from ..dry_run import Phase, Savings, phases, savings
@@ -46,7 +47,7 @@ def plan(
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise typer.BadParameter(f"--costs: {costs} is not what plan --measure -o json prints: {error}") from error
     try:
-        spec = PipeTrainingJob.from_manifest(read_manifest(file)).spec
+        spec = PipeTrainingJob.from_manifest(with_name(read_manifest(file))).spec
         forecast = Forecast.of(trainer_spec(spec), given)
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))

@@ -6,6 +6,7 @@ with the same defaults. What CEL cannot see is in `labels`.
 
 import json
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from .job import GROUP, KIND, VERSION, Metadata, PipeTrainingJob
 from .labels import FieldError, label_errors
 from .schema import Schema, root_schema, with_defaults
 
-__all__ = ["FieldError", "validate_manifest", "validate_update"]
+__all__ = ["FieldError", "validate_manifest", "validate_update", "with_name"]
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -31,6 +32,7 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
     wrong = [FieldError(key, f"must be {value}") for key, value in expected.items() if manifest.get(key) != value]
     if wrong:
         return wrong
+    manifest = with_name(manifest)
     try:
         job = PipeTrainingJob.model_validate_json(json.dumps(manifest, default=str), strict=True)
     except ValidationError as error:
@@ -40,6 +42,14 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
         *_broken_rules(root_schema(), manifest, ""),
         *label_errors(job.metadata.labels, job.spec),
     ]
+
+
+def with_name(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """With a name such as the API server makes where the manifest has a `generateName` alone."""
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, Mapping) or metadata.get("name") or not metadata.get("generateName"):
+        return dict(manifest)
+    return {**manifest, "metadata": {**metadata, "name": f"{metadata['generateName']}{secrets.token_hex(3)[:5]}"}}
 
 
 def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldError]:

@@ -13,7 +13,7 @@ import yaml
 from ..api import PipeTrainingJob
 from ..api.labels import FieldError
 from ..api.schema import root_schema, without_nulls
-from ..api.validate import validate_manifest
+from ..api.validate import validate_manifest, with_name
 
 #: What the trainer's image runs.
 TRAINER = (sys.executable, "-m", "pipetransformer")
@@ -64,7 +64,7 @@ def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
         InvalidManifest: the file is no valid job.
         OSError: it cannot be read.
     """
-    manifest = read_manifest(file)
+    manifest = with_name(read_manifest(file))
     metadata = {**manifest["metadata"], "uid": str(uuid.uuid4())}
     job = PipeTrainingJob.from_manifest(
         {**manifest, "metadata": metadata, "spec": _localised(manifest["spec"], run_dir), "status": {}}

@@ -263,17 +263,16 @@ def test_a_model_behind_a_url_is_read_from_there(client: Client, fake: FakeKube,
 
 
 def test_the_reading_pod_has_the_workers_volumes_and_security_and_no_accelerator() -> None:
-    container = {
+    container: Object = {
         "name": "trainer",
         "image": "own",
-        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "resources": {"limits": {"nvidia.com/gpu": 1}, "claims": [{"name": "gpu"}]},
         "volumeMounts": [{"name": "storage", "mountPath": "/storage"}],
         "securityContext": {"allowPrivilegeEscalation": False},
     }
     volumes = [{"name": "storage", "persistentVolumeClaim": {"claimName": "storage"}}]
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
-    container["resources"]["claims"] = [{"name": "gpu"}]
-    spec = {"containers": [container], "volumes": volumes, "securityContext": {"runAsNonRoot": True}}
+    spec: Object = {"containers": [container], "volumes": volumes, "securityContext": {"runAsNonRoot": True}}
     spec |= {"resourceClaims": claims, "resources": {"limits": {"nvidia.com/gpu": 1}}}
     pod = reader_pod(Job.of(stored(make_job().set("podTemplate.spec", spec).set("output.location", "/storage"))))
     (reader,) = pod["spec"]["containers"]

@@ -1,5 +1,6 @@
 """The whole local run with scripted workers: controller, channel and processes are real, training is not."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,22 @@ def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
 def test_a_job_that_would_never_start_here_is_refused(job: JobBuilder, field: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidManifest, match=field):
         read_job(write(job, tmp_path), tmp_path)
+
+
+def test_a_job_whose_name_the_cluster_makes_has_one_here(tmp_path: Path) -> None:
+    manifest = make_job().manifest()
+    del manifest["metadata"]["name"]
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    with pytest.raises(InvalidManifest, match=r"metadata\.name"):
+        read_manifest(file)
+    manifest["metadata"]["generateName"] = "digits-"
+    file.write_text(yaml.safe_dump(manifest))
+    assert read_manifest(file) == manifest
+    assert re.fullmatch("digits-[0-9a-f]{5}", read_job(file, tmp_path).metadata.name)
+    file.write_text(yaml.safe_dump(manifest).replace("digits-", "d" * 46))
+    with pytest.raises(InvalidManifest, match=r"metadata\.name"):
+        read_manifest(file)
 
 
 @pytest.mark.parametrize("content", ["a: [", "a: !!timestamp 2024-01-01", "a: !!binary aGk="])
