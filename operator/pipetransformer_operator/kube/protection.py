@@ -64,7 +64,7 @@ class Protection:
     async def _write(self, job: PipeTrainingJob, path: str, body: Object, known: _Applied | None) -> Object:
         """Writes the job's own object, never another of its name."""
         if known:
-            with suppress(Conflict):  # it was deleted, and another may have its name
+            with suppress(Conflict, NotFound):  # it was deleted, and another may have its name
                 return await self._patch(path, body, known.uid)
         try:
             return await self._api.request("POST", path, body)

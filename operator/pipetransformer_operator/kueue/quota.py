@@ -221,22 +221,22 @@ class NoKueue:
     async def run(self) -> None:
         """Drops our finalizer from all Workloads that there are: nobody makes others."""
         for place in self._places:
-            while not await self._let_go(f"/apis/{workloads.API}{place}/workloads"):  # noqa: ASYNC110 - each asks anew
-                await asyncio.sleep(ABANDONED_SECONDS)
+            while True:
+                try:
+                    for kept in await self._kept(f"/apis/{workloads.API}{place}/workloads"):
+                        await _drop_finalizer(self._api, kept)
+                    break
+                except (Conflict, Unavailable) as error:
+                    logger.warning("Workloads of an operator that used Kueue stay for now: %s", error)
+                    await asyncio.sleep(ABANDONED_SECONDS)
 
-    async def _let_go(self, path: str) -> bool:
-        """Whether no Workload there is kept by us any more."""
+    async def _kept(self, path: str) -> list[Object]:
+        """What our finalizer keeps. The chart gives the right to see it wherever there is Kueue."""
         try:
             found = [one async for part in self._api.list(path, QUERY) for one in part["items"]]
-            for one in found:
-                if workloads.FINALIZER in one["metadata"].get("finalizers", []):
-                    await _drop_finalizer(self._api, one)
-        except (NotFound, Refused):  # the chart gives the right to it wherever there is Kueue
-            return True
-        except (Conflict, Unavailable) as error:
-            logger.warning("Workloads of an operator that used Kueue stay for now: %s", error)
-            return False
-        return True
+        except (NotFound, Refused):
+            return []
+        return [one for one in found if workloads.FINALIZER in one["metadata"].get("finalizers", [])]
 
     def forget(self, key: JobKey) -> None:
         """Nothing is known of it."""

@@ -17,9 +17,9 @@ KUEUES = "kueue.x-k8s.io/resource-in-use"
 
 
 class FakeKueue(Api):
-    """Workloads by namespace; `raised` instead of answers, in their turn."""
+    """Workloads by namespace; what is raised instead of the first answers, None for an answer."""
 
-    def __init__(self, workloads: dict[str, list[Object]], *raised: Exception) -> None:
+    def __init__(self, workloads: dict[str, list[Object]], *raised: Exception | None) -> None:
         self.workloads = workloads
         self.raised = list(raised)
         self.patched: dict[str, list[str]] = {}
@@ -28,16 +28,18 @@ class FakeKueue(Api):
         self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = ""
     ) -> AsyncIterator[Object]:
         assert query == {"labelSelector": JOB_LABEL}
-        if self.raised:
-            raise self.raised.pop(0)
+        self._raise()
         yield {"items": self.workloads[path.split("/")[5] if "namespaces" in path else ""]}
 
     async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
         assert method == "PATCH"
-        if self.raised:
-            raise self.raised.pop(0)
+        self._raise()
         self.patched[body["metadata"]["uid"]] = body["metadata"]["finalizers"]
         return {}
+
+    def _raise(self) -> None:
+        if self.raised and (error := self.raised.pop(0)) is not None:
+            raise error
 
 
 def workload(uid: str, *finalizers: str) -> Object:
@@ -61,6 +63,6 @@ async def test_where_there_is_nothing_to_let_go_of_nothing_is_done(error: Except
 
 async def test_an_outage_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "ABANDONED_SECONDS", 0.0)
-    api = FakeKueue({"": [workload("a", FINALIZER)]}, Unavailable("list"), Unavailable("list"))
+    api = FakeKueue({"": [workload("a", FINALIZER)]}, Unavailable("list"), None, Refused("a webhook"))
     await NoKueue(api, []).run()
     assert api.patched == {"a": []}
