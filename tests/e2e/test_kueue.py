@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.documented import documented
 from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster
 from tests.e2e.kube import Kube, Object, has_condition
 from tests.e2e.manifests import GPU, TRAIN_SAMPLES, digits_job
@@ -38,27 +39,29 @@ def kueue(cluster: Cluster, operator: Kube) -> Iterator[Kube]:
         pytest.skip("installs Kueue, which is only done to the development cluster")
     layout = Layout()
     devkueue.install(layout, cluster.helm)
-    _use_kueue(cluster, "true")
+    _use_kueue(cluster)
     yield cluster.kube(devkueue.NAMESPACE)
     system = cluster.kube("default")
     for kind in ("clusterqueues.kueue.x-k8s.io", "resourceflavors.kueue.x-k8s.io"):
         system.run("wait", "--for=delete", kind, "--all", "--timeout=120s")
-    _use_kueue(cluster, "false")
+    _use_kueue_no_more(cluster)
     devkueue.uninstall(layout, cluster.helm)
 
 
-def _use_kueue(cluster: Cluster, enabled: str) -> None:
-    chart = str(REPOSITORY / "charts/pipetransformer")
-    upgrade = [
-        *cluster.helm,
-        "upgrade",
-        "pipetransformer",
-        chart,
-        "--namespace",
-        SYSTEM_NAMESPACE,
-        "--reset-then-reuse-values",
-    ]
-    subprocess.run([*upgrade, "--set", f"kueue.enabled={enabled}", "--wait", "--timeout", "120s"], check=True)
+def _use_kueue(cluster: Cluster) -> None:
+    upgrade = [*cluster.helm, "upgrade", "pipetransformer", str(REPOSITORY / "charts/pipetransformer")]
+    switch = ["--reset-then-reuse-values", "--set", "kueue.enabled=true", "--wait", "--timeout", "120s"]
+    subprocess.run([*upgrade, "--namespace", SYSTEM_NAMESPACE, *switch], check=True)
+
+
+def _use_kueue_no_more(cluster: Cluster) -> None:
+    """As the page on Kueue says."""
+    (command,) = documented(
+        "helm upgrade pipetransformer charts/pipetransformer --namespace pipetransformer --reset-then-reuse-values "
+        "--set kueue.enabled=false"
+    )
+    _, *words = command.replace("--namespace pipetransformer", f"--namespace {SYSTEM_NAMESPACE}").split()
+    subprocess.run([*cluster.helm, *words, "--timeout", "120s"], cwd=REPOSITORY, check=True)
 
 
 @pytest.fixture
