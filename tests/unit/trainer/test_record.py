@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -246,6 +247,39 @@ def test_a_line_that_was_torn_is_removed_before_the_next(tmp_path: Path) -> None
     path.write_text('{"ste')
     lines.Appender(path).append({"step": 4})
     assert list(lines.read(path)) == [{"step": 4}]
+
+
+def test_a_long_record_is_rewound_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, decoded = tmp_path / "steps.jsonl", 0
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(2000)) + '{"ste')
+
+    def count(line: bytes) -> Any:
+        nonlocal decoded
+        decoded += 1
+        return loads(line)
+
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", count)
+    lines.cut_off(path, lambda line: line["step"] >= 1990)
+
+    assert decoded == 11
+    assert [line["step"] for line in lines.read(path)] == list(range(1990))
+    lines.cut_off(path, lambda line: True)
+    assert path.read_text() == ""
+
+
+def test_a_damaged_line_is_left_out_and_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_run(tmp_path)
+    for name in ("events.jsonl", "steps.jsonl", "ledger/job-w0.jsonl"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole.replace(b"\n", b'\n{"kind": "Fro{"x": \xff\n7\n', 1) + b"\0\0\n")
+
+    record = RunRecord(tmp_path)
+    assert record.last_step() == NUM_STEPS - 1
+    summary = record.finish(metrics={}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
+
+    assert [entry["first_step"] for entry in summary["generations"]] == [0, 3]
+    assert "damaged lines" in caplog.text
 
 
 def test_a_torn_last_line_of_a_killed_leader_does_not_spoil_the_ledger(tmp_path: Path) -> None:

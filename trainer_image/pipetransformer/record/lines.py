@@ -3,8 +3,11 @@
 What cannot be written, or read, raises `StorageError`.
 """
 
+import contextlib
 import errno
 import json
+import logging
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
@@ -12,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import storing
+
+logger = logging.getLogger(__name__)
 
 _MAX_LINE = 1 << 16
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -55,24 +60,34 @@ def _write(file: FileIO, line: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; none when it does not exist. A torn last line is left out."""
+    """The objects of a file, in order; none when it does not exist. A torn last line is left out, and so is, with a
+    warning, what is no object: storage may lose part of what was written."""
     with storing(f"the run's record in {path}"):
-        content = path.read_text(encoding="utf-8") if path.exists() else ""
-    for line in content.splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+        content = path.read_bytes() if path.exists() else b""
+    damaged = 0
+    for line in content.split(b"\n")[:-1]:
+        found = _decode(line)
+        if found is not None:
+            yield found
+        damaged += found is None
+    if damaged:
+        logger.warning("%s: %d damaged lines are left out", path, damaged)
 
 
-def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Leave only the wanted objects in a file."""
-    partial = path.with_name(f"{path.name}.partial")
-    with storing(f"the run's record in {path}"):
-        partial.unlink(missing_ok=True)
-        partial.touch()
-        for line in read(path):
-            if wanted(line):
-                append(partial, line)
-        partial.replace(path)
+def cut_off(path: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Remove the newest objects from a file, up to the first that is wanted; what is before that is not read."""
+    with storing(f"the run's record in {path}"), path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        with mmap.mmap(file.fileno(), 0) as content:
+            end = content.rfind(b"\n") + 1
+            while end:
+                begin = content.rfind(b"\n", 0, end - 1) + 1
+                found = _decode(content[begin:end])
+                if found is not None and not unwanted(found):
+                    break
+                end = begin
+        file.truncate(end)
 
 
 def last(path: Path) -> dict[str, Any] | None:
@@ -82,6 +97,13 @@ def last(path: Path) -> dict[str, Any] | None:
             return None
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_LINE))
-            whole = file.read().rpartition(b"\n")[0]
-    newest = whole.rpartition(b"\n")[2]
-    return json.loads(newest) if newest else None
+            whole = file.read().split(b"\n")[:-1]
+    return next((found for line in reversed(whole) if (found := _decode(line)) is not None), None)
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """The object of a line, None where it is none."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else None
+    return None

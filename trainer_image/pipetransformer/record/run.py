@@ -103,8 +103,7 @@ class RunRecord:
         """Drop the lines of steps from `step` on, which will be redone: their leader died before others knew of them,
         or the run went back to a checkpoint."""
         if self.last_step() >= step:
-            lines.keep(self.steps_path, lambda line: int(line["step"]) < step)
-            self._steps = lines.Appender(self.steps_path)
+            lines.cut_off(self.steps_path, lambda line: int(line["step"]) >= step)
 
     def last_step(self) -> int:
         """The step of the newest line, -1 before the first."""
