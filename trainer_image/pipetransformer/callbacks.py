@@ -1,13 +1,23 @@
-"""What a program may do while it trains: it is told on the leader, between rounds, and decides nothing."""
+"""What a program may do while it trains: it is told on the leader, and decides nothing.
 
+It takes as long as it likes: whoever is told of steps more slowly than they are made has all workers wait between two
+rounds, and breaks nothing.
+"""
+
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from .errors import CallbackError
 
+#: How much may be told late, until training waits for it.
+_BACKLOG = 16
+
 
 class Callback:
-    """Methods to override. A new leader goes on where the last one was; a step that is redone is told again.
+    """Methods to override, all called in one thread, which is not that of training. A new leader goes on where the last
+    one was; a step that is redone is told again.
 
     Values are those of the run's record: `step` counts from 0 in `on_step`, and committed steps elsewhere.
     """
@@ -29,20 +39,55 @@ class Callback:
         """The model is durable; `summary` is what `summary.json` says."""
 
 
-def tell(callbacks: Sequence[Callback], method: Callable[..., None], *values: Any) -> None:
-    """Call a method of each callback, in order.
+class Teller:
+    """Tells one worker's callbacks, in a thread of its own and in order: training goes on meanwhile.
 
     Args:
         callbacks: of the program.
-        method: of `Callback`.
-        values: its arguments.
-
-    Raises:
-        CallbackError: one failed.
     """
-    for callback in callbacks:
-        try:
-            getattr(callback, method.__name__)(*values)
-        except Exception as error:
-            name = f"{type(callback).__name__}.{method.__name__}"
-            raise CallbackError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = callbacks
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="callbacks")
+        self._told: deque[Future[None]] = deque()
+
+    def tell(self, method: Callable[..., None], *values: Any) -> None:
+        """Have a method of each callback called.
+
+        Args:
+            method: of `Callback`.
+            values: its arguments.
+
+        Raises:
+            CallbackError: one that was called before failed.
+        """
+        if self._callbacks:
+            self._told.append(self._thread.submit(self._call, method.__name__, values))
+            while self._told and self._told[0].done():
+                self._told.popleft().result()
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much is to be told yet that training should wait."""
+        return len(self._told) > _BACKLOG
+
+    def catch_up(self) -> None:
+        """Wait until all is told.
+
+        Raises:
+            CallbackError: one failed.
+        """
+        while self._told:
+            self._told.popleft().result()
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _call(self, method: str, values: Sequence[Any]) -> None:
+        for callback in self._callbacks:
+            try:
+                getattr(callback, method)(*values)
+            except BaseException as error:
+                name = f"{type(callback).__name__}.{method}"
+                raise CallbackError(f"{name} failed: {type(error).__name__}: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report
 
-from .callbacks import Callback, tell
+from .callbacks import Callback, Teller
 from .errors import StorageError
 from .job import Job
 from .layout import StageLayout
@@ -46,7 +46,7 @@ class Leader:
         idle_share: of a step in the present layout, as `StepModel` predicts it.
     """
 
-    def __init__(self, job: Job, reporter: Reporter, run_dir: Path, layout: StageLayout) -> None:
+    def __init__(self, job: Job, reporter: Reporter, teller: Teller, run_dir: Path, layout: StageLayout) -> None:
         self._job = job
         self._reporter = reporter
         self._layout = layout
@@ -60,7 +60,7 @@ class Leader:
         self._loss: float | None = None
         self.idle_share: float | None = None
         self._submitted_at = 0.0
-        self._callbacks = job.callbacks
+        self._teller = teller
         self.record = RunRecord(run_dir)
 
     def committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
@@ -99,7 +99,7 @@ class Leader:
             roles=roles_of(layout, self._job.num_layers),
             reason=layout.generation.reason.value,
         )
-        tell(self._callbacks, Callback.on_generation, control.step - 1, layout.number, layout.stages, layout.pipelines)
+        self._teller.tell(Callback.on_generation, control.step - 1, layout.number, layout.stages, layout.pipelines)
 
     def stepped(self, control: Control, vote: Vote, *, seconds: float) -> None:
         """A step is committed: `control.last_step` in so many seconds."""
@@ -111,7 +111,7 @@ class Leader:
         self._loss = line["loss"]
         line = {**line, "samples_per_second": line["samples"] / seconds}
         self.record.step(**line)
-        tell(self._callbacks, Callback.on_step, line)
+        self._teller.tell(Callback.on_step, line)
         if not vote.finite:
             unit = vote.first_non_finite_unit
             place = "loss" if unit is None else unit_name(unit, self._job.num_layers)
@@ -126,7 +126,7 @@ class Leader:
     def frozen(self, control: Control) -> None:
         """The boundary changed before step `control.step`."""
         self.record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
-        tell(self._callbacks, Callback.on_freeze, control.step, control.boundary)
+        self._teller.tell(Callback.on_freeze, control.step, control.boundary)
         self._predict(control)
         self._submit(control, urgent=True)
 
@@ -134,7 +134,7 @@ class Leader:
         """The held-out samples were evaluated."""
         metrics = {name: value if math.isfinite(value) else None for name, value in control.metrics.items()}
         self.record.event("Evaluated", step=control.step, metrics=metrics, best=better)
-        tell(self._callbacks, Callback.on_evaluate, control.step, control.metrics)
+        self._teller.tell(Callback.on_evaluate, control.step, control.metrics)
 
     def checkpointed(self, control: Control, checkpoint: DurableCheckpoint) -> None:
         """A checkpoint is durable."""
@@ -151,7 +151,8 @@ class Leader:
             num_steps=control.step,
             order=self._job.order,
         )
-        tell(self._callbacks, Callback.on_end, summary)
+        self._teller.tell(Callback.on_end, summary)
+        self._teller.catch_up()
         self._submit(control, urgent=True, outcome=Outcome.SUCCEEDED, reason="TrainingFinished")
         self._reporter.flush()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pipetransformer_contract.messages import Generation
 
 from .caching import WorkerCache
+from .callbacks import Teller
 from .committing import Committer
 from .durable import Checkpointer
 from .elastic.mirror import Mirrors
@@ -37,6 +38,7 @@ class Rounds:
         committer: takes what all voted for.
         checkpointer: whose writing the vote carries.
         mirrors: of which the vote settles the newest.
+        teller: asked whether training is ahead of the callbacks.
         cache: handed over after a generation's first round.
         reserve: released after it.
     """
@@ -47,6 +49,7 @@ class Rounds:
     committer: Committer
     checkpointer: Checkpointer
     mirrors: Mirrors
+    teller: Teller
     cache: WorkerCache
     reserve: Reserve
     meter: Meter
@@ -82,6 +85,7 @@ class Rounds:
             weight=sums.weight,
             square_norms=norms,
             similarities=similar,
+            behind=float(self.teller.behind),
         )
         vote = ballot.reduce(member.world)
         self.mirrors.settle()

@@ -20,6 +20,7 @@ from pipetransformer_contract.messages import DurableCheckpoint
 
 from .best import load_best
 from .caching import WorkerCache
+from .callbacks import Teller
 from .committing import Committer
 from .data import digest
 from .decisions import check_progress, is_done, move_boundary
@@ -95,6 +96,7 @@ class Trainer:
         self._prefetcher = self._checkpointer.prefetcher()
         self._reserve = Reserve()
         self._barrier = Barrier(self._watchdog)
+        self._teller = Teller(job.callbacks)
         self._rounds = Rounds(
             job,
             handler,
@@ -102,6 +104,7 @@ class Trainer:
             self._committer,
             self._checkpointer,
             self._mirrors,
+            self._teller,
             self._cache,
             self._reserve,
             self.meter,
@@ -156,6 +159,7 @@ class Trainer:
             ModelError: the model failed.
             SpecError: the training diverged, or the freeze policy failed.
             StorageError: a checkpoint or the model cannot be written.
+            CallbackError: a callback failed.
         """
         gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
         warm_up(self._job, self._transport.device, self._reserve)
@@ -164,12 +168,14 @@ class Trainer:
         try:
             while (ending := self._turn()) is None:
                 pass
+            self._teller.catch_up()
         except RendezvousClosedError:
             return Ending.CLOSED
         finally:
             self._watchdog.stop()
             self._prefetcher.stop()
             self._cache.close()
+            self._teller.close()
             gc.unfreeze()
         return ending
 
@@ -218,6 +224,8 @@ class Trainer:
         round_seconds = time.perf_counter() - started
         self.meter.stepped(round_seconds)
         check_progress(self._job, self._state.control, vote)
+        if vote.behind:
+            self._barrier.pass_after(self._teller.catch_up, member.groups)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
         moved = self._settle_step(member)
         self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
@@ -329,7 +337,7 @@ class Trainer:
         if layout.is_first:
             self._cache.listen(layout, result.store, self._transport.address)
         if layout.is_leader:
-            member.leader = Leader(self._job, self._reporter, self._run_dir, layout)
+            member.leader = Leader(self._job, self._reporter, self._teller, self._run_dir, layout)
             member.leader.committed(control, self._checkpointer.known(control))
             self._watcher.watch(layout.number)
         self._checkpointer.give_up()
@@ -392,6 +400,7 @@ class Trainer:
         tensors = {} if best else gather_model(job, self._state, self._codec, member, device, self._watchdog)
 
         def write() -> None:
+            self._teller.catch_up()
             write_final_model(job, load_best(job) if best else tensors, self._run_dir)
 
         self._barrier.pass_after(None if leader is None else write, groups)

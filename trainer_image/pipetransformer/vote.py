@@ -24,6 +24,7 @@ class Vote:
         weight: sum of the weights of all samples; only last stages contribute.
         square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
         similarities: what a freeze policy asked for; only one worker contributes.
+        behind: members whose callbacks are told too late; only the leader has some to tell.
     """
 
     saw_next: float = 0.0
@@ -33,6 +34,7 @@ class Vote:
     weight: float = 0.0
     square_norms: list[float] = field(default_factory=list)
     similarities: list[float] = field(default_factory=list)
+    behind: float = 0.0
 
     @property
     def finite(self) -> bool:
@@ -67,7 +69,7 @@ class Vote:
         return scale
 
     def to_list(self) -> list[float]:
-        """All that a commit depends on: `similarities` only matter for what is decided after it."""
+        """All that a commit depends on: `similarities` and `behind` only matter for what follows it."""
         return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -80,7 +82,7 @@ class Vote:
         if world.size() == 1:
             return self
         own = self.to_list()
-        ballot = torch.tensor([*own, *self.similarities], dtype=torch.float64)
+        ballot = torch.tensor([*own, *self.similarities, self.behind], dtype=torch.float64)
         dist.all_reduce(ballot, group=world)
-        sums = ballot.tolist()
-        return replace(Vote.from_list(sums[: len(own)]), similarities=sums[len(own) :])
+        *sums, behind = ballot.tolist()
+        return replace(Vote.from_list(sums[: len(own)]), similarities=sums[len(own) :], behind=behind)

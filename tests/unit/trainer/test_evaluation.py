@@ -1,6 +1,7 @@
 """Evaluation in between: own metrics, the best model kept, an early end, and callbacks on the leader."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -128,22 +129,60 @@ def test_a_metric_is_a_quotient_of_sums_whatever_the_layout(tmp_path: Path) -> N
     assert changed.summary["metrics"].keys() == {"loss", "accuracy", "sevens"}
 
 
+class Slow(Callback):
+    """Returns once so many steps are committed, as its own record says."""
+
+    def __init__(self, steps: Path, committed: int) -> None:
+        self._steps, self._committed = steps, committed
+        self.told: list[int] = []
+
+    def on_step(self, line: Mapping[str, Any]) -> None:
+        deadline = time.monotonic() + 30
+        while not self.told and len(self._steps.read_text().splitlines()) < self._committed:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.told.append(int(line["step"]))
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        self.told.append(-1)
+
+
+def test_training_goes_on_while_a_callback_works_but_not_far_ahead(tmp_path: Path) -> None:
+    slow = Slow(tmp_path / "run" / "steps.jsonl", 5)
+    run(tmp_path, callbacks=[slow])
+    assert slow.told == [*range(8), -1]
+
+
+def test_training_waits_for_callbacks_that_are_told_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: list[int] = []
+
+    class Late(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            steps, deadline = tmp_path / "run" / "steps.jsonl", time.monotonic() + 0.05
+            ahead.append(0)
+            while ahead[-1] <= 2 and time.monotonic() < deadline:
+                ahead[-1] = len(steps.read_text().splitlines()) - line["step"]
+                time.sleep(0.005)
+
+    monkeypatch.setattr("pipetransformer.callbacks._BACKLOG", 0)
+    run(tmp_path, callbacks=[Late()])
+
+    assert len(ahead) == 8 and max(ahead) <= 2, "the vote of the next step has told everybody to wait"
+
+
 def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
-    ages: list[float] = [3, 5, 4, 4, 9]
+    scores, scored = [3, 5, 4, 4, 9], 0
 
     def score(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.tensor(ages[0] * 20), torch.tensor(20.0)
-
-    class Next(Callback):
-        def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
-            ages.pop(0)
+        nonlocal scored
+        value, scored = scores[scored // 20], scored + int(weight.sum())
+        return torch.tensor(value * 20), torch.tensor(20.0)
 
     evaluation = Evaluation(every_steps=1, best_metric="score", keep_best=True, patience=2)
     result = run(
         tmp_path,
         evaluation=evaluation,
         metrics=[score],
-        callbacks=[Next()],
         checkpoint=Checkpoint(location=str(tmp_path / "checkpoint")),
         pipeline=None,
     )
