@@ -22,6 +22,7 @@ from pipetransformer.checkpoint import (
     latest,
     load_model,
     load_unit,
+    retries,
     save_unit,
     write_model,
 )
@@ -73,7 +74,26 @@ def test_what_is_no_number_comes_back_as_it_was(location: str) -> None:
     assert math.isnan(found.state["best"]["f1"]) and found.state["policy"] == float("-inf")
 
 
-def test_whatever_a_storage_raises_is_its_own_error(location: str) -> None:
+def test_what_passes_is_not_noticed_and_what_does_not_is_said_at_once(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
+    folder, failures = Folder(location), [OSError(errno.EIO, "I/O"), TimeoutError(), RuntimeError("503")]
+
+    def fail() -> None:
+        if failures:
+            raise failures.pop()
+
+    with mock.patch.object(type(folder.filesystem), "invalidate_cache", side_effect=fail):
+        assert folder.names() == [] and failures == []
+        failures += [OSError(errno.EIO, "never reached"), PermissionError("forbidden")]
+        with pytest.raises(PermissionError, match="forbidden"):
+            folder.names()
+    assert len(failures) == 1
+
+
+def test_whatever_a_storage_raises_is_its_own_error(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "PATIENCE_SECONDS", 0.0)
     folder = Folder(location)
     with (
         mock.patch.object(type(folder.filesystem), "ls", side_effect=RuntimeError("its event loop has closed")),

@@ -1,32 +1,14 @@
 """The few operations on files that a checkpoint needs, alike on a mounted path and on an fsspec URL."""
 
 import contextlib
-import functools
 import os
 import secrets
-from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterable
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _as_os_error(operation: Callable[P, T]) -> Callable[P, T]:
-    """A library of a storage may raise anything, also what would look like a broken connection between workers."""
-
-    @functools.wraps(operation)
-    def wrapped(*arguments: P.args, **named: P.kwargs) -> T:
-        try:
-            return operation(*arguments, **named)
-        except OSError:
-            raise
-        except Exception as error:
-            raise OSError(f"{type(error).__name__}: {error}") from error
-
-    return wrapped
+from .retries import tried_again
 
 
 class Folder:
@@ -38,7 +20,7 @@ class Folder:
     def path(self, *parts: str) -> str:
         return "/".join([self.root.rstrip("/"), *parts])
 
-    @_as_os_error
+    @tried_again
     def write(self, name: str, content: bytes) -> None:
         """Write a file whole or not at all, and durably where the filesystem can promise it.
 
@@ -67,7 +49,7 @@ class Folder:
         finally:
             os.close(directory)
 
-    @_as_os_error
+    @tried_again
     def read(self, name: str) -> bytes:
         """The content of a file.
 
@@ -78,12 +60,12 @@ class Folder:
         content: bytes = self.filesystem.cat_file(self.path(name))
         return content
 
-    @_as_os_error
+    @tried_again
     def exists(self, name: str) -> bool:
         self.filesystem.invalidate_cache()
         return bool(self.filesystem.exists(self.path(name)))
 
-    @_as_os_error
+    @tried_again
     def names(self) -> list[str]:
         """Names of what is directly in this folder, sorted; none when it does not exist."""
         self.filesystem.invalidate_cache()
@@ -93,14 +75,14 @@ class Folder:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
-    @_as_os_error
+    @tried_again
     def sizes(self, name: str) -> dict[str, int]:
         """Bytes of each file in a folder that lies in this one, by name."""
         self.filesystem.invalidate_cache()
         files = self.filesystem.ls(self.path(name), detail=True)
         return {file["name"].rpartition("/")[2]: int(file["size"]) for file in files if file["type"] == "file"}
 
-    @_as_os_error
+    @tried_again
     def remove(self, name: str) -> None:
         """Remove a folder that lies in this one, with all that it holds."""
         self.filesystem.rm(self.path(name), recursive=True)

@@ -1,0 +1,63 @@
+"""Storage fails now and then: a server restarts, a request is lost, a limit is hit. What may pass is tried again."""
+
+import errno
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: From the first failure on. Nobody waits for storage within a limit of his own.
+PATIENCE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 10.0
+#: What is so tomorrow, too, unless somebody does something about it.
+_FINAL = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.EFBIG,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+_FINAL_TYPES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def tried_again(operation: Callable[P, T]) -> Callable[P, T]:
+    """`operation`, which may be done twice, done until it succeeds, ever more rarely, within `PATIENCE_SECONDS`.
+
+    Whatever it raises in the end is an `OSError`: a library of a storage may raise anything, also what would look like
+    a broken connection between workers.
+    """
+
+    @functools.wraps(operation)
+    def wrapped(*arguments: P.args, **named: P.kwargs) -> T:
+        pause, deadline = FIRST_PAUSE_SECONDS, time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return operation(*arguments, **named)
+            except Exception as error:
+                if _is_final(error) or time.monotonic() + pause > deadline:
+                    if isinstance(error, OSError):
+                        raise
+                    raise OSError(f"{type(error).__name__}: {error}") from error
+                logger.warning("storage: %s: %s; trying again", type(error).__name__, error)
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+
+    return wrapped
+
+
+def _is_final(error: Exception) -> bool:
+    return isinstance(error, _FINAL_TYPES) or (isinstance(error, OSError) and error.errno in _FINAL)
