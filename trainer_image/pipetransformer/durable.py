@@ -7,6 +7,7 @@ after it, as training stands then. A checkpoint that a regroup overtakes is give
 own.
 """
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -55,6 +56,7 @@ class Checkpointer:
         #: The checkpoint that is being written, by all workers together, and this worker's part of it.
         self._begun: CheckpointInfo | None = None
         self._part: Future[None] | None = None
+        self._given_up = threading.Event()
         #: On the leader: the checkpoint whose marker is being written.
         self._marking: Future[CheckpointInfo] | None = None
 
@@ -102,7 +104,8 @@ class Checkpointer:
                 }
                 for index in layout.span
             }
-            self._part = self._thread.submit(self._write, self._spec.location, self._begun, copies)
+            self._given_up = threading.Event()
+            self._part = self._thread.submit(_write, self._spec.location, self._begun, copies, self._given_up)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Go on after a vote by which so many members still write. On the leader: a checkpoint that became durable.
@@ -150,13 +153,11 @@ class Checkpointer:
         return barrier.pass_after(None if marking is None else lambda: self._marked(marking), groups)
 
     def give_up(self) -> None:
-        """The generation is over: what it was writing does not count, and its files go with the next that does."""
+        """The generation is over: what it was writing does not count, and its files go with the next that does. What is
+        not written yet never is, so that the next has the storage for itself."""
+        self._given_up.set()
         self._begun = self._part = self._marking = None
         self._wanted = False
-
-    def _write(self, location: str, info: CheckpointInfo, units: dict[str, dict[str, Tensor]]) -> None:
-        for unit, tensors in units.items():
-            save_unit(location, step=info.step, layout_generation=info.layout_generation, unit=unit, tensors=tensors)
 
     def _mark(self, info: CheckpointInfo) -> Future[CheckpointInfo]:
         assert self._spec is not None
@@ -253,6 +254,12 @@ class Checkpointer:
 
         tied = {unit for tie in self._job.model.ties.all for unit, _ in tie.places}
         return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
+
+
+def _write(location: str, info: CheckpointInfo, units: dict[str, dict[str, Tensor]], given_up: threading.Event) -> None:
+    while units and not given_up.is_set():
+        unit, tensors = units.popitem()
+        save_unit(location, step=info.step, layout_generation=info.layout_generation, unit=unit, tensors=tensors)
 
 
 def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:

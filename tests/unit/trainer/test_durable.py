@@ -136,6 +136,25 @@ def test_one_that_a_regroup_overtakes_never_counts(job: Job) -> None:
     assert latest(location(job)) is None
 
 
+def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, checkpointer = Gate(monkeypatch), Checkpointer(job)
+    for step in (5, 6, 7):
+        checkpointer.want()
+        checkpointer.begin(trained(job, step), lone_layout(job))
+        checkpointer.give_up()
+
+    gate.open.set()
+    checkpointer.want()
+    checkpointer.begin(trained(job, 8), lone_layout(job))
+    until(lambda: not checkpointer.writing)
+
+    *given_up, files = [len(list(folder.iterdir())) for folder in sorted(Path(location(job)).iterdir())]
+    assert files == job.num_layers + 2
+    assert sum(given_up) <= 1, "the unit that was being written"
+
+
 def make_durable(job: Job, step: int) -> None:
     checkpointer = Checkpointer(job)
     checkpointer.want()
