@@ -134,7 +134,8 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         stop.set()
         if agent is not None:
             agent.close()
-        elif handler.generation is None:  # it waits for its first generation, and holds nothing
+        elif handler.generation is None or handler.waiting_after is not None:
+            # It holds nothing yet; or its group broke, and no plan will name a pod that is being deleted.
             _terminate(identity, "Failed", "Stopped", "told to stop")
             raise SystemExit(EXIT_STOPPED)
 

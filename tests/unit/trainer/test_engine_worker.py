@@ -199,7 +199,7 @@ def test_a_worker_that_waits_for_its_first_generation_goes_as_soon_as_it_is_told
     assert workers.termination(0)["reason"] == "Stopped"
 
 
-def test_a_worker_whose_peer_died_says_so_and_holds_its_state(workers: Workers) -> None:
+def test_a_worker_whose_peer_died_says_so_holds_its_state_and_goes_as_soon_as_it_is_told(workers: Workers) -> None:
     workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
     channel = workers.channel
     assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
@@ -208,3 +208,8 @@ def test_a_worker_whose_peer_died_says_so_and_holds_its_state(workers: Workers) 
 
     assert channel.wait_for(lambda: channel.beats[-1].lost_peers == ["job-w1"], 60)
     assert channel.beats[-1].step > 0
+
+    assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
+    workers.signal(0)
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"

@@ -77,6 +77,8 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     Attributes:
         generation: the one of the last rendezvous, or that of the next once it is found; None before the first.
+        patient: whether the next rendezvous waits for the others as long as nothing newer is published: they may still
+            be training, or evaluating, when this worker comes.
         waiting_after: while it waits for a generation above this one, that number; else None.
         connections: those of that generation; shutting them ends a rendezvous that waits.
     """
@@ -92,6 +94,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         self._found = False
         self._closed = threading.Event()
         self.generation: Generation | None = None
+        self.patient = False
         self.waiting_after: int | None = None
         self.connections = Connections()
 
