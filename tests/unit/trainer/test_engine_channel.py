@@ -262,6 +262,25 @@ def test_a_participant_that_does_not_come_is_named() -> None:
         handler.next_rendezvous()
 
 
+def test_a_joiner_waits_for_those_who_still_train_as_long_as_it_takes() -> None:
+    published, handlers = None, list[GenerationRendezvousHandler]()
+    for name in ("a", "b"):
+        store, address = host_store("127.0.0.1", SECONDS)
+        published = published or generation("a", ["a", "b"], [], address)
+        short = datetime.timedelta(milliseconds=50)
+        handlers.append(GenerationRendezvousHandler(name, store, OneGeneration(published), timeout=short))
+    training, joiner = handlers
+    joiner.patient = True
+    waiting = threading.Thread(target=joiner.next_rendezvous)
+    waiting.start()
+
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    assert training.next_rendezvous().world_size == 2
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
 def test_a_generation_that_does_not_name_the_worker_is_refused() -> None:
     store, address = host_store("127.0.0.1", SECONDS)
     handler = GenerationRendezvousHandler(

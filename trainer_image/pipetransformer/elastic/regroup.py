@@ -7,6 +7,7 @@ and what it had assembled until the next regroup or round settles the matter. Th
 path with nothing in the inventory.
 """
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from pipetransformer_contract.messages import Generation
+from pipetransformer_contract.messages import Generation, ResizeReason
 
 from ..errors import WorkersDifferError
 from ..layout import StageLayout
@@ -122,11 +123,15 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
     generation = handler.find_next()
     phases = Phases()
     tools.reached(Moment.FOUND, generation.layout_generation)
-    # All come within a round; how long the rest may take, the plan tells.
-    deadline = Deadline(tools.watchdog.limit(ROUND))
+    # All come within a round, and watch each other. A joiner does not know how long an evaluation takes that may be
+    # under way. How long the rest may take, the plan tells.
+    handler.patient = not state.units and generation.reason is not ResizeReason.START
+    deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
     with tools.watchdog.watching(handler.connections, lambda: handler.given_up() or deadline.is_past()):
         rank, store = _meet(handler)
         phases.lap("rendezvous")
+        if handler.patient:
+            deadline.put_off(tools.watchdog.limit(ROUND))
         groups = GenerationGroups(connections=handler.connections)
         attempt = _Attempt(tools, state, generation, rank, store, groups, phases, deadline)
         try:

@@ -155,7 +155,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         keys = [f"here/{name}" for name in names]
         try:
             store.set(keys[rank], "1")
-            store.wait(keys, self._timeout)
+            self._wait(store, keys)
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
         except dist.DistStoreError as error:
@@ -194,6 +194,14 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 time.sleep(_RETRY_SECONDS)
         client.set_timeout(self._timeout)
         return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", client)
+
+    def _wait(self, store: Store, keys: list[str]) -> None:
+        while True:
+            try:
+                return store.wait(keys, self._timeout)
+            except dist.DistStoreError as error:
+                if not self.patient or isinstance(error, dist.DistNetworkError):
+                    raise
 
     def is_closed(self) -> bool:
         return self._closed.is_set()
