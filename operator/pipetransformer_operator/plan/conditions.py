@@ -142,14 +142,30 @@ def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        if before is not None and before.status is ConditionStatus.TRUE:
-            draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED)
+        limit = _limit_of_shards(draft)
+        settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
+        if settled and (before is not None or limit):
+            draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
     elif resize.from_ is not None and not (
         resize.phase is ResizePhase.PREPARE and _refused(draft, ConditionType.RESIZING, True)
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
         message = f"{_size(resize.from_)} to {_size(resize.to)} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft, resize))
+
+
+def _limit_of_shards(draft: Draft) -> str:
+    """Why a job does not grow although its spec was edited to allow it; empty when that is not so."""
+    plan, shards, elastic = draft.status.plan, draft.status.num_shards, draft.spec.elastic_policy
+    if plan is None or shards is None or plan.pipelines < shards or not draft.on_pack.widens:
+        return ""
+    allowed = min(draft.spec.max_pipelines, elastic.max_workers // plan.stages)
+    if allowed <= shards:
+        return ""
+    return (
+        f"spec.elasticPolicy allows {allowed} pipelines, but the data order was cut into {shards} shards when the job"
+        " started, and each pipeline needs one; only a new job has more"
+    )
 
 
 def _awaited(draft: Draft, resize: Resize) -> str:

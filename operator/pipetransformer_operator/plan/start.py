@@ -17,10 +17,13 @@ def take_size(draft: Draft) -> None:
     """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again.
 
     Workers that wait were told another size, so they make room for others. The order of the data stays what it was in
-    the first generation.
+    the first generation, and has no work for more pipelines than it has shards.
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
-    num_shards = draft.spec.max_pipelines if status.layout_generation == 0 else status.num_shards
+    num_shards = draft.spec.max_pipelines
+    if status.layout_generation > 0 and status.num_shards is not None:
+        num_shards = status.num_shards
+        workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
         draft.keep_workers([])

@@ -122,6 +122,35 @@ def test_a_refused_claim_says_so_when_it_is_cancelled() -> None:
     assert "exceeded quota: team" in resizing(world).message
 
 
+def test_a_ceiling_above_what_the_data_order_was_cut_for_is_said_to_be_of_no_use() -> None:
+    world = claiming(most=2, stages=1)
+    world.start()
+    world.warm_up()
+    world.commit()
+    assert (world.shape, resizing(world).message) == ((1, 2), "")
+    world.builder.workers(1, most=8)
+    world.metadata_generation = 2
+    world.settle()
+    assert len(world.workers) == 2
+    assert "allows 8 pipelines, but the data order was cut into 2 shards" in resizing(world).message
+    world.builder.workers(1, most=2)
+    world.metadata_generation = 3
+    world.settle()
+    assert resizing(world).message == ""
+
+
+def test_a_job_that_starts_again_has_no_more_pipelines_than_shards() -> None:
+    world = World(make_job().stages(1).workers(2))
+    world.start()
+    world.builder.workers(8)
+    world.metadata_generation = 2
+    for name in names(0, 1):
+        world.kill(name)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.status.num_shards, world.status.initial_workers) == ((1, 2), 2, 2)
+
+
 def test_a_job_that_holds_what_packing_frees_holds_no_more_than_its_ceiling() -> None:
     world = World(make_job().stages(2).workers(4).on_pack("Hold"))
     world.start()
