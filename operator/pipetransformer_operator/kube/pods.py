@@ -92,13 +92,20 @@ def observe(
         lingers=ended is not None and holds,
         waiting=_waiting(status),
         priority=int(pod["spec"].get("priority") or 0),
-        disrupted=_condition(status, "DisruptionTarget").get("status") == "True",
+        disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or _is_rejected(status),
         draining=nodes is not None and node in nodes.cordoned,
         node_lost=nodes is not None and node in nodes.lost,
         node_gone=nodes is not None and nodes.is_gone(node),
         node_doubted=nodes is not None and nodes.doubts(node),
         unattended_since=unattended_since,
     )
+
+
+def _is_rejected(status: Object) -> bool:
+    """Whether the node's kubelet did not take the pod, as for a device that is broken or not free: nothing ever ran."""
+    states = [container.get("state", {}) for key in _STATUSES for container in status.get(key, [])]
+    ran = any("running" in state or "terminated" in state for state in states)
+    return status.get("phase") == "Failed" and bool(status.get("reason")) and not ran
 
 
 def _ended(status: Object, trainer: str) -> Object | None:
@@ -132,4 +139,8 @@ def _message(status: Object, ended: Object | None) -> str:
         return "OOMKilled: the worker needed more memory than its limit"
     if ended is not None:
         return str(ended.get("message") or ended.get("reason") or "")
+    for container in status.get("initContainerStatuses", []):
+        failed: Object = container.get("state", {}).get("terminated", {})
+        if failed.get("exitCode") and status.get("phase") == "Failed":
+            return ": ".join(filter(None, [f"init container {container['name']}", _words(failed)]))
     return _words(status)

@@ -81,7 +81,7 @@ def _pool(spec: JobSpec) -> tuple[str, str]:
 def _is_asleep(draft: Draft) -> bool:
     """Whether an attempt is slept over for want of workers."""
     status = draft.status
-    if not draft.asleep:
+    if not draft.asleep or (status.plan is None and status.resize is not None):  # there one that ended is awaited
         return False
     condition = status.condition(ConditionType.RUNNING if status.plan is None else ConditionType.RESIZING)
     return condition is None or condition.reason not in _NOT_FOR_WANT_OF_WORKERS

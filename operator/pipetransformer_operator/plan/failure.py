@@ -22,8 +22,11 @@ from .types import EventType, Worker
 UNATTENDED = timedelta(seconds=30)
 #: Where others fell silent lately.
 UNATTENDED_IN_DOUBT = timedelta(seconds=5)
-#: Before one is replaced that the cluster took away from a job that starts: what took it may still be there.
-RETRY = timedelta(seconds=30)
+#: Before one is replaced that failed in a start, as with a Job's pods; doubled with each in a row, for the others wait.
+RETRY = timedelta(seconds=10)
+#: Before one is replaced that the cluster took away from a start: what took it may still be there.
+RETRY_TAKEN = timedelta(seconds=30)
+LONGEST_RETRY = timedelta(minutes=4)
 
 
 def recover(draft: Draft) -> None:
@@ -88,8 +91,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
     disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
     if starting:
-        if disrupted:
-            draft.update(next_resize_time=draft.now + RETRY)
+        if disrupted or failed_joiners:
+            back_off(draft, RETRY_TAKEN if disrupted else RETRY, LONGEST_RETRY)
     elif not members and preparing and (failed_joiners or disrupted):
         key = [*failed_joiners, *disrupted][0]
         cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")

@@ -34,7 +34,8 @@ class Worker:
     Failed as soon as the trainer container has ended, whatever sidecars do. A pod that was evicted or lost before its
     trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
     `lingers` says that the trainer has ended and another container of the pod has not.
-    `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), which is no failure.
+    `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), or that its node
+    did not take it at all, which is no failure.
     `draining` says that its node takes no pods any more.
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
     `node_doubted` says that other workers there fell silent lately.

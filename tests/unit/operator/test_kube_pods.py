@@ -75,6 +75,24 @@ def test_a_pod_that_the_cluster_takes_away_is_disrupted() -> None:
     assert worker is not None and worker.alive
 
 
+def test_a_pod_that_its_node_refuses_is_taken_away_and_one_whose_containers_ran_failed() -> None:
+    rejected = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
+    worker = observe(seen(rejected), "trainer")
+    assert worker is not None and worker.disrupted
+    assert worker.message == "UnexpectedAdmissionError: no healthy devices"
+    ran = {"name": "logs", "state": {"terminated": {"exitCode": 1}}}
+    worker = observe(seen(rejected | {"containerStatuses": [ran]}), "trainer")
+    assert worker is not None and not worker.disrupted
+
+
+def test_an_init_container_that_failed_is_named() -> None:
+    fine = {"name": "mount", "state": {"terminated": {"exitCode": 0}}}
+    failed = {"name": "fetch", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": "404"}}}
+    worker = observe(seen({"phase": "Failed", "initContainerStatuses": [fine, failed]}), "trainer")
+    assert worker is not None and not worker.disrupted
+    assert worker.message == "init container fetch: Error: 404"
+
+
 def test_a_worker_that_ran_out_of_memory_says_so() -> None:
     ended = {"name": "trainer", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
     worker = observe(seen({"phase": "Failed", "containerStatuses": [ended]}), "trainer")

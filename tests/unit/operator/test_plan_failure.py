@@ -111,14 +111,31 @@ def test_a_joiner_that_crashes_cancels_the_claim_and_counts_nothing() -> None:
 
 def test_a_command_that_ends_well_without_training_uses_up_the_budget_and_is_told_what_to_do() -> None:
     world = World(make_job().stages(2).workers(2).set("runPolicy.backoffLimit", 1))
+    world.settle()
     for failures in (1, 2):
-        world.settle()
-        assert len(world.workers) == 2, "it is tried again at once"
         world.end(min(world.workers), exit_code=0, message="Completed")
         world.settle()
         assert world.status.failures == failures
+        world.wait(10)
+        world.settle()
     assert world.state() is State.FAILED
     assert "has to call train()" in world.condition(ConditionType.FAILED).message
+
+
+def test_a_worker_that_fails_in_a_start_is_replaced_ever_later() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    for seconds in (10, 20, 40):
+        world.end(max(world.workers), exit_code=1)
+        world.settle()
+        world.wait(seconds - 1)
+        world.settle()
+        assert set(world.workers) == {"digits-w0"}
+        world.wait(1)
+        world.settle()
+        assert len(world.workers) == 2
+    world.warm_up()
+    assert (world.status.failures, world.status.resize_failures) == (3, 0)
 
 
 def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no_failure() -> None:
