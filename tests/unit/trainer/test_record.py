@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -68,6 +69,22 @@ def test_a_sample_of_another_step_is_found_as_repeated(tmp_path: Path) -> None:
         step=1, epoch=0, layout_generation=2, pipeline=9, sample_ids=ORDER.batch(0)[0][:1]
     )
     assert both(tmp_path) == (0, 1, 0)
+
+
+def test_the_audit_of_a_long_run_needs_a_few_bytes_a_sample(tmp_path: Path) -> None:
+    order = EpochOrder(seed=0, num_samples=100_000, global_batch=10_000, num_shards=4)
+    ledger = Ledger(tmp_path, "job-w0")
+    for step in range(order.steps_per_epoch):
+        ids = [sample_id for shard in order.batch(step) for sample_id in shard]
+        ledger.append(step=step, epoch=0, layout_generation=1, pipeline=0, sample_ids=ids)
+
+    tracemalloc.start()
+    found = audit(tmp_path, order, order.steps_per_epoch)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert (found.lost, found.repeated) == (0, 0)
+    assert peak < 50 * order.num_samples
 
 
 def test_stages_of_a_pipeline_may_all_note_the_same_line(tmp_path: Path) -> None:

@@ -62,14 +62,18 @@ def _write(file: FileIO, line: Mapping[str, Any]) -> None:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file, in order; none when it does not exist. A torn last line is left out, and so is, with a
     warning, what is no object: storage may lose part of what was written."""
-    with storing(f"the run's record in {path}"):
-        content = path.read_bytes() if path.exists() else b""
     damaged = 0
-    for line in content.split(b"\n")[:-1]:
-        found = _decode(line)
-        if found is not None:
-            yield found
-        damaged += found is None
+    with storing(f"the run's record in {path}"):
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                found = _decode(line)
+                if found is not None:
+                    yield found
+                damaged += found is None
     if damaged:
         logger.warning("%s: %d damaged lines are left out", path, damaged)
 
