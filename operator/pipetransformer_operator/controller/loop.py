@@ -234,7 +234,7 @@ class JobLoop:
         refusals: list[Refused] = []
         self._pool.doubt(decided.doubted)
         errors: list[Exception] = []
-        if not decided.status.finished:
+        if not decided.status.finished or decided.min_available is not None:
             errors += await _together([protect()])
         errors += await _together([create(worker_id) for worker_id in decided.create])
         errors += await _together([delete(name, uid) for name, uid in decided.delete])

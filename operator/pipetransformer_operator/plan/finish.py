@@ -43,7 +43,9 @@ def clean(draft: Draft) -> None:
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers([])
     draft.spared_ids = frozenset(worker.id for worker in draft.observed.workers if not _goes(draft, worker))
-    if not any(worker.holds for worker in draft.observed.workers):
+    if any(worker.holds for worker in draft.observed.workers):
+        draft.min_available = 0  # what is kept running keeps no node from being emptied
+    else:
         draft.update(quota_requests=[])
     ended = status.completion_time or draft.now
     if policy.clean_pod_policy is not CleanPodPolicy.NONE and draft.now < ended + FINISH_GRACE:

@@ -193,7 +193,8 @@ class Plan:
         create: ids of workers that ought to exist and do not; the worker's name is `worker_name(job, id)`.
         delete: (name, uid) of workers to delete; the uid is the precondition.
         requeue_after: seconds until time alone changes the answer; None when only an event can.
-        min_available: so many workers must stay when others take some away; None before the first layout.
+        min_available: so many workers must stay when others take some away; None before the first layout, and once
+            none of a job that has ended holds anything.
         doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """

@@ -40,11 +40,16 @@ def test_nobody_may_go_while_state_moves() -> None:
     assert stay(world) == 3
 
 
-def test_the_budget_is_left_alone_once_the_job_has_ended() -> None:
-    world = World(make_job().stages(2).workers(4))
+def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
+    world = World(make_job().stages(4).workers(4).set("runPolicy.cleanPodPolicy", "None"))
     world.start()
+    assert stay(world) == 4
     world.finish(Outcome.SUCCEEDED)
-    assert stay(world) is None
+    assert stay(world) == 0
+    for name in world.workers:
+        world.end(name, exit_code=0)
+    world.settle()
+    assert stay(world) is None, "nothing is written for a job of which nothing runs"
 
 
 def test_where_drains_are_not_seen_one_worker_may_always_go() -> None:
