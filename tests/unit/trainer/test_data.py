@@ -14,6 +14,7 @@ from pipetransformer.data import (
     Dataset,
     EpochOrder,
     TensorSplit,
+    augmentation_key,
     deal,
     inputs_change,
     lengths_of,
@@ -156,6 +157,22 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     assert not inputs_change(Dataset(plain, plain, info))
     assert inputs_change(Dataset(flipped, plain, info))
     assert inputs_change(Dataset(plain, flipped, info))
+
+
+def test_a_sample_as_it_is_shares_no_cached_activation_with_its_variants() -> None:
+    class Mirrored(TensorSplit):
+        def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+            inputs, targets = self.batch(ids)
+            return inputs.flip(-1), targets
+
+        def augmentation_key(self, sample_id: int, step: int) -> int:
+            return 0
+
+    plain = TensorSplit(torch.randn(4, 3), torch.arange(4))
+    mirrored = Mirrored(plain.inputs, plain.targets)
+
+    assert augmentation_key(plain, 2, None) == augmentation_key(plain, 2, 5) == 0, "which probe and training share"
+    assert augmentation_key(mirrored, 2, None) != augmentation_key(mirrored, 2, 5) == 0
 
 
 def test_text_of_the_library_is_packed_without_a_gap() -> None:

@@ -14,6 +14,8 @@ from ..errors import SpecError
 
 #: In an error's message.
 _IDS_NAMED = 16
+#: The variant of a sample of an augmented split that is read as it is.
+_AS_IT_IS = -1
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class AugmentedSplit(Split, Protocol):
         ...
 
     def augmentation_key(self, sample_id: int, step: int) -> int | None:
-        """Number of the variant that a sample shows at a step; None when it is not seen again and is not worth
+        """Number, from 0, of the variant that a sample shows at a step; None when it is not seen again and is not worth
         caching."""
         ...
 
@@ -133,9 +135,9 @@ def _reading(ids: Sequence[int]) -> Iterator[None]:
 
 def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | None:
     """Which variant of the sample `read_batch` gives, 0 where there is only one."""
-    if step is not None and _is_augmented(split):
-        return split.augmentation_key(sample_id, step)
-    return 0
+    if not _is_augmented(split):
+        return 0
+    return _AS_IT_IS if step is None else split.augmentation_key(sample_id, step)
 
 
 @dataclass(frozen=True)
