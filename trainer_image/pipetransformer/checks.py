@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -12,6 +13,8 @@ from pipetransformer_contract.spec_model import SpecModel
 from .checkpoint import Folder
 from .errors import SpecError
 from .models import PipelineModel
+
+_TransformerLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 
 
 def check_rules(spec: TrainerSpec) -> None:
@@ -104,6 +107,12 @@ def check_model(model: PipelineModel) -> None:
                     "spec.model",
                     f"{path} is a {type(module).__name__}, whose statistics would depend on the layout: "
                     "use LayerNorm or GroupNorm, or put its statistics into constants",
+                )
+            if isinstance(module, _TransformerLayer) and not module.self_attn.batch_first:
+                raise SpecError(
+                    "spec.model",
+                    f"{path} is a {type(module).__name__} that takes positions first, but between blocks and for its "
+                    "dropout samples come first: make it with batch_first=True",
                 )
             if isinstance(module, _DropoutNd):
                 raise SpecError(

@@ -227,6 +227,15 @@ def test_random_bits_are_those_of_splitmix64() -> None:
         assert row.numpy().tobytes() == reference(seed, 50)[:-4]
 
 
+def test_a_dropout_mask_belongs_to_the_sample_in_all_of_its_windows(dropout: KeyedDropout) -> None:
+    x = torch.ones(6, 3, 8)
+    set_micro_batch(MicroBatchContext(7, [10, 11]))
+    together = dropout(x)
+    set_micro_batch(MicroBatchContext(7, [11]))
+    assert torch.equal(dropout(x[3:]), together[3:])
+    assert not torch.equal(together[3], together[4])
+
+
 def test_dropout_keeps_the_mean_and_is_off_in_evaluation(dropout: KeyedDropout) -> None:
     x = torch.ones(8, 100, 100)
     set_micro_batch(MicroBatchContext(0, range(8)))
@@ -235,9 +244,11 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation(dropout: KeyedDropout) 
 
 
 def test_dropout_refuses_a_micro_batch_that_it_was_not_told_of(dropout: KeyedDropout) -> None:
-    set_micro_batch(MicroBatchContext(0, [1]))
-    with pytest.raises(RuntimeError, match="micro-batch of 1 samples"):
-        dropout(torch.ones(2, 3))
+    set_micro_batch(MicroBatchContext(0, [1, 2]))
+    with pytest.raises(ValueError, match=r"\(3, 4\) in a micro-batch of 2 samples, which come first"):
+        dropout(torch.ones(3, 4))
+    with pytest.raises(ValueError, match=r"\(6, 2, 8\) .* as with batch_first=True"):
+        dropout(torch.ones(6, 2, 8))
 
 
 def two_linears(info: DataInfo, width: int = 4) -> PipelineModel:

@@ -127,6 +127,7 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
         ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
         ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),
+        ({"model": around(nn.TransformerEncoderLayer(8, 2, 8))}, SpecError, r"blocks\.0 is a .* with batch_first=True"),
         ({"model": around(nn.Dropout1d(0.1))}, SpecError, r"blocks\.0 is a Dropout1d"),
         ({"model": around(nn.BatchNorm1d(8, track_running_stats=False))}, SpecError, r"blocks\.0 is a BatchNorm1d"),
         ({"run_dir": "/dev/null"}, StorageError, "the run's record in /dev/null"),

@@ -23,19 +23,31 @@ def key(*parts: int) -> int:
 
 
 def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
-    """Zeroes elements of (micro-batch, ...) with probability `p` and scales the rest by 1/(1-p), by a mask for each
-    sample.
+    """Zeroes elements of `x` with probability `p` and scales the rest by 1/(1-p), by a mask for each sample.
 
     `place` is unique in the model. The step and the samples come from the micro-batch's context; a place that draws
     several times in one forward gets other masks each time.
+
+    Args:
+        x: (micro-batch, ...) or (micro-batch x n, ...), the n rows of a sample together, such as its windows.
+        p: of dropping an element.
+        seed: of the job.
+        place: see above.
+
+    Raises:
+        ValueError: `x` is of another shape; such as (positions, micro-batch, ...).
     """
     context = current_micro_batch()
-    if len(context.sample_ids) != x.shape[0]:
-        raise RuntimeError(f"a batch of {x.shape[0]} in a micro-batch of {len(context.sample_ids)} samples")
+    samples = len(context.sample_ids)
+    if x.shape[0] % samples or (x.shape[0] != samples and x.dim() > 1 and x.shape[1] == samples):
+        raise ValueError(
+            f"dropout of {tuple(x.shape)} in a micro-batch of {samples} samples, which come first: give it "
+            f"({samples}, ...), as with batch_first=True, or ({samples} x n, ...)"
+        )
     draw = context.draws.get(place, 0)
     context.draws[place] = draw + 1
     keys = [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
-    bits = _random_bits(torch.tensor(keys, device=x.device), x[0].numel()).reshape(x.shape)
+    bits = _random_bits(torch.tensor(keys, device=x.device), x.numel() // samples).reshape(x.shape)
     return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
 
 
