@@ -1,9 +1,11 @@
 """Models as lists of units, the same on every worker."""
 
 import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from pipetransformer.job import Job
 from pipetransformer.models import (
     KeyedDropout,
     MicroBatchContext,
+    OwnModel,
     PipelineModel,
     build_model,
     build_units,
@@ -264,6 +267,27 @@ def test_a_model_can_be_imported_and_is_seeded() -> None:
     assert same(model.blocks[1], build(spec).blocks[1])
     assert same(model.blocks[1], build_units(spec, INFO, [2], seed=0, dtype=torch.float64)[2])
     assert next(model.head.parameters()).dtype == torch.float64
+
+
+def test_a_model_is_the_same_on_every_worker_whatever_draws_its_weights() -> None:
+    def build() -> list[nn.Module]:
+        model = [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+        model[0].weight.data.fill_(random.random())
+        model[1].weight.data.copy_(torch.from_numpy(np.random.rand(8, 8)))
+        return [*model]
+
+    own = OwnModel(build, torch.zeros(1, 4), seed=3, dtype=torch.float32)
+    drawn = []
+    for worker in range(2):
+        random.seed(worker)
+        np.random.seed(worker)
+        units = own.build_units(range(3))
+        drawn.append((units, random.random(), np.random.rand()))
+        random.seed(worker)
+        np.random.seed(worker)
+        assert drawn[-1][1:] == (random.random(), np.random.rand()), "building took a draw of the process's"
+    (one, *_), (other, *_) = drawn
+    assert all(same(one[index], other[index]) for index in range(3))
 
 
 class Rotated(nn.Module):

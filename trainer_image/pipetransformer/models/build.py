@@ -17,6 +17,7 @@ from . import vit
 from .dropout import key
 from .keyed import with_keyed_dropout
 from .model import PipelineModel
+from .seeded import seeded
 
 #: Models that are not imported.
 VIT, HUGGINGFACE = "vit", "huggingface"
@@ -88,8 +89,7 @@ def import_huggingface() -> ModuleType:
 
 def _imported(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
     function = import_function(spec.name, field="spec.model.name")
-    with torch.random.fork_rng(devices=[]), building("spec.model.options", f"{spec.name} failed"):
-        torch.manual_seed(seed)
+    with seeded(seed), building("spec.model.options", f"{spec.name} failed"):
         model = function(info, **spec.options)
         if not isinstance(model, PipelineModel):
             raise SpecError("spec.model.name", f"{spec.name} returned {type(model).__name__}, not a PipelineModel")

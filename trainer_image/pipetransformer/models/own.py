@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..errors import SpecError, building
 from .keyed import with_keyed_dropout
 from .model import PipelineModel
+from .seeded import seeded
 
 
 class OwnModel:
@@ -51,8 +52,7 @@ class OwnModel:
             return {index: copy.deepcopy(units[index]) for index in indices}  # copies: units may share a parameter
 
     def _build(self) -> PipelineModel:
-        with torch.random.fork_rng(devices=[]), building("model", "cannot be built"):
-            torch.manual_seed(self._seed)
+        with seeded(self._seed), building("model", "cannot be built"):
             model = self._build_function()
             if not isinstance(model, PipelineModel):
                 model = self._from_modules(list(model))
