@@ -6,6 +6,7 @@ gradients.
 
 import copy
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from ..errors import RunningModel
 from ..freezing import first_trainable
-from ..models import PipelineModel
+from ..models import PipelineModel, set_micro_batch
 from .batch import Batch
 from .stage import StageModule, StageSpec
 from .target import Target
@@ -114,6 +115,9 @@ class StaticStages:
         shape = self._activation_shape(batch)
         if spec.is_last:
             head = copy.deepcopy(self._model.head).to("meta").eval()
+            set_micro_batch(
+                batch.context(replace(spec, device=torch.device("meta")), batch.micro_batches[0].sample_ids)
+            )
             with RunningModel("forward of the head, for its shape,"):
                 shape = tuple(head(torch.empty(shape, dtype=spec.dtype, device="meta")).shape)
         needs_gradient = spec.span.stop > first_trainable(spec.boundary)
