@@ -5,12 +5,12 @@ from datetime import datetime
 from typing import Any
 
 from ..api import GROUP
-from ..plan import Worker, WorkerPhase
+from ..plan import NOT_SET_UP, Worker, WorkerPhase
 from .api import Object
 from .nodes import Nodes
 
 WORKER_LABEL = f"{GROUP}/worker-id"
-_CONDITIONS = ("PodScheduled", "DisruptionTarget")
+_CONDITIONS = ("PodScheduled", "DisruptionTarget", "PodReadyToStartContainers")
 _STATUSES = ("initContainerStatuses", "containerStatuses")
 
 
@@ -127,7 +127,10 @@ def _waiting(status: Object) -> str:
         return _words(placed)
     containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     waiting = (container.get("state", {}).get("waiting", {}) for container in containers)
-    return next((_words(one) for one in waiting if one), "")
+    words = next((_words(one) for one in waiting if one), "")
+    if words and _condition(status, "PodReadyToStartContainers").get("status") == "False":
+        return f"{NOT_SET_UP}: it waits for its volumes and its network ({words})"
+    return words
 
 
 def _words(one: Object) -> str:

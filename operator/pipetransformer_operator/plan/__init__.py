@@ -4,6 +4,7 @@ from .allocate import Demand, allocate
 from .demand import demand_of, may_demand
 from .turn import plan
 from .types import (
+    NOT_SET_UP,
     Answer,
     Beat,
     EventType,
@@ -18,6 +19,7 @@ from .types import (
 from .yielding import Claims, Waiting, choose_claim, claims_of
 
 __all__ = [
+    "NOT_SET_UP",
     "Answer",
     "Beat",
     "Claims",

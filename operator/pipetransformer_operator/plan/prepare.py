@@ -13,7 +13,7 @@ from ..api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from . import layouts, quota, share
 from .claim import is_claim, target
 from .draft import Draft
-from .types import EventType, Worker
+from .types import NOT_SET_UP, EventType, Worker
 
 #: How reasons of containers that cannot be started begin: it is the image; it is the rest of the template.
 _IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
@@ -149,8 +149,8 @@ def all_scheduled(draft: Draft) -> bool:
 
 
 def can_start(draft: Draft) -> bool:
-    """Whether no worker that is to join has a container that its node cannot start."""
-    return not any(worker.waiting.startswith((*_IMAGE, *_CONTAINER)) for worker in draft.joiners)
+    """Whether no worker that is to join has a container that its node cannot start, or not even set up its pod for."""
+    return not any(worker.waiting.startswith((*_IMAGE, *_CONTAINER, NOT_SET_UP)) for worker in draft.joiners)
 
 
 def _held(draft: Draft) -> int:

@@ -17,6 +17,10 @@ from ..api.status import JobStatus, Reason, Share
 SHORTEST_PACE = timedelta(seconds=2)
 
 
+#: How `Worker.waiting` begins where its node has not made ready what containers need; a slow image comes after that.
+NOT_SET_UP = "PodNotSetUp"
+
+
 class WorkerPhase(StrEnum):
     """As a pod's phase."""
 

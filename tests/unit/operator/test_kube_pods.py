@@ -58,6 +58,13 @@ def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:
             },
             "ErrImagePull: not found",
         ),
+        (
+            {
+                "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}],
+                "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}],
+            },
+            "PodNotSetUp: it waits for its volumes and its network (ContainerCreating)",
+        ),
         ({"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "Creating"}}}]}, "Creating"),
         ({}, ""),
     ],

@@ -353,6 +353,17 @@ def test_a_job_past_its_deadline_fails() -> None:
     assert world.condition(ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
+def test_a_start_whose_pods_are_not_set_up_is_put_off_and_one_whose_image_is_slow_is_not() -> None:
+    for waiting, stays in (("PodNotSetUp: its volumes", False), ("ContainerCreating", True)):
+        world = World(make_job().stages(2).workers(2))
+        world.settle()
+        world.warm_up(["digits-w0"])
+        world.change("digits-w1", waiting=waiting)
+        world.wait(600)
+        world.settle()
+        assert bool(world.workers) == stays
+
+
 def test_every_condition_is_of_the_spec_that_was_looked_at_last() -> None:
     world = World(make_job())
     world.start()
