@@ -9,7 +9,7 @@ from benchmarks.equality import BAR_FLOAT32, BAR_FLOAT64, compare, draw, worst_g
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 50))])
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 50))])
 def test_a_random_scenario_computes_what_one_worker_does(seed: int, tmp_path: Path) -> None:
     scenario = draw(seed)
     print(scenario)
