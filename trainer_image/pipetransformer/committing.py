@@ -120,6 +120,8 @@ class Committer:
                 step=step,
                 epoch=self._job.order.epoch(step),
                 layout_generation=control.lasting_generation(layout.number),
+                stages=layout.stages,
+                pipelines=layout.pipelines,
                 pipeline=pipeline,
                 sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
             )

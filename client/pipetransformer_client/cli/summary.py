@@ -33,13 +33,23 @@ def print_summary(console: Console, run_dir: Path) -> None:
         table.add_row(*(_cell(generation.get(key)) for key, _ in COLUMNS))
     console.print(table)
     console.print(
-        f"test accuracy {_cell(summary['test_accuracy'])}, {_cell(summary['wall_seconds'])} s,"
-        f" samples lost {summary['samples_lost']}, repeated {summary['samples_repeated']}",
+        f"test accuracy {_cell(summary['test_accuracy'])}, {_cell(summary['wall_seconds'])} s, {_audited(summary)}",
         highlight=False,
     )
     for name in ("timeline.png", "model"):
         if (run_dir / name).exists():
             console.print(f"{name}: {run_dir / name}", highlight=False, soft_wrap=True)
+
+
+def _audited(summary: dict[str, Any]) -> str:
+    """What became of the samples; the trainer leaves null what only ledgers that are elsewhere could say."""
+    lost, repeated = (
+        "unknown" if count is None else count for count in (summary["samples_lost"], summary["samples_repeated"])
+    )
+    since = f" since step {summary['audited_from_step']}" if summary["audited_from_step"] else ""
+    missing = summary["samples_unaudited"]
+    elsewhere = f" (the ledgers of {missing} samples are not in this record)" if missing else ""
+    return f"samples lost {lost}, repeated {repeated}{since}{elsewhere}"
 
 
 def _cell(value: object) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from pipetransformer_client import Client
 from pipetransformer_client.cli import completion, main, show
+from pipetransformer_client.cli.summary import print_summary
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Event, Job
 from pipetransformer_client.kube import Kube, Object
@@ -202,3 +204,22 @@ def test_a_kubeconfig_that_is_none_is_said(content: bytes, tmp_path: Path, monke
 )
 def test_an_age_has_two_units_at_most(age: dict[str, int], text: str) -> None:
     assert show._age(datetime.now(UTC) - timedelta(**age)) == text
+
+
+@pytest.mark.parametrize(
+    ("lost", "unaudited", "first_step", "says"),
+    [
+        (0, 0, 0, "samples lost 0, repeated 0\n"),
+        (0, 0, 40, "samples lost 0, repeated 0 since step 40\n"),
+        (None, 900, 0, "samples lost unknown, repeated 0 (the ledgers of 900 samples are not in this record)\n"),
+        (2, 900, 0, "samples lost 2, repeated 0 (the ledgers of 900 samples are not in this record)\n"),
+    ],
+)
+def test_what_no_ledger_here_can_tell_is_said_to_be_unknown(
+    lost: int | None, unaudited: int, first_step: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audited = {"samples_lost": lost, "samples_repeated": 0, "samples_unaudited": unaudited}
+    summary = {"test_accuracy": 0.9, "wall_seconds": 1.0, "generations": [], "audited_from_step": first_step}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | audited))
+    print_summary(Console(width=200), tmp_path)
+    assert capsys.readouterr().out.endswith(f"test accuracy 0.900, 1.000 s, {says}")

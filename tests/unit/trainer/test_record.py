@@ -20,17 +20,28 @@ ORDER = EpochOrder(seed=0, num_samples=SAMPLES, global_batch=16, num_shards=4)
 NUM_STEPS = EPOCHS * ORDER.steps_per_epoch
 
 
+def note(
+    run_dir: Path, worker: str, step: int, pipeline: int, *, generation: int = 1, pipelines: int = 2, drop: int = 0
+) -> None:
+    """Write one worker's line of what a pipeline of one stage trained, less the last `drop` samples."""
+    dealt = deal(ORDER.batch(step), pipelines, 5)[pipeline]
+    ids = [i for micro_batch in dealt for i in micro_batch.real_ids]
+    Ledger(run_dir, worker).append(
+        step=step,
+        epoch=ORDER.epoch(step),
+        layout_generation=generation,
+        stages=1,
+        pipelines=pipelines,
+        pipeline=pipeline,
+        sample_ids=ids[: len(ids) - drop],
+    )
+
+
 def commit_step(run_dir: Path, step: int, *, generation: int = 1, pipelines: int = 2, drop: int = 0) -> None:
     """Write the ledger lines that a committed step leaves, less the last `drop` samples of pipeline 0."""
-    for pipeline, micro_batches in enumerate(deal(ORDER.batch(step), pipelines, 5)):
-        ids = [i for micro_batch in micro_batches for i in micro_batch.real_ids]
-        Ledger(run_dir, f"job-w{pipeline}").append(
-            step=step,
-            epoch=ORDER.epoch(step),
-            layout_generation=generation,
-            pipeline=pipeline,
-            sample_ids=ids[: len(ids) - drop] if pipeline == 0 else ids,
-        )
+    for pipeline in range(pipelines):
+        less = drop if pipeline == 0 else 0
+        note(run_dir, f"job-w{pipeline}", step, pipeline, generation=generation, pipelines=pipelines, drop=less)
 
 
 def commit_all(run_dir: Path) -> None:
@@ -38,9 +49,9 @@ def commit_all(run_dir: Path) -> None:
         commit_step(run_dir, step, pipelines=1 + step % 4, generation=1 + step)
 
 
-def both(run_dir: Path) -> tuple[int, int, int]:
+def both(run_dir: Path) -> tuple[int | None, int | None, int]:
     """What audit and checker agree on: lost, repeated, redone."""
-    found, checked = audit(run_dir, ORDER, NUM_STEPS), ledger_checker.check(run_dir, SAMPLES, EPOCHS)
+    found, checked = audit(run_dir, ORDER, 0, NUM_STEPS), ledger_checker.check(run_dir, SAMPLES, EPOCHS)
     assert (found.lost, found.repeated, found.redone_steps) == (checked.lost, checked.repeated, checked.redone)
     return found.lost, found.repeated, found.redone_steps
 
@@ -66,9 +77,94 @@ def test_a_lost_sample_is_found(tmp_path: Path) -> None:
 def test_a_sample_of_another_step_is_found_as_repeated(tmp_path: Path) -> None:
     commit_all(tmp_path)
     Ledger(tmp_path, "job-w9").append(
-        step=1, epoch=0, layout_generation=2, pipeline=9, sample_ids=ORDER.batch(0)[0][:1]
+        step=1, epoch=0, layout_generation=2, stages=1, pipelines=2, pipeline=9, sample_ids=ORDER.batch(0)[0][:1]
     )
     assert both(tmp_path) == (0, 1, 0)
+
+
+def share(step: int, pipeline: int, pipelines: int = 2) -> int:
+    """Samples of one pipeline in one step."""
+    return sum(len(micro_batch.real_ids) for micro_batch in deal(ORDER.batch(step), pipelines, 5)[pipeline])
+
+
+def audited(run_dir: Path, started_at: int = 0) -> tuple[int, int | None, int | None, int]:
+    """First step, lost, repeated, unaudited."""
+    found = audit(run_dir, ORDER, started_at, NUM_STEPS)
+    return found.first_step, found.lost, found.repeated, found.unaudited
+
+
+def remove(run_dir: Path, worker: str, *steps: int) -> None:
+    """Lose a worker's lines of these steps."""
+    path = run_dir / "ledger" / f"{worker}.jsonl"
+    kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] not in steps]
+    path.write_text("".join(kept))
+
+
+def test_a_pipeline_whose_ledger_is_elsewhere_is_unknown_and_not_lost(tmp_path: Path) -> None:
+    for step in range(NUM_STEPS):
+        note(tmp_path, "job-w0", step, 0)
+    assert audited(tmp_path) == (0, None, None, sum(share(step, 1) for step in range(NUM_STEPS)))
+
+
+def test_a_hole_in_the_ledgers_that_are_there_is_lost_and_what_is_elsewhere_hides_none(tmp_path: Path) -> None:
+    for step in range(NUM_STEPS):
+        note(tmp_path, "job-w0", step, 0, drop=2 if step == 4 else 0)
+    remove(tmp_path, "job-w0", 2)
+    elsewhere = sum(share(step, 1) for step in range(NUM_STEPS))
+    assert audited(tmp_path) == (0, 2 + share(2, 0), None, elsewhere)
+
+
+@pytest.mark.parametrize("steps", [[0], [3], [NUM_STEPS - 1], [2, 3]])
+@pytest.mark.parametrize("workers", [["job-w0"], ["job-w0", "job-w1"]], ids=["one", "all"])
+def test_where_all_workers_share_a_record_every_hole_is_lost(
+    workers: list[str], steps: list[int], tmp_path: Path
+) -> None:
+    for step in range(NUM_STEPS):
+        commit_step(tmp_path, step, generation=1 + (step > 2))
+    for worker in workers:
+        remove(tmp_path, worker, *steps)
+    gone = sum(share(step, int(worker[-1])) for worker in workers for step in steps)
+    assert audited(tmp_path) == (0, gone, 0, 0)
+
+
+def test_what_survivors_note_for_the_dead_does_not_stand_for_their_ledgers(tmp_path: Path) -> None:
+    """The second worker leads once the first is dead, in a folder of its own."""
+    for step in range(4):
+        note(tmp_path, "job-w1", step, 1)
+    note(tmp_path, "job-w1", 3, 0)
+    for step in range(4, NUM_STEPS):
+        note(tmp_path, "job-w1", step, 0, generation=2, pipelines=1)
+    assert audited(tmp_path, started_at=4) == (0, None, None, sum(share(step, 0) for step in range(3)))
+
+
+def test_a_run_that_goes_on_from_elsewhere_is_audited_from_there(tmp_path: Path) -> None:
+    for step in range(3, NUM_STEPS):
+        commit_step(tmp_path, step, generation=5)
+    assert audited(tmp_path, started_at=3) == (3, 0, 0, 0)
+    remove(tmp_path, "job-w1", 5)
+    assert audited(tmp_path, started_at=3) == (3, share(5, 1), 0, 0)
+
+
+def test_steps_that_another_record_may_have_are_unknown(tmp_path: Path) -> None:
+    """The generations between, 2 to 4, wrote into another folder."""
+    for step in [0, 1, *range(4, NUM_STEPS)]:
+        commit_step(tmp_path, step, generation=1 if step < 2 else 5)
+    assert audited(tmp_path) == (0, None, None, ORDER.batch_size(2) + ORDER.batch_size(3))
+
+
+def test_a_record_without_ledgers_knows_nothing(tmp_path: Path) -> None:
+    assert audited(tmp_path) == (0, None, None, EPOCHS * SAMPLES)
+
+
+def test_the_summary_says_what_is_unknown(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    for path in (tmp_path / "ledger").glob("*.jsonl"):
+        if path.stem != "job-w0":
+            path.unlink()
+    summary = RunRecord(tmp_path).finish(metrics={}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
+    assert (summary["samples_lost"], summary["samples_repeated"], summary["audited_from_step"]) == (None, None, 0)
+    elsewhere = sum(share(step, pipeline, 4) for step in range(3, NUM_STEPS) for pipeline in (1, 2, 3))
+    assert summary["samples_unaudited"] == elsewhere
 
 
 def test_the_audit_of_a_long_run_needs_a_few_bytes_a_sample(tmp_path: Path) -> None:
@@ -76,10 +172,10 @@ def test_the_audit_of_a_long_run_needs_a_few_bytes_a_sample(tmp_path: Path) -> N
     ledger = Ledger(tmp_path, "job-w0")
     for step in range(order.steps_per_epoch):
         ids = [sample_id for shard in order.batch(step) for sample_id in shard]
-        ledger.append(step=step, epoch=0, layout_generation=1, pipeline=0, sample_ids=ids)
+        ledger.append(step=step, epoch=0, layout_generation=1, stages=1, pipelines=1, pipeline=0, sample_ids=ids)
 
     tracemalloc.start()
-    found = audit(tmp_path, order, order.steps_per_epoch)
+    found = audit(tmp_path, order, 0, order.steps_per_epoch)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -103,7 +199,9 @@ def test_the_checker_sees_a_worker_that_committed_a_step_twice(tmp_path: Path) -
 
 def test_the_checker_sees_workers_that_disagree(tmp_path: Path) -> None:
     commit_all(tmp_path)
-    Ledger(tmp_path, "job-w5").append(step=0, epoch=0, layout_generation=1, pipeline=0, sample_ids=[1])
+    Ledger(tmp_path, "job-w5").append(
+        step=0, epoch=0, layout_generation=1, stages=1, pipelines=1, pipeline=0, sample_ids=[1]
+    )
     assert "disagree" in ledger_checker.check(tmp_path, SAMPLES, EPOCHS).problems[0]
 
 
@@ -303,7 +401,7 @@ def test_a_torn_last_line_of_a_killed_leader_does_not_spoil_the_ledger(tmp_path:
     commit_all(tmp_path)
     with (tmp_path / "ledger" / "job-w0.jsonl").open("a") as file:
         file.write('{"step": 8, "epo')
-    assert audit(tmp_path, ORDER, NUM_STEPS).lost == 0
+    assert audit(tmp_path, ORDER, 0, NUM_STEPS).lost == 0
 
 
 def test_of_a_run_that_goes_on_whole_epochs_are_checked(tmp_path: Path) -> None:

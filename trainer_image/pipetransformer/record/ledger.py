@@ -5,16 +5,17 @@ that counts is, for each step, the highest generation that committed it; lines o
 counted apart.
 """
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data import EpochOrder
+from ..data import EpochOrder, shards_of
 from ..errors import storing
 from . import lines
 
@@ -29,14 +30,27 @@ class Ledger:
         self._lines = lines.Appender(self.path)
 
     def append(
-        self, *, step: int, epoch: int, layout_generation: int, pipeline: int, sample_ids: Sequence[int]
+        self,
+        *,
+        step: int,
+        epoch: int,
+        layout_generation: int,
+        stages: int,
+        pipelines: int,
+        pipeline: int,
+        sample_ids: Sequence[int],
     ) -> None:
-        """Note, after its commit, what a step (from 0) trained in this worker's pipeline, padding left out."""
+        """Note, after its commit, what a step (from 0) trained in a pipeline of so many, padding left out.
+
+        This worker's own pipeline comes first; then those of the dead, if they may not have noted theirs.
+        """
         self._lines.append(
             {
                 "step": step,
                 "epoch": epoch,
                 "layoutGeneration": layout_generation,
+                "stages": stages,
+                "pipelines": pipelines,
                 "pipeline": pipeline,
                 "samples": list(sample_ids),
             },
@@ -45,32 +59,135 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Audit:
-    """Samples of the committed history against those that its steps should have seen."""
+    """Samples of the committed history against those that its steps should have seen.
 
-    lost: int
-    repeated: int
+    Attributes:
+        first_step: the first step (from 0) that the record covers; what is before it belongs to another record.
+        lost: of what the ledgers here cover; None where they do not cover all and nothing is found.
+        repeated: alike.
+        unaudited: samples that the ledgers here do not cover, since other workers' are elsewhere.
+        redone_steps: committed again by a higher generation.
+    """
+
+    first_step: int
+    lost: int | None
+    repeated: int | None
+    unaudited: int
     redone_steps: int
 
 
-def audit(run_dir: Path, order: EpochOrder, num_steps: int) -> Audit:
-    """Compare the ledgers of a run that committed steps 0..num_steps-1 with the order of its data. It needs 8 bytes a
-    committed sample id."""
-    history: dict[int, dict[int, dict[int, NDArray[np.int64]]]] = defaultdict(lambda: defaultdict(dict))
-    for path in sorted((run_dir / "ledger").glob("*.jsonl")):
-        for line in lines.read(path):
-            ids = np.array(line["samples"], dtype=np.int64)
-            history[line["step"]][line["layoutGeneration"]][line["pipeline"]] = ids
-    lost = repeated = 0
-    for _, steps in groupby(sorted({*history, *range(num_steps)}), order.epoch):
+def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> Audit:
+    """Compare the ledgers of a run that committed steps up to `num_steps` - 1 with the order of its data. It needs 8
+    bytes a committed sample id.
+
+    Args:
+        started_at: the step that the record begins with, unless a ledger begins before it.
+    """
+    found = _Ledgers(run_dir)
+    first = min([started_at, *found.history])
+    lost = repeated = unaudited = 0
+    for _, steps in groupby(sorted({*found.history, *range(first, num_steps)}), order.epoch):
         balance = np.zeros(order.num_samples, dtype=np.int64)
         for step in steps:
-            generations = history.get(step, {})
-            for seen in generations[max(generations)].values() if generations else ():
+            for seen in found.lines_of(step).values():
                 known = seen[(seen >= 0) & (seen < order.num_samples)]
                 repeated += len(seen) - len(known)
                 np.add.at(balance, known, 1)
-            for expected in order.batch(step) if step < num_steps else ():
-                np.subtract.at(balance, expected, 1)
+            if step >= num_steps:
+                continue
+            batch = order.batch(step)
+            covered, width = found.covered(step)
+            for pipeline in range(width):
+                for shard in shards_of(pipeline, width, order.num_shards):
+                    if pipeline in covered:
+                        np.subtract.at(balance, batch[shard], 1)
+                    else:
+                        unaudited += len(batch[shard])
         lost += int(-balance[balance < 0].sum())
         repeated += int(balance[balance > 0].sum())
-    return Audit(lost, repeated, sum(len(generations) - 1 for generations in history.values()))
+    redone = sum(len(generations) - 1 for generations in found.history.values())
+    whole = unaudited == 0
+    return Audit(first, lost if lost or whole else None, repeated if repeated or whole else None, unaudited, redone)
+
+
+@dataclass
+class _Generation:
+    """What the ledgers here say of a layout generation.
+
+    Attributes:
+        workers: that wrote a ledger here.
+        spans: first and last step that each pipeline's own workers noted.
+    """
+
+    stages: int
+    pipelines: int
+    workers: int = 0
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its workers wrote here, so that what is not here is nowhere."""
+        return self.workers >= self.stages * self.pipelines
+
+
+class _Ledgers:
+    """All lines of a folder, and which samples they answer for.
+
+    Workers may have folders of their own (an output that is a URL, torchrun on several machines), so a line that is not
+    here need not be lost. A generation whose workers all wrote here answers for all its samples; else a pipeline does
+    from the first to the last line of its own workers. What survivors note for the dead does not widen that: what those
+    had noted themselves is elsewhere.
+
+    Attributes:
+        history: sample ids by step, generation and pipeline.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.history: dict[int, dict[int, dict[int, NDArray[np.int64]]]] = defaultdict(lambda: defaultdict(dict))
+        self._generations: dict[int, _Generation] = {}
+        for path in sorted((run_dir / "ledger").glob("*.jsonl")):
+            self._read(path)
+        self._steps = sorted(self.history)
+
+    def _read(self, path: Path) -> None:
+        own: dict[int, int] = {}
+        for line in lines.read(path):
+            step, number, pipeline = line["step"], line["layoutGeneration"], line["pipeline"]
+            self.history[step][number][pipeline] = np.array(line["samples"], dtype=np.int64)
+            generation = self._generations.setdefault(number, _Generation(line["stages"], line["pipelines"]))
+            if number not in own:  # a worker notes its own pipeline first
+                own[number] = pipeline
+                generation.workers += 1
+            if pipeline == own[number]:
+                first, last = generation.spans.get(pipeline, (step, step))
+                generation.spans[pipeline] = min(first, step), max(last, step)
+
+    def lines_of(self, step: int) -> dict[int, NDArray[np.int64]]:
+        """Sample ids of each pipeline in the generation that counts."""
+        generations = self.history.get(step)
+        return generations[max(generations)] if generations else {}
+
+    def covered(self, step: int) -> tuple[set[int], int]:
+        """The pipelines whose samples of a step should be here, and the number of all."""
+        number = self._committed_by(step)
+        if number is None:
+            return set(), 1
+        generation = self._generations[number]
+        if generation.whole:
+            return set(range(generation.pipelines)), generation.pipelines
+        inside = {pipeline for pipeline, (first, last) in generation.spans.items() if first <= step <= last}
+        return inside | self.lines_of(step).keys(), generation.pipelines
+
+    def _committed_by(self, step: int) -> int | None:
+        """The generation that counts; of a step without a line the one that must have committed it, if that is known:
+        no other can have been between those before and after it."""
+        if generations := self.history.get(step):
+            return max(generations)
+        place = bisect(self._steps, step)
+        around = [max(self.history[near]) for near in self._steps[max(0, place - 1) : place + 1]]
+        if not around or (around[0] != around[-1] and not self._adjacent(around[0], around[-1])):
+            return None
+        return around[0]
+
+    def _adjacent(self, before: int, after: int) -> bool:
+        return after == before + 1 and all(self._generations[number].whole for number in (before, after))

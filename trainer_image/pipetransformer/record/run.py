@@ -122,7 +122,7 @@ class RunRecord:
             return
         if step == 0:
             set_aside(self.run_dir)
-        self.event("Started", job=job, **fields)
+        self.event("Started", job=job, step=step, **fields)
 
     def generation_committed(
         self,
@@ -190,7 +190,8 @@ class RunRecord:
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.event("Finished", step=num_steps, modelStep=model_step, metrics=metrics)
         events = list(lines.read(self.events_path))
-        found = audit(self.run_dir, order, num_steps)
+        started_at = min((event["step"] for event in events if event["kind"] == "Started"), default=num_steps)
+        found = audit(self.run_dir, order, started_at, num_steps)
         summary: dict[str, Any] = {
             "wall_seconds": events[-1]["time"] - events[0]["time"],
             "test_accuracy": metrics.get("accuracy"),
@@ -198,6 +199,8 @@ class RunRecord:
             "model_step": model_step,
             "samples_lost": found.lost,
             "samples_repeated": found.repeated,
+            "samples_unaudited": found.unaudited,
+            "audited_from_step": found.first_step,
             "steps": num_steps,
             "steps_redone": found.redone_steps,
             "cache": cache_summary(self.run_dir),
