@@ -122,6 +122,11 @@ class Wire:
         self._open: set[asyncio.StreamWriter] = set()
         self._stalled: set[asyncio.StreamWriter] = set()
 
+    @property
+    def connected(self) -> bool:
+        """Whether anybody is connected to the API server by it."""
+        return bool(self._open)
+
     async def mend(self) -> None:
         """Lets requests through."""
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)

@@ -89,12 +89,13 @@ class Breaker:
         return sum(end - max(begin, since) for begin, end in self._blind if end > since)
 
     async def _ready(self) -> None:
-        """Until it leads and can write."""
+        """Until it leads, can write, and has come back to the API server: it is ready all along a short cut."""
         async with asyncio.timeout(READY_SECONDS):
             while True:
                 with contextlib.suppress(OSError, StopIteration):
                     if (
-                        await self._operator.figure("pipetransformer_leader")
+                        self._wire.connected
+                        and await self._operator.figure("pipetransformer_leader")
                         and await self._operator.asked("/readyz") == 200
                     ):
                         return

@@ -167,6 +167,16 @@ def test_the_summary_says_what_is_unknown(tmp_path: Path) -> None:
     assert summary["samples_unaudited"] == elsewhere
 
 
+def test_ledgers_of_an_image_that_did_not_note_the_size_of_a_generation_are_audited_whole(tmp_path: Path) -> None:
+    for step in range(NUM_STEPS):
+        commit_step(tmp_path, step, drop=2 if step == 1 else 0)
+    for path in (tmp_path / "ledger").iterdir():
+        older = [{k: v for k, v in line.items() if k not in ("stages", "pipelines")} for line in lines.read(path)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in older))
+
+    assert both(tmp_path) == (2, 0, 0)
+
+
 def test_the_audit_of_a_long_run_needs_a_few_bytes_a_sample(tmp_path: Path) -> None:
     order = EpochOrder(seed=0, num_samples=100_000, global_batch=10_000, num_shards=4)
     ledger = Ledger(tmp_path, "job-w0")

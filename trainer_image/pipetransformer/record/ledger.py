@@ -154,7 +154,10 @@ class _Ledgers:
         for line in lines.read(path):
             step, number, pipeline = line["step"], line["layoutGeneration"], line["pipeline"]
             self.history[step][number][pipeline] = np.array(line["samples"], dtype=np.int64)
-            generation = self._generations.setdefault(number, _Generation(line["stages"], line["pipelines"]))
+            size = line.get("stages", 1), line.get("pipelines", 0)
+            generation = self._generations.setdefault(number, _Generation(*size))
+            if "pipelines" not in line:  # of an older image, whose audit took all ledgers to be in one folder
+                generation.pipelines = max(generation.pipelines, pipeline + 1)
             if number not in own:  # a worker notes its own pipeline first
                 own[number] = pipeline
                 generation.workers += 1

@@ -190,7 +190,7 @@ class RunRecord:
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.event("Finished", step=num_steps, modelStep=model_step, metrics=metrics)
         events = list(lines.read(self.events_path))
-        started_at = min((event["step"] for event in events if event["kind"] == "Started"), default=num_steps)
+        started_at = min((event.get("step", 0) for event in events if event["kind"] == "Started"), default=num_steps)
         found = audit(self.run_dir, order, started_at, num_steps)
         summary: dict[str, Any] = {
             "wall_seconds": events[-1]["time"] - events[0]["time"],
