@@ -164,7 +164,7 @@ def test_a_claim_gives_way_to_another_job_and_nobody_stops_while_kueue_is_killed
 
     kube.apply(_job("second", cluster, shared, 2, most=2, freeze={"policy": "None"}))
     first = _wait(kube, "first", _has_pipelines(1), "one pipeline again")
-    assert (first["status"].get("failures", 0), first["status"]["state"]) == (0, "Running")
+    assert first["status"].get("failures", 0) == 0
     _wait(kube, "second", _running, "Running")
 
     for pod in kueue.list("pods"):
@@ -178,8 +178,8 @@ def test_a_claim_gives_way_to_another_job_and_nobody_stops_while_kueue_is_killed
 def _has_pipelines(number: int) -> Any:
     def holds(job: Object) -> bool:
         plan = job.get("status", {}).get("plan", {})
-        confirmed = plan.get("confirmedGeneration", 0) == plan.get("layoutGeneration")
-        return bool(confirmed and plan.get("pipelines") == number)
+        # not while leavers wait for their checkpoint
+        return bool(job.get("status", {}).get("state") == "Running" and plan.get("pipelines") == number)
 
     return holds
 
