@@ -115,6 +115,7 @@ class Api:
         query: Query = NO_QUERY,
         *,
         bookmarks: bool = True,
+        often: bool = True,
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
         """Events of the list at `path` from a resourceVersion on; ends after `seconds`.
@@ -124,7 +125,9 @@ class Api:
             version: after which events begin.
             seconds: after which the server ends it.
             query: of the list.
-            bookmarks: the server says each minute how far it is, so a watch that died without a word is found.
+            bookmarks: the server says now and then how far it is.
+            often: something of this kind changes all the time, so a minute without a bookmark means that the watch died
+                without a word. Of what seldom changes the server may say nothing for as long as the watch lasts.
             opened: called once the server has begun.
 
         Raises:
@@ -134,7 +137,7 @@ class Api:
         silence = seconds
         if bookmarks:
             asked["allowWatchBookmarks"] = "true"
-            silence = min(silence, BOOKMARK_SECONDS)
+            silence = min(silence, BOOKMARK_SECONDS) if often else silence
         timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=silence + TIMEOUT_SECONDS)
         started = time.perf_counter()
         try:

@@ -26,6 +26,7 @@ async def follow(
     relist: Callable[[], Awaitable[str]],
     watch_seconds: int = WATCH_SECONDS,
     relists_always: bool = False,
+    often: bool = True,
     opened: Callable[[], None] = lambda: None,
     failed: Callable[[Exception], None] = lambda error: None,
 ) -> AsyncIterator[tuple[Object, bool]]:
@@ -38,6 +39,7 @@ async def follow(
         relist: lists, makes what is known equal to that, and returns its resourceVersion. May raise as `Api.list`.
         watch_seconds: how long a watch lasts.
         relists_always: lists after each watch, also one that did not break.
+        often: as of `Api.watch`.
         opened: called with each watch that the server opens.
         failed: called with what a list or a watch raised; another attempt follows.
     """
@@ -46,7 +48,9 @@ async def follow(
         try:
             version = await relist()
             while True:
-                events = api.watch(path, version, watch_seconds, query, bookmarks=not relists_always, opened=opened)
+                events = api.watch(
+                    path, version, watch_seconds, query, bookmarks=not relists_always, often=often, opened=opened
+                )
                 async for event in events:
                     retry = FIRST_RETRY_SECONDS
                     version = event["object"]["metadata"]["resourceVersion"]

@@ -70,7 +70,7 @@ class Keeper:
             began = True
             return version
 
-        async for one, deleted in follow(self._api, path, query, relist=relist):
+        async for one, deleted in follow(self._api, path, query, relist=relist, often=False):
             await seen(one, deleted)
 
     async def _protection_seen(self, one: Object, deleted: bool) -> None:

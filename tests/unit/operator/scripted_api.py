@@ -61,6 +61,7 @@ class ScriptedApi(Api):
         query: Query = NO_QUERY,
         *,
         bookmarks: bool = True,
+        often: bool = True,
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
         self.queries.append(query)
