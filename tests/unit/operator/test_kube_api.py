@@ -1,5 +1,6 @@
 """The client of the API server: how it is connected."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,12 +9,18 @@ import pytest
 from aiohttp import web
 
 from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
+from pipetransformer_operator.kube import api as kube_api
 from pipetransformer_operator.kube.api import Api, NotFound
 
 pytestmark = pytest.mark.timeout(20)
 
 
-async def serve(answer: web.Request) -> web.Response:
+async def serve(answer: web.Request) -> web.StreamResponse:
+    if "watch" in answer.query:  # of what does not change: without a word until its time is over
+        silent = web.StreamResponse()
+        await silent.prepare(answer)
+        await asyncio.sleep(float(answer.query["timeoutSeconds"]))
+        return silent
     if answer.path.startswith("/codes/"):
         return web.json_response({"message": "the webhook is down"}, status=int(answer.path.rpartition("/")[2]))
     return web.json_response({"host": answer.host, "user": answer.headers.get("Authorization")})
@@ -85,5 +92,20 @@ async def test_the_environments_proxy_is_used_unless_the_server_is_exempt(
     api = await Api.connect()
     try:
         assert not api._client.configuration.proxy
+    finally:
+        await api.close()
+
+
+async def test_a_watch_of_what_seldom_changes_may_be_silent_for_its_whole_life(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    monkeypatch.setattr(kube_api, "BOOKMARK_SECONDS", 0.1)
+    monkeypatch.setattr(kube_api, "TIMEOUT_SECONDS", 0.3)
+    api = await Api.connect()
+    try:
+        assert [event async for event in api.watch("/watched", "1", 1, often=False)] == []
+        with pytest.raises(Unavailable):
+            [event async for event in api.watch("/watched", "1", 1)]
     finally:
         await api.close()
