@@ -11,7 +11,7 @@ from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, SOURCES, Layout, 
 from tools.devcluster.process import CommandError, say
 
 _FREE_GIB = 25  # images in buildah's store, in the registry and in two nodes, and Go's caches, all cold
-_FREE_GIB_WARM = 10  # the same once they are there: layers that changed
+_FREE_GIB_WARM = 5  # the same once they are there: layers of our code, and what tests write
 _FREE_GIB_CONTROL_PLANE = 8
 _NOTICE = """\
 this machine keeps, until `down`: processes and listeners on loopback, cgroups and host names node0.., bridges

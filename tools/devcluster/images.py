@@ -115,20 +115,39 @@ def push_program(layout: Layout, program: Path, *, entry: str = "") -> str:
 
 def build(target: str, source: Path = REPOSITORY, *, tag: str = "latest") -> str:
     """Build a target of the Dockerfile of the checkout `source`; return its local name."""
-    name = f"localhost/pipetransformer/{target}:{tag}"
+    name = f"localhost/{short_name(target)}:{tag}"
     revision = run(["git", "-C", source, "rev-parse", "HEAD"]).strip()
     _buildah("build", "--build-arg", f"REVISION={revision}", "--target", target, "--tag", name, source)
     return name
 
 
+def short_name(target: str) -> str:
+    """Name of a target's image without registry and tag."""
+    return f"pipetransformer/{target}"
+
+
+def published(layout: Layout) -> dict[str, str]:
+    """What `publish` made last for this cluster: target -> reference."""
+    record = layout.state / "images.json"
+    return json.loads(record.read_text()) if record.exists() else {}
+
+
+def _prune(layout: Layout) -> None:
+    """Drop builds that a later one replaced, and names given to push them: each would keep its layers for good."""
+    names = {name for image in json.loads(_buildah("images", "--json")) for name in image.get("names") or ()}
+    if pushed := sorted(name for name in names if name.startswith(f"{layout.registry}/")):
+        _buildah("rmi", *pushed)
+    _buildah("rmi", "--prune")
+
+
 def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str]:
     """Build and push `targets`; return target -> reference, also kept in the state folder as images.json."""
     obtain()
-    record = layout.state / "images.json"
-    references: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
+    references = published(layout)
     for target in targets:
         references[target] = push(layout, build(target))
-    record.write_text(json.dumps(references, indent=1))
+    (layout.state / "images.json").write_text(json.dumps(references, indent=1))
+    _prune(layout)
     return references
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 from pathlib import Path
 
-from tools.devcluster import debian, gobuild, host
+from tools.devcluster import debian, gobuild, host, images
 from tools.devcluster.controlplane import kubectl
 from tools.devcluster.layout import API_SERVICE_IP, DNS_SERVICE_IP, POD_CIDR, Layout
 from tools.devcluster.process import CommandError, Daemon, run, succeeds
@@ -30,6 +30,7 @@ state = "{node}/containerd"
   netns_mounts_under_state_dir = true
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "overlayfs"
+    discard_unpacked_layers = true
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -184,6 +185,20 @@ def _remove_containers(layout: Layout, index: int) -> None:
         run([*ctr, "containers", "delete", container], env=env)
 
 
+def _remove_old_builds(layout: Layout, index: int) -> None:
+    """Drop from the image store what was pulled of builds that are not the last ones; containerd frees their layers."""
+    last = images.published(layout).values()
+    if not last:
+        return
+    ctr, env = _ctr(layout, index), debian.environment()
+    rows = [line.split()[:3] for line in run([*ctr, "images", "list"], env=env).splitlines()[1:]]
+    ours = tuple(f"{layout.registry}/{images.short_name(target)}" for target in images.TARGETS)
+    kept = {digest for name, _, digest in rows if name in last or not name.startswith((*ours, "sha256:"))}
+    old = {digest for name, _, digest in rows if name.startswith(ours)} - kept
+    if gone := [name for name, _, digest in rows if digest in old]:
+        run([*ctr, "images", "remove", "--sync", *gone], env=env)
+
+
 def _kill_strays(layout: Layout, index: int) -> None:
     """Kill what survived containerd: shims that carry its socket's path, and processes in the node's cgroups."""
     socket = f"{layout.node(index)}/containerd.sock".encode()
@@ -213,6 +228,7 @@ def stop(layout: Layout, index: int) -> None:
     containerd = _containerd(layout, index)
     if containerd.pid is not None:
         _remove_containers(layout, index)
+        _remove_old_builds(layout, index)
     containerd.stop()
     _kill_strays(layout, index)
     host.remove_node(layout, index)
