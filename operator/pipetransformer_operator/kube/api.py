@@ -115,7 +115,7 @@ class Api:
         query: Query = NO_QUERY,
         *,
         bookmarks: bool = True,
-        often: bool = True,
+        bookmarked: bool = False,
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
         """Events of the list at `path` from a resourceVersion on; ends after `seconds`.
@@ -126,18 +126,17 @@ class Api:
             seconds: after which the server ends it.
             query: of the list.
             bookmarks: the server says now and then how far it is.
-            often: something of this kind changes all the time, so a minute without a bookmark means that the watch died
-                without a word. Of what seldom changes the server may say nothing for as long as the watch lasts.
+            bookmarked: it did so before, so it does each minute, and silence means that the watch died without a word.
+                It begins only once something of the kind has changed since it started.
             opened: called once the server has begun.
 
         Raises:
             Unavailable: it cannot be opened, it broke, or the server no longer has that version.
         """
         asked = {**query, "watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
-        silence = seconds
         if bookmarks:
             asked["allowWatchBookmarks"] = "true"
-            silence = min(silence, BOOKMARK_SECONDS) if often else silence
+        silence = min(seconds, BOOKMARK_SECONDS) if bookmarked else seconds
         timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=silence + TIMEOUT_SECONDS)
         started = time.perf_counter()
         try:

@@ -142,9 +142,10 @@ class Publisher:
         """The namespace may have lost them: it is told again when it is asked for next."""
         self._done.pop(namespace, None)
 
-    def forget_all(self) -> None:
-        """Any namespace may have lost them."""
-        self._done.clear()
+    def written(self, namespace: str) -> list[Object]:
+        """Which ConfigMaps were written, in a namespace; in all when empty."""
+        names = [one for one in self._done if namespace in ("", one)]
+        return [{"metadata": {"namespace": one, "name": CA_CONFIG_MAP}} for one in names]
 
     async def _write(self, namespace: str, trusted: bytes) -> None:
         path = f"/api/v1/namespaces/{namespace}/configmaps"

@@ -26,7 +26,6 @@ async def follow(
     relist: Callable[[], Awaitable[str]],
     watch_seconds: int = WATCH_SECONDS,
     relists_always: bool = False,
-    often: bool = True,
     opened: Callable[[], None] = lambda: None,
     failed: Callable[[Exception], None] = lambda error: None,
 ) -> AsyncIterator[tuple[Object, bool]]:
@@ -39,22 +38,29 @@ async def follow(
         relist: lists, makes what is known equal to that, and returns its resourceVersion. May raise as `Api.list`.
         watch_seconds: how long a watch lasts.
         relists_always: lists after each watch, also one that did not break.
-        often: as of `Api.watch`.
         opened: called with each watch that the server opens.
         failed: called with what a list or a watch raised; another attempt follows.
     """
-    retry = FIRST_RETRY_SECONDS
+    retry, bookmarked = FIRST_RETRY_SECONDS, False
     while True:
         try:
             version = await relist()
             while True:
                 events = api.watch(
-                    path, version, watch_seconds, query, bookmarks=not relists_always, often=often, opened=opened
+                    path,
+                    version,
+                    watch_seconds,
+                    query,
+                    bookmarks=not relists_always,
+                    bookmarked=bookmarked,
+                    opened=opened,
                 )
                 async for event in events:
                     retry = FIRST_RETRY_SECONDS
                     version = event["object"]["metadata"]["resourceVersion"]
-                    if event["type"] != "BOOKMARK":
+                    if event["type"] == "BOOKMARK":
+                        bookmarked = True
+                    else:
                         yield event["object"], event["type"] == "DELETED"
                 retry = FIRST_RETRY_SECONDS
                 if relists_always:
@@ -64,3 +70,4 @@ async def follow(
             failed(error)
             await asyncio.sleep(retry)
             retry = min(2 * retry, LONGEST_RETRY_SECONDS)
+            bookmarked = False  # another server may answer now

@@ -1,12 +1,13 @@
 """What a job needs besides its pods, kept against others: who deletes or changes it is undone.
 
-Watches tell; nothing is listed, for what is kept is what this operator wrote, once after its start. Where a watch
-broke, nobody knows what happened meanwhile, so everything is written again in its job's next turn.
+Watches tell. Nothing is listed at first, for what is kept is what this operator wrote, once after its start. Where a
+watch broke, a list tells what happened meanwhile.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from ..controller.ports import Conflict, JobKey, Unavailable
 from ..plan.accounting import JOB_LABEL
@@ -47,36 +48,52 @@ class Keeper:
 
     async def run(self) -> None:
         """Watches for ever."""
-        protection = _PROTECTION, self._protection_seen, self._protection.forget_all
         async with asyncio.TaskGroup() as tasks:
-            for where in [f"/namespaces/{name}" for name in self._namespaces] or [""]:
-                for path, query, seen, missed in (
-                    (f"/apis/networking.k8s.io/v1{where}/networkpolicies", *protection),
-                    (f"/apis/policy/v1{where}/poddisruptionbudgets", *protection),
-                    (f"/api/v1{where}/configmaps", _AUTHORITY, self._authority_seen, self._publisher.forget_all),
+            for namespace in self._namespaces or [""]:
+                where = f"/namespaces/{namespace}" if namespace else ""
+                for folder, kind in (
+                    ("/apis/networking.k8s.io/v1", "networkpolicies"),
+                    ("/apis/policy/v1", "poddisruptionbudgets"),
                 ):
-                    tasks.create_task(self._follow(path, query, seen, missed))
+                    written = partial(self._protection.written, folder, namespace)
+                    seen = partial(self._protection_seen, folder)
+                    tasks.create_task(self._follow(f"{folder}{where}/{kind}", _PROTECTION, written, seen))
+                written = partial(self._publisher.written, namespace)
+                tasks.create_task(self._follow(f"/api/v1{where}/configmaps", _AUTHORITY, written, self._authority_seen))
 
     async def _follow(
-        self, path: str, query: Query, seen: Callable[[Object, bool], Awaitable[None]], missed: Callable[[], None]
+        self,
+        path: str,
+        query: Query,
+        written: Callable[[], Iterable[Object]],
+        seen: Callable[[Object, bool], Awaitable[None]],
     ) -> None:
         began = False
 
         async def relist() -> str:
             nonlocal began
-            version: str = (await self._api.get(path, {**query, "limit": "1"}))["metadata"]["resourceVersion"]
-            if began:
-                missed()
-            began = True
+            if not began:
+                began = True
+                first = await self._api.get(path, {**query, "limit": "1"})
+                return str(first["metadata"]["resourceVersion"])
+            missing = {_name(one): one for one in written()}
+            version = ""
+            async for part in self._api.list(path, query):
+                version = part["metadata"]["resourceVersion"]
+                for one in part["items"]:
+                    missing.pop(_name(one), None)
+                    await seen(one, False)
+            for one in missing.values():
+                await seen(one, True)
             return version
 
-        async for one, deleted in follow(self._api, path, query, relist=relist, often=False):
+        async for one, deleted in follow(self._api, path, query, relist=relist):
             await seen(one, deleted)
 
-    async def _protection_seen(self, one: Object, deleted: bool) -> None:
+    async def _protection_seen(self, folder: str, one: Object, deleted: bool) -> None:
         metadata = one["metadata"]
         key = JobKey(metadata["namespace"], metadata["labels"][JOB_LABEL])
-        if self._protection.forget_if_touched(key, one, deleted=deleted):
+        if self._protection.forget_if_touched(key, folder, metadata, deleted=deleted):
             self._wake(key)
 
     async def _authority_seen(self, one: Object, deleted: bool) -> None:
@@ -85,3 +102,7 @@ class Keeper:
         except (Conflict, NotFound, Unavailable) as error:
             # The namespace goes, too, or it is tried again with the next worker.
             logger.warning("%s is not restored: %s", CA_CONFIG_MAP, error)
+
+
+def _name(one: Object) -> tuple[str, str]:
+    return one["metadata"]["namespace"], one["metadata"]["name"]

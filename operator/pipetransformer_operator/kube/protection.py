@@ -85,25 +85,24 @@ class Protection:
         body = {**body, "metadata": {**body["metadata"], "uid": uid}}
         return await self._api.request("PATCH", f"{path}/{body['metadata']['name']}", body, content_type=APPLY_PATCH)
 
-    def forget_if_touched(self, key: JobKey, one: Object, *, deleted: bool) -> bool:
-        """Whether somebody else deleted or changed what a watch shows; then the job's next turn applies it."""
-        applied, folder = self._applied.get(key, {}), f"/apis/{one['apiVersion']}"
-        if folder not in applied:
+    def written(self, folder: str, namespace: str) -> list[Object]:
+        """What was applied last of the kind in this folder of the API, in a namespace; in all when empty."""
+        jobs = [of_job for key, of_job in self._applied.items() if namespace in ("", key.namespace)]
+        return [of_job[folder].body for of_job in jobs if folder in of_job]
+
+    def forget_if_touched(self, key: JobKey, folder: str, metadata: Object, *, deleted: bool) -> bool:
+        """Whether somebody else deleted or changed what is shown; then the job's next turn applies it."""
+        known = self._applied.get(key, {}).get(folder)
+        if known is None or metadata["name"] != known.body["metadata"]["name"]:
             return False
-        known, metadata = applied[folder], one["metadata"]
-        touched = deleted or metadata["generation"] > known.generation
-        if metadata["name"] != known.body["metadata"]["name"] or not touched:
+        if not deleted and metadata["uid"] == known.uid and metadata["generation"] <= known.generation:
             return False
-        del applied[folder]
+        del self._applied[key][folder]
         return True
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._applied.pop(key, None)
-
-    def forget_all(self) -> None:
-        """Nobody knows what others did: everything is applied again."""
-        self._applied.clear()
 
 
 def network_policy(job: PipeTrainingJob, scraper: str) -> Object:

@@ -32,6 +32,7 @@ class ScriptedApi(Api):
     Attributes:
         asked: each list and watch.
         queries: of each request.
+        bookmarked: what each watch was told.
     """
 
     def __init__(self, *answers: Answer, parts: int = LISTED_AT_ONCE) -> None:
@@ -41,6 +42,7 @@ class ScriptedApi(Api):
         self._version = VERSION
         self.asked: list[str] = []
         self.queries: list[Query] = []
+        self.bookmarked: list[bool] = []
         self.done = asyncio.Event()
 
     async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
@@ -61,10 +63,11 @@ class ScriptedApi(Api):
         query: Query = NO_QUERY,
         *,
         bookmarks: bool = True,
-        often: bool = True,
+        bookmarked: bool = False,
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
         self.queries.append(query)
+        self.bookmarked.append(bookmarked)
         events = await self._next(f"watch from {version}")
         assert isinstance(events, list)
         opened()

@@ -96,7 +96,7 @@ async def test_the_environments_proxy_is_used_unless_the_server_is_exempt(
         await api.close()
 
 
-async def test_a_watch_of_what_seldom_changes_may_be_silent_for_its_whole_life(
+async def test_a_watch_may_be_silent_for_its_whole_life_until_the_server_sends_bookmarks(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
@@ -104,8 +104,8 @@ async def test_a_watch_of_what_seldom_changes_may_be_silent_for_its_whole_life(
     monkeypatch.setattr(kube_api, "TIMEOUT_SECONDS", 0.3)
     api = await Api.connect()
     try:
-        assert [event async for event in api.watch("/watched", "1", 1, often=False)] == []
+        assert [event async for event in api.watch("/watched", "1", 1)] == []
         with pytest.raises(Unavailable):
-            [event async for event in api.watch("/watched", "1", 1)]
+            [event async for event in api.watch("/watched", "1", 1, bookmarked=True)]
     finally:
         await api.close()

@@ -60,3 +60,9 @@ async def test_lists_in_parts_and_watches_ask_for_the_same_objects(monkeypatch: 
     assert len(api.queries) == 4
     assert all(query["labelSelector"] == "ours" for query in api.queries)
     assert api.asked == ["list", "watch from 5", "watch from 6"]
+
+
+async def test_silence_is_suspect_only_where_the_server_sent_a_bookmark_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = ScriptedApi(Listed([]), [event(6)], [event(7, "BOOKMARK")], [], BROKEN, Listed([]), [])
+    await read(api, monkeypatch)
+    assert api.bookmarked == [False, False, True, True, False, False]

@@ -1,0 +1,95 @@
+"""What a job needs besides its pods, where others deleted or changed it while no watch saw that."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pipetransformer_operator.controller.ports import JobKey, Unavailable
+from pipetransformer_operator.kube import follow
+from pipetransformer_operator.kube.api import NO_QUERY, Api, Object, Query
+from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, Publisher
+from pipetransformer_operator.kube.keeper import Keeper
+from pipetransformer_operator.kube.protection import Protection
+from tests.builders import make_job
+from tests.unit.operator.scripted_api import Listed, ScriptedApi
+
+pytestmark = pytest.mark.timeout(20)
+BROKEN = Unavailable("the connection broke")
+
+
+class Cluster(Api):
+    """One kind is listed and watched by a script; of everything else nothing is heard. What is written is kept."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.script, self.others = kind, ScriptedApi(), ScriptedApi()
+        self.there: dict[str, Object] = {}
+
+    def _of(self, path: str) -> ScriptedApi:
+        return self.script if path.endswith(f"/{self.kind}") else self.others
+
+    async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+        return await self._of(path).get(path, query)
+
+    async def watch(self, path: str, version: str, seconds: int, *rest: Any, **options: Any) -> AsyncIterator[Object]:
+        async for event in self._of(path).watch(path, version, seconds):
+            yield event
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        assert method == "POST"
+        namespace, name = path.split("/namespaces/")[1].split("/")[0], body["metadata"]["name"]
+        added = {"namespace": namespace, "uid": f"{namespace}/{name}", "generation": 1}
+        made = {"spec": body.get("spec"), "data": body.get("data"), "metadata": {**body["metadata"], **added}}
+        self.there[f"{namespace}/{name}"] = made
+        answer: Object = body | made
+        return answer
+
+
+def changed(one: Object, **metadata: Any) -> Object:
+    return {**one, "metadata": {**one["metadata"], **metadata}}
+
+
+async def no_pause(seconds: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("namespaces", [(), ("default",)])
+async def test_a_list_after_a_broken_watch_wakes_the_jobs_whose_policy_was_touched_and_no_other(
+    namespaces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FIRST_RETRY_SECONDS", 0)
+    api, woken = Cluster("networkpolicies"), list[JobKey]()
+    protection = Protection(api)
+    jobs = {name: make_job(name).job() for name in ("same", "changed", "deleted", "recreated")}
+    for job in jobs.values():
+        await protection.apply(job, None)
+    policies = {name: api.there[f"default/{name}-workers"] for name in jobs}
+    unseen = [
+        policies["same"],
+        changed(policies["changed"], generation=2),
+        changed(policies["recreated"], uid="another"),
+    ]
+    api.script = ScriptedApi(Listed([]), BROKEN, Listed(unseen, 9), parts=2)
+    keeper = Keeper(api, namespaces, protection, Publisher(api, lambda: b""), woken.append)
+
+    await api.script.answer(keeper.run())
+
+    assert api.script.asked == ["list", "watch from 5", "list", "watch from 9"]
+    assert sorted(key.name for key in woken) == ["changed", "deleted", "recreated"]
+    written = protection.written("/apis/networking.k8s.io/v1", "")
+    assert [one["metadata"]["name"] for one in written] == ["same-workers"], "the others are applied anew"
+
+
+async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncio.sleep", no_pause)
+    api = Cluster("configmaps")
+    publisher = Publisher(api, lambda: b"trusted")
+    for namespace in ("one", "two", "three"):
+        await publisher.publish(namespace)
+    left = api.there[f"one/{CA_CONFIG_MAP}"]
+    api.there.clear()
+    api.script = ScriptedApi(Listed([]), BROKEN, Listed([left]))
+
+    await api.script.answer(Keeper(api, (), Protection(api), publisher, lambda key: None).run())
+
+    assert sorted(api.there) == [f"three/{CA_CONFIG_MAP}", f"two/{CA_CONFIG_MAP}"]
