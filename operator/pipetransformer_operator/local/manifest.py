@@ -18,7 +18,6 @@ from ..api.validate import validate_manifest, with_name
 #: What the trainer's image runs.
 TRAINER = (sys.executable, "-m", "pipetransformer")
 
-
 _TAG = "tag:yaml.org,2002:"
 #: Types of YAML that JSON has none for, and PyYAML's `=`.
 _NOT_IN_JSON = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs", "value")}

@@ -294,7 +294,10 @@ class _Attempt:
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
         if any(other.data != tools.data for other in inventories):
-            raise WorkersDifferError("targets differ between processes: seed whatever draws at random for the data")
+            raise WorkersDifferError(
+                "targets or their order differ between processes: seed whatever draws at random for the data, and leave "
+                "the checkpoints of a job that trains where they are"
+            )
         key, earlier_generations = _PLAN, 0
 
         def ask_storage() -> DurablePoint | None:
