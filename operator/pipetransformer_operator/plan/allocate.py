@@ -23,7 +23,7 @@ class Demand:
         key: of the job; the order of keys decides between equals.
         pool: what its workers run on: the accelerator's resource, and what the template says of nodes.
         speeds: steps a second at each number of workers that a legal layout has; empty for a job that is not Auto.
-        held: workers that have a node.
+        held: workers that have a node and do not leave.
         share: what it was granted last; None if nothing.
         needs: workers of the smallest layout that it can train with, or start with.
         starting: it does not train yet.

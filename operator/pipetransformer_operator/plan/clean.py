@@ -24,6 +24,8 @@ def under_way(draft: Draft) -> bool:
         if plan.reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and draft.on_pack is not OnPack.HOLD:
             draft.update(releasing_ids=sorted({*status.releasing_ids, *leaving}))
         draft.keep_workers(set(status.worker_ids) - set(leaving))
+        if status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
+            draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))
     if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
         draft.update(resize=None)
     return False

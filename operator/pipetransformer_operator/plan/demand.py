@@ -50,7 +50,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     auto = draft.on_pack is OnPack.AUTO
     if not (auto or (starting and waiting)) or (starting and sits_out):
         return None
-    held = sum(worker.scheduled for worker in draft.wanted)
+    held = draft.num_placed
     speeds = {} if starting else _speeds(draft)
     if not starting and not speeds:
         return None

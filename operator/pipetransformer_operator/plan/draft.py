@@ -125,6 +125,12 @@ class Draft:
         return sorted((worker for worker in self.observed.workers if worker.id in ids), key=lambda worker: worker.id)
 
     @property
+    def num_placed(self) -> int:
+        """How many wanted workers have a node and keep it: one that leaves holds it for whoever made it leave."""
+        leaving = set(self.status.leaving_ids)
+        return sum(worker.scheduled for worker in self.wanted if worker.id not in leaving)
+
+    @property
     def joining_ids(self) -> list[int]:
         """Ids of wanted workers that are to join: neither members nor on their way out; some may not exist yet."""
         plan = self.status.plan

@@ -43,7 +43,7 @@ def take(draft: Draft) -> None:
 def is_open(draft: Draft) -> bool:
     """Whether the job has fewer workers with a node than it was granted."""
     share = draft.status.share
-    return share is not None and not share.yields and sum(one.scheduled for one in draft.wanted) < share.workers
+    return share is not None and not share.yields and draft.num_placed < share.workers
 
 
 def note_vain(draft: Draft) -> None:

@@ -18,8 +18,9 @@ def suspend(draft: Draft) -> None:
 
 def is_ending(draft: Draft) -> bool:
     """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
-    checkpoint that the job goes on from."""
-    return draft.status.is_true(ConditionType.SUSPENDED) and bool(draft.observed.workers)
+    checkpoint that the job goes on from. A pod on a lost node may stay for days, and is awaited by nobody."""
+    suspended = draft.status.is_true(ConditionType.SUSPENDED)
+    return suspended and any(not worker.node_lost for worker in draft.observed.workers)
 
 
 def resume(draft: Draft) -> None:

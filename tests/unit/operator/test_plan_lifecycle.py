@@ -294,6 +294,26 @@ def test_a_job_resumed_while_its_pods_still_end_goes_on_once_they_are_gone() -> 
     assert world.state() is State.RUNNING
 
 
+def test_a_job_resumed_while_a_pod_is_stuck_on_a_dead_node_goes_on_without_waiting_for_it() -> None:
+    world = World(make_job().stages(2).workers(4).checkpoint())
+    world.lingering = True
+    world.start()
+    world.change("digits-w3", node="dead", node_lost=True)
+    world.builder.suspended()
+    world.settle()
+    for name in ("digits-w0", "digits-w1"):
+        world.kill(name)
+    world.builder.suspended(False)
+    world.settle()
+    assert world.state() is State.SUSPENDED, "w2 still ends, on a node that lives"
+    world.kill("digits-w2")
+    world.settle()
+    world.warm_up([f"digits-w{number}" for number in range(4, 8)])
+    world.commit()
+    assert (world.state(), world.shape, world.status.failures) == (State.RUNNING, (2, 2), 0)
+    assert world.workers["digits-w3"].terminating
+
+
 def test_a_job_whose_pods_are_all_taken_away_starts_anew_without_a_failure() -> None:
     world = widening()
     world.start()

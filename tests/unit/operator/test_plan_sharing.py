@@ -12,14 +12,25 @@ from tests.unit.operator.world import World
 
 pytestmark = pytest.mark.timeout(60)
 SECONDS = 10
+ORDERS = pytest.mark.parametrize("last_first", [False, True], ids=["first-first", "last-first"])
 
 
 class Cluster:
-    """So many nodes with one accelerator each; a scheduler, trainers that do as told, and a clock that ticks."""
+    """So many nodes with one accelerator each; a scheduler, trainers that do as told, and a clock that ticks.
 
-    def __init__(self, nodes: int, tick: int = SECONDS) -> None:
+    Args:
+        nodes: how many.
+        tick: seconds.
+        pause: ticks from a generation's publication until its members commit it, and from then on until a checkpoint is
+            durable that lets leavers go.
+        last_first: whether pods of the job that came last get nodes first; else those of the first job do.
+    """
+
+    def __init__(self, nodes: int, tick: int = SECONDS, *, pause: int = 1, last_first: bool = False) -> None:
         self.nodes = nodes
         self.tick = tick
+        self.pause = pause
+        self.last_first = last_first
         self.worlds: dict[str, World] = {}
         self.unplaceable: set[str] = set()
 
@@ -50,19 +61,24 @@ class Cluster:
 
     def _schedule(self) -> None:
         free = self.nodes - sum(w.scheduled for world in self.worlds.values() for w in world.workers.values())
-        for key, world in self.worlds.items():
+        for key, world in sorted(self.worlds.items(), reverse=self.last_first):
             for name, worker in sorted(world.workers.items()):
                 if not worker.scheduled and free > 0 and key not in self.unplaceable:
                     world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
                     free -= 1
 
     def _train(self, world: World) -> None:
-        world.warm_up()
-        for _ in range(3):
-            if world.status.plan is not None and not world.status.finished:
-                boundary = world.report.boundary if world.report else 0
-                world.commit(checkpoint=boundary)
-                world.leave()
+        if any(worker.scheduled and worker.uid not in world.warm for worker in world.workers.values()):
+            world.warm_up()
+        status, plan = world.status, world.status.plan
+        if plan is None or plan.published_time is None or status.finished:
+            return
+        ticks = (world.now - plan.published_time).total_seconds() / self.tick
+        if not plan.confirmed and ticks >= self.pause:
+            world.commit()
+            world.leave()
+        elif status.leaving_ids and ticks >= 2 * self.pause:
+            world.commit(checkpoint=world.report.boundary if world.report else 0)
 
     def _share(self) -> None:
         looks = {name: replace(world.observed(), name=name) for name, world in self.worlds.items()}
@@ -86,8 +102,9 @@ def test_a_lone_job_takes_what_there_is_and_sleeps_over_what_there_is_not() -> N
     assert world.plan.layout_generation == 5, "nothing is given up for nobody"
 
 
-def test_a_job_that_waits_to_start_gets_its_workers_from_one_that_has_more_than_it_needs() -> None:
-    cluster = Cluster(8)
+@ORDERS
+def test_a_job_that_waits_to_start_gets_its_workers_from_one_that_has_more_than_it_needs(last_first: bool) -> None:
+    cluster = Cluster(8, last_first=last_first)
     first = cluster.add("a", auto(2, 8))
     cluster.run(30)
     assert cluster.size("a") == 8
@@ -99,8 +116,9 @@ def test_a_job_that_waits_to_start_gets_its_workers_from_one_that_has_more_than_
     assert first.status.failures == second.status.failures == 0
 
 
-def test_two_jobs_end_with_fair_shares_and_leave_each_other_in_peace() -> None:
-    cluster = Cluster(8)
+@ORDERS
+def test_two_jobs_end_with_fair_shares_and_leave_each_other_in_peace(last_first: bool) -> None:
+    cluster = Cluster(8, last_first=last_first)
     first = cluster.add("a", auto(1, 8))
     cluster.run(30)
     assert cluster.size("a") == 8
@@ -170,6 +188,19 @@ def test_a_job_that_no_node_takes_costs_the_others_a_few_resizes_and_no_more(
     cost = sum(world.plan.layout_generation for world in others) - sum(before)
     assert cost <= 2 * (2 + 2 * needs), "room was made twice in two hours and a half, and taken back by claims"
     assert sum(sizes) / len(sizes) > full - needs
+
+
+@ORDERS
+@pytest.mark.parametrize("pause", [1, 3])
+def test_who_gives_workers_up_does_not_compete_for_them_while_they_leave(pause: int, last_first: bool) -> None:
+    cluster = Cluster(8, pause=pause, last_first=last_first)
+    cluster.add("a", auto(1, 8))
+    cluster.run(90)
+    assert cluster.size("a") == 8
+    second = cluster.add("b", auto(1, 8))
+    cluster.run(40)
+    assert (cluster.size("a"), cluster.size("b")) == (4, 4)
+    assert second.status.grants_in_vain == 0
 
 
 def test_a_job_whose_grant_was_in_vain_tries_on_by_itself_and_has_room_made_for_it_after_an_edit() -> None:

@@ -105,8 +105,9 @@ class World:
         decided = plan(self.spec, self.observed(), self.now)
         assert decided.status.layout_generation >= before.layout_generation
         assert decided.status.gpus.released >= before.gpus.released
-        self.status = JobStatus.model_validate(decided.status.to_wire())
-        assert self.status == decided.status
+        if decided.status != before:
+            self.status = JobStatus.model_validate(decided.status.to_wire())
+            assert self.status == decided.status
         if not executed:
             return replace(decided, create=(), delete=())
         for worker_id in decided.create:
