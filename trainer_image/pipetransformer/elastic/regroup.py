@@ -295,8 +295,8 @@ class _Attempt:
         ]
         if any(other.data != tools.data for other in inventories):
             raise WorkersDifferError(
-                "targets or their order differ between processes: seed whatever draws at random for the data, and leave "
-                "the checkpoints of a job that trains where they are"
+                "targets or their order differ between processes: seed whatever draws at random for the data, and"
+                " leave the checkpoints of a job that trains where they are"
             )
         key, earlier_generations = _PLAN, 0
 
