@@ -22,13 +22,14 @@ _LINE = re.compile(r'^pipetransformer_api_requests_total\{code="(.*)",resource="
 
 @dataclass(frozen=True)
 class Budget:
-    """Requests of one change; `created` and `deleted` pods."""
+    """Requests of one change; `created` and `deleted` pods. What a job has one of is created by its first."""
 
     statuses: int
     events: int
     protections: int
     created: int = 0
     deleted: int = 0
+    first: bool = False
 
     def allows(self, calls: dict[str, int]) -> bool:
         """Whether so many requests are within it."""
@@ -36,9 +37,9 @@ class Budget:
             "update pipetrainingjobs/status": self.statuses,
             "create events": self.events,
             "patch poddisruptionbudgets": self.protections,
-            "create poddisruptionbudgets": int(self.created > 0),
-            "create networkpolicies": int(self.created > 0),
-            "create configmaps": int(self.created > 0),
+            "create poddisruptionbudgets": int(self.first),
+            "create networkpolicies": int(self.first),
+            "create configmaps": int(self.first),
             "create pods": self.created,
             "delete pods": self.deleted,
             "create tokenreviews": self.created,
@@ -47,7 +48,7 @@ class Budget:
 
 
 def start(workers: int) -> Budget:
-    return Budget(statuses=6, events=3, protections=2, created=workers)
+    return Budget(statuses=6, events=3, protections=2, created=workers, first=True)
 
 
 def widen() -> Budget:

@@ -9,12 +9,17 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 import pytest
+import torch
 import typer
 import yaml
 from typer.core import TyperGroup
 
+from pipetransformer.data import load_dataset as load_dataset_of
+from pipetransformer.errors import SpecError
 from pipetransformer_client.cli import app
+from pipetransformer_contract.spec import Data
 from pipetransformer_operator.api.schema import Schema, pruned, root_schema
 from pipetransformer_operator.api.validate import validate_manifest
 from tests.documented import ROOT, pages
@@ -101,6 +106,22 @@ def test_a_job_in_a_page_is_one_that_the_operator_takes_and_a_part_of_one_has_fi
         assert pruned(root_schema()["properties"]["spec"], spec) == spec, page
 
 
+def test_the_dataset_of_a_job_in_a_page_is_asked_for_as_its_loader_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(path: str, *_: object, **__: object) -> None:
+        asked.append(path)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    jobs = [yaml.safe_load(block) for _, block in blocks("yaml")]
+    found = [job["spec"]["data"] for job in jobs if job.get("spec", {}).get("data", {}).get("name") == "huggingface"]
+    for data in found:
+        with pytest.raises(SpecError, match=r"spec\.data\.path: huggingface: FileNotFoundError"):
+            load_dataset_of(Data.model_validate(data), dtype=torch.float32)
+    assert asked and asked == [data["path"] for data in found]
+
+
 def test_python_in_a_page_imports_what_there_is() -> None:
     imports = [
         (page, node)
@@ -113,6 +134,21 @@ def test_python_in_a_page_imports_what_there_is() -> None:
     for page, node in imports:
         module = importlib.import_module(str(node.module))
         assert not [name.name for name in node.names if not hasattr(module, name.name)], page
+
+
+def test_the_architecture_names_every_room() -> None:
+    named = set(re.findall(r"[`/](\w+)`", (ROOT / "docs" / "architecture.md").read_text()))
+    packages = (ROOT / "trainer_image" / "pipetransformer", ROOT / "operator" / "pipetransformer_operator")
+    rooms = [path for package in packages for path in package.iterdir() if path.suffix == ".py" or path.is_dir()]
+    assert len(rooms) > 60
+    assert not [room.stem for room in rooms if not room.name.startswith("__") and room.stem not in named]
+
+
+def test_one_room_imports_the_stock_pipelining() -> None:
+    package = ROOT / "trainer_image" / "pipetransformer"
+    imports = re.compile(r"^\s*(?:from|import) torch\.distributed\.pipelining", re.MULTILINE)
+    found = {file.parent.name for file in package.rglob("*.py") if imports.search(file.read_text())}
+    assert found == {"schedules"}
 
 
 def test_every_example_is_shown_in_a_page() -> None:

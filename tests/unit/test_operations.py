@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from pipetransformer.monitoring import Meter
 from pipetransformer.monitoring.collector import PositionCollector
 from pipetransformer_operator.api.status import Reason
+from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.metrics import Metrics
 from tests.unit.trainer.test_monitoring import position
 from tools.dashboards import write
@@ -70,6 +71,13 @@ def test_each_reason_has_a_row_that_says_why_and_there_are_no_others() -> None:
     of_trainers = {reason for file in trainer.rglob("*.py") for reason in ends.findall(file.read_text())}
     told = {reason for names, _ in rows for reason in re.findall(r"`(\w+)`", names)}
     assert told == {*map(str, Reason), *of_trainers} - OF_NO_CONDITION
+
+
+def test_each_reason_for_which_the_channel_refuses_has_its_status_in_its_page() -> None:
+    page = (REPOSITORY / "docs" / "channel.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (`[^|]*`) \|", page, flags=re.MULTILINE)
+    told = {(reason, int(code)) for code, reasons in rows for reason in re.findall(r"`(\w+)`", reasons)}
+    assert told == {(kind.label, kind.code) for kind in Refusal}
 
 
 def test_rules_and_dashboards_ask_for_metrics_that_there_are(catalogue: dict[str, tuple[str, ...]]) -> None:

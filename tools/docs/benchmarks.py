@@ -63,6 +63,7 @@ FIGURES = {
             "pause in seconds; at most 1.5 x bare P2P + 0.15 s",
             at_most="allowed_seconds",
         ),
+        Figure("cases.*.*.torchrun_seconds.median", "torchrun's pause in seconds, where it was measured"),
         Figure("ratio_10mb", "10 MB: torchrun's pause over ours", at_least=15.0),
         Figure("ratio_100mb", "100 MB: the same", at_least=15.0),
         Figure("ratio_1gb", "1 GB: the same", at_least=5.0),

@@ -38,7 +38,7 @@ from .metrics import Metric, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_units
 from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
-from .parts import Parts
+from .parts import Overruled, Parts
 from .schedules import ScheduleClass, schedule_class
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class Job:
         total_steps: global steps of the whole job.
         unit_bytes: of the parameters and buffers of each unit.
         no_decay: whole-model names of the parameters that weight decay leaves alone.
+        overruled: what the program says of the job and the spec has otherwise.
     """
 
     spec: TrainerSpec
@@ -76,6 +77,7 @@ class Job:
     unit_bytes: Sequence[int]
     no_decay: Collection[str]
     callbacks: Sequence[Callback] = ()
+    overruled: Sequence[Overruled] = ()
 
     @classmethod
     def load(cls, spec: TrainerSpec, parts: Parts | None = None) -> "Job":
@@ -123,6 +125,7 @@ class Job:
             total_steps=training.steps or (training.epochs or 1) * order.steps_per_epoch,
             unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
             no_decay=names_without_decay(training.optimizer.no_decay, model),
+            overruled=parts.overruled(spec),
         )
 
     @property

@@ -1,11 +1,13 @@
 """What the leader of a generation does besides training: the run's record and the reports to the operator."""
 
+import logging
 import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,8 @@ from .partition import Cut, ModelCosts, Prediction, StepModel, make_offers, pape
 from .record import Role, RunRecord
 from .state import Control
 from .vote import Vote
+
+logger = logging.getLogger(__name__)
 
 _STEPS_MEASURED = 20
 #: Between reports that say nothing but that training goes on: the operator hears of it every few seconds only.
@@ -67,9 +71,10 @@ class Leader:
         """The generation is committed: confirm it."""
         self._checkpoint = checkpoint
         job = self._job
-        self.record.started(
+        if self.record.started(
             step=control.step, job=self._layout.generation.job_uid, numLayers=job.num_layers, steps=job.total_steps
-        )
+        ):
+            self._tell_overruled()
         self.record.rewind(control.step)
         if control.last_step and self.record.last_step() < control.last_step["step"]:
             self.record.step(**control.last_step, samples_per_second=None)
@@ -162,6 +167,12 @@ class Leader:
         self._reporter.flush(timeout=30)
         with suppress(StorageError):  # the record itself may be what failed
             self.record.event("Failed", reason=reason, message=message)
+
+    def _tell_overruled(self) -> None:
+        for one in self._job.overruled:
+            there = "leaves it out" if one.manifest is None else f"says {one.manifest}"
+            logger.warning("the script says %s: %s; the manifest %s, and holds", one.field, one.script, there)
+            self.record.event("Overruled", **asdict(one))
 
     def _submit(
         self,

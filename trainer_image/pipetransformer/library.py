@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipetransformer_contract.spec import (
@@ -86,7 +86,8 @@ def train(
         model: a `Model` of ours, or a function without arguments that builds yours: a `PipelineModel`, or a list of
             modules (embedding, blocks, head). Every process calls it with `training.seed` set.
         data: `Data` of ours, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target).
-        training: how long, and how.
+        training: how long, and how; in a pod the manifest's, as `freeze`, `pipeline`, `cache`, `evaluation` and
+            `checkpoint` are.
         freeze: a `Freeze` of ours or a policy of yours; the paper's schedule by default.
         pipeline: stages and micro-batches. Fewer processes than stages make shorter pipelines.
         schedule: a pipeline schedule class of torch or of yours, with one stage a worker.
@@ -124,7 +125,7 @@ def train(
         checkpoint=checkpoint and checkpoint.model_copy(update={"location": _absolute(checkpoint.location)}),
     )
     if Env.WORKER_NAME in os.environ:
-        return _as_worker(parts)
+        return _as_worker(replace(parts, said=spec))
     check_rules(spec)
     ending, control = run_fixed(spec, parts, Path(run_dir))
     if ending is Ending.STOPPED:

@@ -4,7 +4,7 @@ In a pod the manifest holds for all that it can say. What comes from the program
 neither side can replace the other's part unnoticed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,20 @@ OwnData = Dataset | TorchDataset[Any] | Sequence[TorchDataset[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Overruled:
+    """A field that the program sets to something else than the manifest, which holds; None where that has no value."""
+
+    field: str
+    script: Any
+    manifest: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
-    """Each part that is not None takes the place of what the spec would name; metrics are added to the spec's."""
+    """Each part that is not None takes the place of what the spec would name; metrics are added to the spec's.
+
+    `said` is the rest of what the program says, in a pod: there the manifest holds.
+    """
 
     model: ModelFunction | None = None
     data: OwnData | None = None
@@ -37,6 +49,7 @@ class Parts:
     schedule: ScheduleClass | None = None
     metrics: Sequence[Metric] = ()
     callbacks: Sequence[Callback] = ()
+    said: TrainerSpec | None = None
 
     def check(self, spec: TrainerSpec) -> None:
         """Refuse a spec and a program that contradict each other.
@@ -58,3 +71,19 @@ class Parts:
                     f"is {said}, but this program passes its own {keyword} to pipetransformer.train: "
                     f"say {script} here, or do not pass it",
                 )
+
+    def overruled(self, spec: TrainerSpec) -> list[Overruled]:
+        """What the program says and the spec has otherwise."""
+        if self.said is None:
+            return []
+        holds = dict(_leaves(spec.model_dump(mode="json", by_alias=True)))
+        said = _leaves(self.said.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        return [Overruled(field, value, holds.get(field)) for field, value in said if value != holds.get(field)]
+
+
+def _leaves(value: Mapping[str, Any], path: str = "spec") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, dict):
+            yield from _leaves(item, f"{path}.{name}")
+        else:
+            yield f"{path}.{name}", item

@@ -4,6 +4,7 @@ pydantic's JSON schema is close, but Kubernetes allows no `$ref` and no `anyOf` 
 OpenAPI 3.0 does, and applies defaults to nested objects only where an object's default is written down.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, get_args
@@ -190,6 +191,8 @@ class _Converter:
         target: Schema = {
             "properties": {name: self._property(name, field, kind) for name, field in source["properties"].items()}
         }
+        if "description" in source:
+            target["description"] = _in_names_of_fields(source["description"], kind)
         if "required" in source:
             target["required"] = source["required"]
         if issubclass(kind, Opaque):
@@ -206,6 +209,12 @@ class _Converter:
         if target.get("type") == "array" and name in LIST_MAP_KEYS:
             target |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [LIST_MAP_KEYS[name]]}
         return target
+
+
+def _in_names_of_fields(text: str, kind: type[BaseModel]) -> str:
+    """A docstring names fields as Python does; who reads the schema knows them by their aliases."""
+    aliases = {name: field.alias or name for name, field in kind.model_fields.items()}
+    return re.sub(r"`(\w+)`", lambda found: f"`{aliases.get(found[1], found[1])}`", text)
 
 
 def _is_made_of_defaults(factory: object) -> bool:

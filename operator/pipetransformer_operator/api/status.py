@@ -273,7 +273,7 @@ class Gpus(Wire):
 
 
 class JobStatus(Wire):
-    """See the module. Fields without a value are left out of the object."""
+    """What the operator knows and decided; only it writes here. Fields without a value are left out of the object."""
 
     state: State = State.PENDING
     conditions: list[Condition] = Field(default_factory=list, max_length=16, description="See docs/operations.md.")

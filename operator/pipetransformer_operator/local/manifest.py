@@ -1,5 +1,6 @@
 """Reads a job's file for a local run and refuses it with the words that the API server would use."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -112,6 +113,8 @@ def _container_errors(job: PipeTrainingJob) -> list[FieldError]:
             errors.append(FieldError(f"{path}.env[{number}]", "must have a name and, as its value, a string"))
     if not errors and shutil.which(program := worker_command(job)[0], path=search_path()) is None:
         errors.append(FieldError(f"{path}.command", f"{program} is no program of this machine"))
+    if not container.get("command") and importlib.util.find_spec("pipetransformer") is None:
+        errors.append(FieldError(path, "a local run needs the trainer here: pip install ./trainer_image"))
     return errors
 
 

@@ -1,5 +1,6 @@
 """The CRD in the repository is what the types say, and says what the API server can use."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def test_every_list_and_every_map_is_bounded_where_users_write() -> None:
             assert "maxItems" in node
         if "additionalProperties" in node:
             assert "maxProperties" in node
+
+
+def test_descriptions_name_fields_as_they_are_written() -> None:
+    described = [node.get("description", "") for node in nodes(version()["schema"]["openAPIV3Schema"])]
+    assert sum("`boundaryStep`" in text for text in described) == 1
+    in_python = {name for text in described for name in re.findall(r"`([a-z]+_\w+)`", text)}
+    assert in_python <= {"model_type"}  # of transformers
 
 
 def test_the_scale_subresource_is_in_pods() -> None:

@@ -1,6 +1,7 @@
 """The whole local run with scripted workers: controller, channel and processes are real, training is not."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidManifest, match=message):
             read_job(write(job, tmp_path), tmp_path)
+
+
+def test_without_the_trainer_here_a_job_that_would_run_it_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pipetransformer", None)
+    with pytest.raises(InvalidManifest, match=r"containers\[0\]: a local run needs the trainer here: pip install"):
+        read_job(write(make_job(), tmp_path), tmp_path)
+    read_job(write(make_job().command("python", "train.py"), tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """The seams for schedules to come, each driven by a toy: several spans a worker, chunks of several lengths that share a
-context, a round of two steps, and a backward in two halves. Each equals the same computation in one place."""
+context, a round of two steps, forwards with weights of their own, and a backward in two halves. Each equals the same
+computation in one place."""
 
+import copy
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -123,6 +126,28 @@ class Recorder(PlainHooks):
         descend(self.modules[span])
 
 
+class Ahead(Recorder):
+    """Forwards use predicted weights, as in PipeOptim (Guan et al., arXiv 2312.00839), whose prediction is another.
+    Gradients are taken there, and go to the weights as they are."""
+
+    @contextmanager
+    def weights(self, span: int, chunk: int) -> Iterator[None]:
+        linear = self.modules[span].get_submodule("linear")
+        kept = dict(linear.named_parameters())
+        for name, parameter in kept.items():
+            delattr(linear, name)
+            setattr(linear, name, parameter + (predicted(parameter, chunk) - parameter).detach())
+        yield
+        for name, parameter in kept.items():
+            delattr(linear, name)
+            linear.register_parameter(name, parameter)
+
+
+def predicted(parameter: Tensor, chunk: int) -> Tensor:
+    """Any other weights will do, as long as each chunk has its own."""
+    return parameter * 0.9 ** (chunk + 1)
+
+
 def descend(module: nn.Module) -> None:
     """Plain gradient descent, and away with the gradients."""
     with torch.no_grad():
@@ -147,7 +172,7 @@ def loss_of(output: Tensor) -> Tensor:
 
 
 def run_spans(
-    group: dist.ProcessGroup, owners: Sequence[int], schedule: Schedule, frozen: int
+    group: dist.ProcessGroup, owners: Sequence[int], schedule: Schedule, frozen: int, ahead: bool = False
 ) -> tuple[list[float], dict[int, list[Tensor]], dict[int, list[Tensor]], list[int]]:
     """One round on this rank's spans: losses, gradients and weights by span, and the spans reduced."""
     layers, inputs = make_layers(len(owners)), make_inputs()
@@ -158,7 +183,7 @@ def run_spans(
         for span, owner in enumerate(owners)
         if owner == group.rank()
     }
-    recorder = Recorder({span: here.module for span, here in spans.items()})
+    recorder = (Ahead if ahead else Recorder)({span: here.module for span, here in spans.items()})
     batches = [MicroBatch((number,) * SAMPLES, SAMPLES) for number in range(NUM_CHUNKS)]
     chunks = schedule.chunks(batches)
 
@@ -180,25 +205,38 @@ def run_spans(
     return [float(loss) for loss in losses], gradients, weights, recorder.reduced
 
 
-def in_one_place(num_spans: int, frozen: int, steps: int = 1) -> tuple[float, list[Mixer]]:
+def in_one_place(num_spans: int, frozen: int, steps: int = 1, ahead: bool = False) -> tuple[float, list[Mixer]]:
     """The same round without spans: summed loss, and the layers with their gradients."""
     layers, inputs = make_layers(num_spans), make_inputs()
     for layer in layers[:frozen]:
         layer.requires_grad_(False)
     total = 0.0
-    for number, part in enumerate(inputs.chunk(steps)):
-        for x in part:
-            with_context(x)
-            y = x
-            for layer in layers:
-                y = layer(y)
-            loss = loss_of(y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        if number < steps - 1:
+    for chunk, x in enumerate(inputs):
+        if chunk and chunk % (NUM_CHUNKS // steps) == 0:
             for layer in layers:
                 descend(layer)
+        with_context(x)
+        used = [at_predicted(layer, chunk) for layer in layers] if ahead else layers
+        y = x
+        for layer in used:
+            y = layer(y)
+        loss = loss_of(y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+        for layer, there in zip(layers, used, strict=True):
+            for parameter, its in zip(layer.parameters(), there.parameters(), strict=True):
+                parameter.grad = its.grad
     return total, layers
+
+
+def at_predicted(layer: Mixer, chunk: int) -> Mixer:
+    """A copy with predicted weights, which adds to the gradients that there are."""
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        for its, parameter in zip(other.parameters(), layer.parameters(), strict=True):
+            its.copy_(predicted(parameter, chunk))
+            its.grad = parameter.grad
+    return other
 
 
 def with_context(x: Tensor) -> None:
@@ -206,21 +244,22 @@ def with_context(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "schedule", "frozen", "steps"),
+    ("owners", "schedule", "frozen", "steps", "ahead"),
     [
-        pytest.param((0, 1, 0, 1), AllForwardAllBackward(), 0, 1, id="two spans a worker"),
-        pytest.param((0, 1, 0, 1), AllForwardAllBackward(), 2, 1, id="two spans a worker, two frozen"),
-        pytest.param((0, 1), Sliced(), 0, 1, id="two lengths of chunks"),
-        pytest.param((0, 1, 0, 1), Sliced(), 1, 1, id="two lengths, two spans a worker, one frozen"),
-        pytest.param((0, 1), TwoSteps(), 0, 2, id="two steps a round"),
-        pytest.param((0, 1), Split(), 1, 1, id="backward in two halves, one frozen"),
+        pytest.param((0, 1, 0, 1), AllForwardAllBackward(), 0, 1, False, id="two spans a worker"),
+        pytest.param((0, 1, 0, 1), AllForwardAllBackward(), 2, 1, False, id="two spans a worker, two frozen"),
+        pytest.param((0, 1), Sliced(), 0, 1, False, id="two lengths of chunks"),
+        pytest.param((0, 1, 0, 1), Sliced(), 1, 1, False, id="two lengths, two spans a worker, one frozen"),
+        pytest.param((0, 1), TwoSteps(), 0, 2, False, id="two steps a round"),
+        pytest.param((0, 1), TwoSteps(), 0, 2, True, id="two steps a round, each forward with weights of its own"),
+        pytest.param((0, 1), Split(), 1, 1, False, id="backward in two halves, one frozen"),
     ],
 )
 def test_a_schedule_computes_what_one_place_does(
-    owners: tuple[int, ...], schedule: Schedule, frozen: int, steps: int
+    owners: tuple[int, ...], schedule: Schedule, frozen: int, steps: int, ahead: bool
 ) -> None:
-    by_rank = run_ranks(2, run_spans, owners, schedule, frozen)
-    loss, layers = in_one_place(len(owners), frozen, steps)
+    by_rank = run_ranks(2, run_spans, owners, schedule, frozen, ahead)
+    loss, layers = in_one_place(len(owners), frozen, steps, ahead)
     assert sum(by_rank[owners[-1]][0]) == pytest.approx(loss, rel=1e-12)
     assert by_rank[1 - owners[-1]][0] == []
     for _, gradients, weights, reduced in by_rank:

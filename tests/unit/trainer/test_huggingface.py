@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from pipetransformer.data import DataInfo
+from pipetransformer.data import BYTE_VOCABULARIES, DataInfo
 from pipetransformer.errors import SpecError
 from pipetransformer.models import MicroBatchContext, PipelineModel, build_model, build_units, set_micro_batch
 from pipetransformer.models.huggingface import load_pretrained, save_pretrained, skeleton
@@ -211,3 +211,16 @@ def test_a_model_that_cannot_be_built_names_the_field(spec: Model, info: DataInf
     with pytest.raises(SpecError) as caught:
         build(spec, info)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("num_ids", BYTE_VOCABULARIES)
+def test_bytes_are_refused_as_tokens_of_a_pretrained_model_that_has_a_tokenizer(num_ids: int, tmp_path: Path) -> None:
+    def pretrained(vocabulary: int) -> Model:
+        config = transformers.BertConfig(num_hidden_layers=2, vocab_size=vocabulary, **SMALL)
+        transformers.BertModel(config).save_pretrained(folder := tmp_path / str(vocabulary))
+        return Model(name="huggingface", path=str(folder), num_layers=2)
+
+    samples = DataInfo((LENGTH,), CLASSES, num_ids)
+    build(pretrained(max(BYTE_VOCABULARIES)), samples)  # as what was trained on masked bytes is, to classify
+    with pytest.raises(SpecError, match=r"spec\.data\.options\.tokenizer: samples are bytes, but .* 30522 tokens"):
+        build(pretrained(30522), samples)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipetransformer import Data, Model, SpecError, Training
+from pipetransformer import Checkpoint, Data, Model, Optimizer, SpecError, Training
 from pipetransformer.job import Job
-from pipetransformer.parts import Parts
+from pipetransformer.parts import Overruled, Parts
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.local.manifest import read_job
@@ -64,7 +64,7 @@ def layouts(run_dir: Path) -> list[tuple[int, int]]:
 
 
 def logs(run_dir: Path) -> list[str]:
-    return [path.read_text()[-3000:] for path in run_dir.glob("logs/*")]
+    return [path.read_text()[-5000:] for path in run_dir.glob("logs/*")]
 
 
 def check_run(run_dir: Path) -> None:
@@ -99,12 +99,18 @@ def test_under_torchrun_the_leader_chooses_layouts_within_a_fixed_world(pipeline
 
 
 async def test_as_a_pods_command_the_script_is_a_worker_of_the_operator(tmp_path: Path) -> None:
-    status = await operate(script_job(), tmp_path, "python")
+    status = await operate(script_job().set("freeze.alpha", 0.6), tmp_path, "python")
 
     assert status.is_true(ConditionType.COMPLETE), logs(tmp_path)
     check_run(tmp_path)
     assert layouts(tmp_path) == [(2, 1), (1, 2)]
     assert summary(tmp_path)["steps_redone"] == 0
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    (told,) = [event for event in events if event["kind"] == "Overruled"]  # once, not in each generation
+    assert (told["field"], told["script"], told["manifest"]) == ("spec.freeze.alpha", 0.5, 0.6)
+    assert any(
+        "the script says spec.freeze.alpha: 0.5; the manifest says 0.6, and holds" in log for log in logs(tmp_path)
+    )
 
 
 @pytest.mark.slow
@@ -126,3 +132,19 @@ def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> Non
         Job.load(spec, Parts(model=list))
     with pytest.raises(SpecError, match=r"spec\.data\.name: is script, but this program passes no data"):
         Job.load(spec.model_copy(update={"data": Data(name="script")}))
+
+
+def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_defaults_are_not() -> None:
+    parts = Model(name="vit"), Data(name="digits")
+    optimizer = Optimizer(learning_rate=1e-3, weight_decay=0.1)
+    training = Training(epochs=4, max_gradient_norm=1.0, optimizer=optimizer)
+    said = TrainerSpec(model=parts[0], data=parts[1], training=training, checkpoint=Checkpoint(location="/there"))
+    manifest = TrainerSpec(model=parts[0], data=parts[1], training=Training(epochs=5, seed=1))
+
+    assert Parts(said=said).overruled(manifest) == [
+        Overruled("spec.training.epochs", 4, 5),
+        Overruled("spec.training.optimizer.weightDecay", 0.1, 0.0),
+        Overruled("spec.training.maxGradientNorm", 1.0, None),
+        Overruled("spec.checkpoint.location", "/there", None),
+    ]
+    assert Parts().overruled(manifest) == []

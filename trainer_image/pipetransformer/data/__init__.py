@@ -18,8 +18,10 @@ from .load import load_dataset
 from .micro_batches import MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
 from .order import EpochOrder
 from .own import own_dataset
+from .tokens import BYTE_VOCABULARIES
 
 __all__ = [
+    "BYTE_VOCABULARIES",
     "AugmentedSplit",
     "DataInfo",
     "Dataset",

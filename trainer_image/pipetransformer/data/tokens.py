@@ -18,6 +18,8 @@ PAD, START, END = 0, 1, 2
 _NUM_SPECIAL = 3
 #: Token ids of `encode_bytes`.
 VOCABULARY = 256 + _NUM_SPECIAL
+#: Numbers of token ids where samples are bytes: alone, or with one that masks.
+BYTE_VOCABULARIES = (VOCABULARY, VOCABULARY + 1)
 
 #: Text to token ids, with whatever marks its start and end.
 Encode = Callable[[str], Sequence[int]]

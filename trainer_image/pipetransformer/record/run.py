@@ -114,15 +114,20 @@ class RunRecord:
         """Append one event, such as `Evaluated`, `CheckpointDurable`, `WorkerLost`; fields in camelCase, JSON-able."""
         lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
 
-    def started(self, *, step: int, job: str, **fields: Any) -> None:
+    def started(self, *, step: int, job: str, **fields: Any) -> bool:
         """Note that the job of this UID starts at `step`, unless an earlier leader has. A record of another job is gone
-        on with where the job goes on from that one's checkpoint, and set aside where it starts from the beginning."""
+        on with where the job goes on from that one's checkpoint, and set aside where it starts from the beginning.
+
+        Returns:
+            Whether it was noted now.
+        """
         jobs = [line["job"] for line in lines.read(self.events_path) if line["kind"] == "Started"]
         if jobs and jobs[-1] == job:
-            return
+            return False
         if step == 0:
             set_aside(self.run_dir)
         self.event("Started", job=job, step=step, **fields)
+        return True
 
     def generation_committed(
         self,

@@ -6,10 +6,13 @@ import transformers
 
 from pipetransformer_contract.spec import Model
 
-from ...data import DataInfo
+from ...data import BYTE_VOCABULARIES, DataInfo
 from ...errors import SpecError
 from .attention import NAME
 from .families import DEFAULT_ARCHITECTURES, known_architectures
+
+#: Tokens of a model of bytes, padded; one that has a tokenizer has thousands.
+_MOST_OF_BYTES = 512
 
 
 def make_config(spec: Model, info: DataInfo) -> tuple[Any, str]:
@@ -99,6 +102,12 @@ def _check(config: Any, spec: Model, info: DataInfo) -> None:
                 "spec.model.options.image_size", f"the model takes {shape}, the data has {info.input_shape}"
             )
         return
+    if spec.path and info.vocab_size in BYTE_VOCABULARIES and config.vocab_size > _MOST_OF_BYTES:
+        raise SpecError(
+            "spec.data.options.tokenizer",
+            f"samples are bytes, but {spec.path} was trained on {config.vocab_size} tokens of its own: "
+            "name its tokenizer, with the dataset huggingface",
+        )
     if config.vocab_size < info.vocab_size:
         raise SpecError(
             "spec.model.options.vocab_size", f"{config.vocab_size} tokens, but the data has {info.vocab_size}"
