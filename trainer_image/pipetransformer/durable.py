@@ -1,10 +1,10 @@
 """When and how the workers of a generation make a checkpoint durable together, and load one at another size.
 
-Training goes on meanwhile. Between two rounds each worker of the first pipeline copies its stage to host memory; a
-thread writes the copy. The vote of every round carries how many still write; once nobody does, a thread of the leader
-writes the marker, with which the checkpoint counts. One is written at a time: what was asked for meanwhile is written
-after it, as training stands then. A checkpoint that a regroup overtakes is given up, and the new generation begins its
-own.
+Training goes on meanwhile. Between two rounds each worker of the first pipeline copies its stage to host memory, for
+which the others wait; a thread writes the copy. The vote of every round carries how many still write; once nobody does,
+a thread of the leader writes the marker, with which the checkpoint counts. One is written at a time: what was asked for
+meanwhile is written after it, as training stands then. A checkpoint that a regroup overtakes is given up, and the new
+generation begins its own.
 """
 
 import threading
@@ -80,8 +80,12 @@ class Checkpointer:
         """Ask for a checkpoint of the committed state, now or after the one that is being written."""
         self._wanted = self._spec is not None
 
-    def begin(self, state: WorkerState, layout: StageLayout) -> None:
-        """Copy the committed state and begin to write it, if that is wanted and nothing is being written."""
+    def begin(self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
+        """Copy the committed state and begin to write it, if that is wanted and nothing is being written.
+
+        Raises:
+            RuntimeError: a connection broke.
+        """
         if self._spec is None or not self._wanted or self._begun is not None:
             return
         self._wanted = False
@@ -96,14 +100,18 @@ class Checkpointer:
             state=control.to_dict(),
             run=self._job.identity,
         )
-        if layout.pipeline == 0:
-            copies = {
+
+        def copy() -> dict[str, dict[str, Tensor]]:
+            return {
                 unit_name(index, self._job.num_layers): {
                     name: tensor.detach().to("cpu", copy=True)
                     for name, tensor in state.unit_tensors(index, with_moments=True).items()
                 }
                 for index in layout.span
             }
+
+        copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
+        if copies is not None:
             self._given_up = threading.Event()
             self._part = self._thread.submit(_write, self._spec.location, self._begun, copies, self._given_up)
 
@@ -135,7 +143,7 @@ class Checkpointer:
             return None
         self.give_up()
         self.want()
-        self.begin(state, layout)
+        self.begin(state, layout, groups, barrier)
         return self.complete(layout, groups, barrier)
 
     def complete(self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> DurableCheckpoint | None:

@@ -158,11 +158,15 @@ class WorkerState:
             tensors: on the device of training, and nobody else's from here on.
 
         Raises:
-            ValueError: a parameter or buffer of the unit is missing.
+            ValueError: a parameter or buffer of the unit is missing, or of another shape.
         """
         prefix = unit_name(index, self.num_layers)
-        if missing := [name for name in unit.state_dict() if f"{prefix}.{name}" not in tensors]:
-            raise ValueError(f"state of {prefix} has no {missing[0]}")
+        for name, wanted in unit.state_dict().items():
+            given = tensors.get(f"{prefix}.{name}")
+            if given is None:
+                raise ValueError(f"state of {prefix} has no {name}")
+            if given.shape != wanted.shape:
+                raise ValueError(f"{name} of {prefix} is {tuple(given.shape)} and not {tuple(wanted.shape)}")
         parameters: dict[int, nn.Parameter] = {}
         for name, old in list(unit.named_parameters(remove_duplicate=False)):
             new = parameters.setdefault(id(old), nn.Parameter(tensors[f"{prefix}.{name}"], old.requires_grad))

@@ -194,6 +194,8 @@ class Trainer:
 
     def _turn(self) -> Ending | None:
         """One round and what follows it, or the way into a generation; a broken group ends in the next one."""
+        if self._member is None and self._hooks.stop_requested():
+            return Ending.STOPPED  # told in a round that has broken since
         try:
             # No name here may refer to the member: its sockets, whose end tells the others, close with the last one.
             return self._regroup() if self._member is None else self._train(self._member)
@@ -275,7 +277,7 @@ class Trainer:
         self._note_durable(member, self._checkpointer.advance(vote.writing, leads=member.leader is not None))
         if wanted:
             self._checkpointer.want()
-        self._checkpointer.begin(self._state, member.layout)
+        self._checkpointer.begin(self._state, member.layout, member.groups, self._barrier)
 
     def _note_durable(self, member: Membership, checkpoint: DurableCheckpoint | None) -> None:
         if member.leader is not None and checkpoint is not None:
@@ -393,7 +395,8 @@ class Trainer:
         """Make the model durable, the best if that is kept; all wait until it is."""
         job, groups, leader = self._job, member.groups, member.leader
         self._note_durable(member, self._checkpointer.complete(member.layout, groups, self._barrier))
-        self._checkpointer.begin(self._state, member.layout)  # what was asked for meanwhile
+        # What was asked for meanwhile.
+        self._checkpointer.begin(self._state, member.layout, groups, self._barrier)
         self._note_durable(member, self._checkpointer.complete(member.layout, groups, self._barrier))
         best = job.spec.evaluation.keep_best and bool(self._state.control.best)
         device = self._transport.device

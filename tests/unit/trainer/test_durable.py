@@ -1,5 +1,7 @@
 """Checkpoints are written while training goes on, and count once every worker's part is written."""
 
+import datetime
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -10,12 +12,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.best import best_location
 from pipetransformer.checkpoint import commit, latest, load_unit, save_unit
 from pipetransformer.durable import Checkpointer
 from pipetransformer.elastic.barrier import Barrier
-from pipetransformer.elastic.groups import GenerationGroups
+from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.watchdog import Watchdog
 from pipetransformer.errors import SpecError, StorageError
 from pipetransformer.job import Job
@@ -25,6 +29,7 @@ from pipetransformer.state import Control, WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.ranks import run_ranks
 from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
+from tests.unit.trainer.test_engine_watchdog import TRANSPORT, pair
 
 
 @pytest.fixture
@@ -39,6 +44,14 @@ def lone_layout(job: Job) -> StageLayout:
         reason=ResizeReason.START,
     )  # fmt: skip
     return StageLayout(generation, 0, [(0, 0)], [range(job.num_layers + 2)], 16)
+
+
+@functools.cache
+def alone() -> tuple[GenerationGroups, Barrier]:
+    """The groups of one worker, and its barrier."""
+    groups = GenerationGroups()
+    groups.meet(HashStore(), 0, 1, 0, Transport("127.0.0.1", datetime.timedelta(seconds=60)))
+    return groups, Barrier(Watchdog())
 
 
 def trained(job: Job, step: int) -> WorkerState:
@@ -80,7 +93,7 @@ def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_mad
     before = parameter.detach().clone()
     checkpointer.want()
 
-    checkpointer.begin(state, lone_layout(job))
+    checkpointer.begin(state, lone_layout(job), *alone())
     with torch.no_grad():
         parameter.add_(1)
     assert checkpointer.writing
@@ -97,7 +110,7 @@ def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_mad
 def test_a_checkpoint_counts_only_once_nobody_writes_any_more(job: Job) -> None:
     checkpointer = Checkpointer(job)
     checkpointer.want()
-    checkpointer.begin(trained(job, 5), lone_layout(job))
+    checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
     until(lambda: not checkpointer.writing)
 
     assert checkpointer.advance(1.0, leads=True) is None
@@ -109,14 +122,14 @@ def test_what_is_asked_for_meanwhile_is_written_afterwards_as_training_stands_th
 ) -> None:
     gate, checkpointer, layout = Gate(monkeypatch), Checkpointer(job), lone_layout(job)
     checkpointer.want()
-    checkpointer.begin(trained(job, 5), layout)
+    checkpointer.begin(trained(job, 5), layout, *alone())
     checkpointer.want()
-    checkpointer.begin(trained(job, 6), layout)
+    checkpointer.begin(trained(job, 6), layout, *alone())
     gate.open.set()
     until(lambda: not checkpointer.writing)
     until(lambda: checkpointer.advance(0.0, leads=True))
 
-    checkpointer.begin(trained(job, 7), layout)
+    checkpointer.begin(trained(job, 7), layout, *alone())
     until(lambda: not checkpointer.writing)
     until(lambda: checkpointer.advance(0.0, leads=True))
 
@@ -127,7 +140,7 @@ def test_what_is_asked_for_meanwhile_is_written_afterwards_as_training_stands_th
 def test_one_that_a_regroup_overtakes_never_counts(job: Job) -> None:
     checkpointer = Checkpointer(job)
     checkpointer.want()
-    checkpointer.begin(trained(job, 5), lone_layout(job))
+    checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
 
     checkpointer.give_up()
 
@@ -142,12 +155,12 @@ def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
     gate, checkpointer = Gate(monkeypatch), Checkpointer(job)
     for step in (5, 6, 7):
         checkpointer.want()
-        checkpointer.begin(trained(job, step), lone_layout(job))
+        checkpointer.begin(trained(job, step), lone_layout(job), *alone())
         checkpointer.give_up()
 
     gate.open.set()
     checkpointer.want()
-    checkpointer.begin(trained(job, 8), lone_layout(job))
+    checkpointer.begin(trained(job, 8), lone_layout(job), *alone())
     until(lambda: not checkpointer.writing)
 
     *given_up, files = [len(list(folder.iterdir())) for folder in sorted(Path(location(job)).iterdir())]
@@ -158,7 +171,7 @@ def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
 def make_durable(job: Job, step: int) -> None:
     checkpointer = Checkpointer(job)
     checkpointer.want()
-    checkpointer.begin(trained(job, step), lone_layout(job))
+    checkpointer.begin(trained(job, step), lone_layout(job), *alone())
     until(lambda: not checkpointer.writing)
     until(lambda: checkpointer.advance(0.0, leads=True))
 
@@ -219,6 +232,39 @@ def test_a_checkpoint_in_another_order_of_the_data_that_came_meanwhile_is_refuse
         Checkpointer(other).durable()
 
 
+class SlowToCopy(WorkerState):
+    """Takes a while to say what is to be copied."""
+
+    def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
+        threading.Event().wait(0.1)
+        return super().unit_tensors(index, with_moments=with_moments)
+
+
+def test_those_who_copy_nothing_wait_for_those_who_do_however_long_that_takes(job: Job) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
+    groups = pair(store)
+    watchdog = Watchdog(floor_seconds=0.1, first_seconds=0.2)
+    watchdog.start()
+    members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
+    generation = lone_layout(job).generation.model_copy(update={"members": members})
+    spans = [range(job.num_layers + 2)]
+
+    def save(rank: int) -> None:
+        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], spans, 16)
+        state = SlowToCopy(job.num_layers, control=Control(step=5), units=job.build_units(spans[0]))
+        Checkpointer(job).save_now(state, layout, groups[rank], Barrier(watchdog if rank else Watchdog()))
+
+    other = threading.Thread(target=save, args=(0,))
+    other.start()
+    save(1)
+    other.join(30)
+    watchdog.stop()
+    for each in groups:
+        each.drop()
+    found = latest(location(job))
+    assert found is not None and found.step == 5
+
+
 def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
     """Save by two ranks, of which the first leads; on the leader, whether the other had returned before the marker."""
     from pipetransformer import best
@@ -257,7 +303,7 @@ def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job:
     (tmp_path / "checkpoint").write_text("a file where the folder should be")
     checkpointer = Checkpointer(job)
     checkpointer.want()
-    checkpointer.begin(trained(job, 5), lone_layout(job))
+    checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
 
     with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
         until(lambda: not checkpointer.writing)

@@ -2,7 +2,9 @@
 
 import contextlib
 import datetime
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.connections import Connections
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
-from pipetransformer.elastic.watchdog import Deadline, Watchdog
+from pipetransformer.elastic.watchdog import ROUND, Deadline, Watchdog
 from pipetransformer.errors import StorageError
 from pipetransformer.moments import Moment
 from tests.ledger_checker import check
@@ -88,11 +90,11 @@ def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_th
 ) -> None:
     ours, theirs = pair(store)
     assert ours.world is not None and theirs.world is not None
-    deadline = Deadline(watchdog.limit("barrier", rounds=1))
+    deadline = Deadline(watchdog.limit(ROUND))
     worked = threading.Event()
 
     def work() -> str:
-        watched = Deadline(5 * watchdog.limit("barrier", rounds=1))
+        watched = Deadline(5 * watchdog.limit(ROUND))
         while not watched.is_past():
             worked.wait(0.01)
         return "done"
@@ -136,6 +138,47 @@ def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:
         Barrier(Watchdog()).pass_after(work, ours)
     ours.connections.shut()
     assert passed.get(timeout=30) == "broke"
+    ours.drop()
+    theirs.drop()
+
+
+def test_work_that_failed_keeps_no_group_whose_sockets_would_not_close(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    group = weakref.ref(ours.world)
+
+    def work() -> None:
+        raise LookupError("gone")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(LookupError):
+            Barrier(Watchdog()).pass_after(work, ours)
+        ours.drop()
+        assert group() is None
+    finally:
+        gc.enable()
+    theirs.drop()
+
+
+def test_a_vote_may_take_as_long_as_a_round_however_quick_the_votes_before_were(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    watchdog = Watchdog(floor_seconds=0.1, first_seconds=30)
+    watchdog.start()
+    late = threading.Event()
+
+    def meet() -> None:
+        barrier = Barrier(Watchdog())
+        barrier.pass_after(None, theirs)
+        late.wait(0.5)
+        barrier.pass_after(None, theirs)
+
+    other = threading.Thread(target=meet)
+    other.start()
+    barrier = Barrier(watchdog)
+    for _ in range(2):
+        barrier.pass_after(None, ours)
+    other.join(30)
+    watchdog.stop()
     ours.drop()
     theirs.drop()
 

@@ -213,3 +213,18 @@ def test_a_worker_whose_peer_died_says_so_holds_its_state_and_goes_as_soon_as_it
     workers.signal(0)
     assert workers.wait_for(0) == 143
     assert workers.termination(0)["reason"] == "Stopped"
+
+
+def test_a_worker_that_is_told_to_stop_in_a_round_that_then_breaks_does_not_wait_for_the_next_generation(
+    workers: Workers,
+) -> None:
+    workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(1, signal.SIGSTOP)
+    workers.signal(0)
+    workers.signal(1, signal.SIGKILL)
+
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"

@@ -74,6 +74,40 @@ def test_a_run_does_not_go_on_from_another_ones_checkpoint(tmp_path: Path) -> No
             run(tmp_path, checkpoint=checkpoint, **changes)
 
 
+class Named(nn.Module):
+    """One weight, of a name and shape."""
+
+    def __init__(self, name: str, *shape: int) -> None:
+        super().__init__()
+        self.register_parameter(name, nn.Parameter(torch.ones(shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * next(self.parameters()).sum()
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (("scale", 2, 4), "state of blocks.0 has no scale"),
+        (("weight", 4, 2), r"weight of blocks.0 is \(2, 4\) and not \(4, 2\)"),
+    ],
+)
+def test_a_run_does_not_go_on_with_weights_of_other_names_or_shapes(
+    block: tuple[str, int, int], message: str, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    training = Training(steps=1, global_batch_size=16)
+    run(
+        tmp_path,
+        model=lambda: [nn.Linear(4, 8), Named("weight", 2, 4), nn.Linear(8, 2)],
+        checkpoint=checkpoint,
+        training=training,
+    )
+
+    with pytest.raises(SpecError, match=f"spec.checkpoint.location: step-0{{11}}1-g1 is of another model: {message}"):
+        run(tmp_path, model=lambda: [nn.Linear(4, 8), Named(*block), nn.Linear(8, 2)], checkpoint=checkpoint)
+
+
 def test_a_run_goes_on_with_another_freeze_policy_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
     checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=2)
     before = Freeze(policy=FreezePolicyName.NORM_CHANGE, interval_steps=100)

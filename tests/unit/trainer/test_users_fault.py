@@ -58,6 +58,11 @@ def without_parts() -> PipelineModel:
     return PipelineModel.__new__(PipelineModel)
 
 
+class NoScalar(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return super().loss(output, target, weight)[0], weight.sum(0, keepdim=True)
+
+
 def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
     """A model with these blocks."""
     return lambda: [nn.Linear(4, 8), *blocks, nn.Linear(8, 2)]
@@ -126,6 +131,11 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(Averaging())}, SpecError, r"spec\.model: blocks\.0\.mean changes in each forward"),
         ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
         ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
+        (
+            {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
+            ModelError,
+            r"loss gave sums of the shapes \(\) and \(1,\): both must be scalars",
+        ),
         ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),
         ({"model": around(nn.TransformerEncoderLayer(8, 2, 8))}, SpecError, r"blocks\.0 is a .* with batch_first=True"),
         ({"model": around(nn.Dropout1d(0.1))}, SpecError, r"blocks\.0 is a Dropout1d"),

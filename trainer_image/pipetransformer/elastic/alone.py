@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import SpecError
 from ..state import WorkerState
 from .assemble import StateSources, put_unit
 from .plan import Origin, RegroupPlan
@@ -37,8 +38,8 @@ class Alone:
         """The state of the new role, empty for a leaver.
 
         Raises:
-            SpecError: the model cannot be built.
-            StorageError, LookupError, ValueError: a unit cannot be read from the checkpoint.
+            SpecError: the model cannot be built, or the checkpoint is of another one.
+            StorageError, LookupError: a unit cannot be read from the checkpoint.
             ConnectionAbortedError: it was given up.
         """
         if self.plan.origin is Origin.FRESH:
@@ -51,6 +52,10 @@ class Alone:
                     raise ConnectionAbortedError("given up before all units were read")
                 read = self.sources.load_unit(index)
                 tensors = {name: tensor.to(self.device) for name, tensor in read.items()}
-                put_unit(self.sources, self.new, index, tensors, self.device)
+                try:
+                    put_unit(self.sources, self.new, index, tensors, self.device)
+                except ValueError as error:
+                    message = f"{self.plan.checkpoint} is of another model: {error}"
+                    raise SpecError("spec.checkpoint.location", message) from error
         self.new.apply_boundary()
         return self.new

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 from .groups import GenerationGroups
-from .watchdog import Deadline, Watchdog
+from .watchdog import ROUND, Deadline, Watchdog
 
 T = TypeVar("T")
 
-_VOTE = "barrier"
 #: Between the votes of those who are at it; the others wait in the vote.
 _VOTE_SECONDS = 0.02
 
@@ -42,14 +41,18 @@ class Barrier:
             Exception: what `work` raised. The others will not pass: their connections to this worker have to close.
         """
         assert groups.world is not None
-        return self._pass(work, groups.world, lambda: self._watchdog.timing(_VOTE, groups.connections, rounds=1))
+
+        def watched() -> contextlib.AbstractContextManager[None]:
+            return self._watchdog.watching(groups.connections, Deadline(self._watchdog.limit(ROUND)).is_past)
+
+        return self._pass(work, groups.world, watched)
 
     def pass_within(self, work: Callable[[], T] | None, group: dist.ProcessGroup, deadline: Deadline) -> T | None:
         """As `pass_after`, by all of `group` and inside of what is watched already: each vote puts `deadline` off."""
 
         @contextlib.contextmanager
         def put_off() -> Iterator[None]:
-            deadline.put_off(self._watchdog.limit(_VOTE, rounds=1))
+            deadline.put_off(self._watchdog.limit(ROUND))
             yield
 
         return self._pass(work, group, put_off)
@@ -61,12 +64,15 @@ class Barrier:
         voting: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> T | None:
         done = None if work is None else self._thread.submit(work)
-        while True:
-            if done is not None:
-                wait([done], _VOTE_SECONDS)
-            busy = torch.tensor([float(done is not None and not done.done())])
-            result = None if done is None or busy else done.result()
-            with voting():
-                dist.all_reduce(busy, group=group)
-            if not busy:
-                return result
+        try:
+            while True:
+                if done is not None:
+                    wait([done], _VOTE_SECONDS)
+                busy = torch.tensor([float(done is not None and not done.done())])
+                result = None if done is None or busy else done.result()
+                with voting():
+                    dist.all_reduce(busy, group=group)
+                if not busy:
+                    return result
+        finally:
+            del done  # what it raises refers to this frame and so to the group, whose sockets would stay open

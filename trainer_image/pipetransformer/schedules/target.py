@@ -34,6 +34,9 @@ class Target:
         """Sum of the losses of these rows; their weight is noted."""
         with _LOSS:
             loss, weight = self._model.loss(output, self._labels[rows], self._sample_weights[rows])
+            if loss.dim() or weight.dim():
+                shapes = f"{tuple(loss.shape)} and {tuple(weight.shape)}"
+                raise ModelError(f"loss gave sums of the shapes {shapes}: both must be scalars")
             self._weights.append(weight.detach())
         return loss
 
