@@ -80,7 +80,11 @@ class RunPolicy(SpecModel):
     stall_timeout_seconds: Positive | None = Field(
         default=None, description="Without a step for so long: condition Stalled."
     )
-    resize_timeout_seconds: Positive = Field(default=600, description="A resize not published by then is cancelled.")
+    resize_timeout_seconds: Positive = Field(
+        default=600,
+        description="A resize not published by then is cancelled; a start whose workers are all placed has six times as"
+        " long, and twice that after each that was put off.",
+    )
     claim_timeout_seconds: Positive = Field(
         default=120,
         description="Workers beyond elasticPolicy.workers that are not all scheduled by then are given up, and tried"

@@ -220,6 +220,9 @@ class Resize(Wire):
     reason: ResizeReason
     start_time: datetime = Field(description="When its present phase began.")
     deadline: datetime | None = Field(default=None, description="When it is cancelled or taken back.")
+    replacements: Count = Field(
+        default=0, description="Times in a row that workers ended before the job began; each doubles the wait."
+    )
 
 
 class LastReport(Report):

@@ -49,8 +49,8 @@ class Nodes:
         return news
 
     def doubt(self, names: Iterable[str]) -> None:
-        """Workers there fell silent: whoever waits for a word of these nodes waits less, and no worker is sent there as
-        long as another node will do."""
+        """Workers there fell silent, or were rejected: whoever waits for a word of these nodes waits less, and no
+        worker is sent there as long as another node will do."""
         self._doubted.update(dict.fromkeys(names, self._clock() + DOUBT))
 
     def doubts(self, name: str) -> bool:

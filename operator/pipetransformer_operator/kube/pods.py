@@ -44,7 +44,7 @@ def observable(pod: Mapping[str, Any]) -> Object:
             **{key: status[key] for key in ("phase", "podIP", "reason", "message") if key in status},
             "conditions": [one for one in status.get("conditions", []) if one["type"] in _CONDITIONS],
             **{
-                key: [{"name": one["name"], "state": one.get("state", {})} for one in status[key]]
+                key: [{name: one[name] for name in ("name", "state", "started") if name in one} for one in status[key]]
                 for key in _STATUSES
                 if key in status
             },
@@ -75,6 +75,7 @@ def observe(
         return None
     metadata, status, node = pod["metadata"], pod.get("status", {}), pod["spec"].get("nodeName") or ""
     phase = WorkerPhase(status.get("phase", "Pending")) if status.get("phase") != "Unknown" else WorkerPhase.FAILED
+    rejected = _is_rejected(status)
     ended, holds = _ended(status, trainer), phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
     if ended is not None:
         phase = WorkerPhase.SUCCEEDED if ended["exitCode"] == 0 else WorkerPhase.FAILED
@@ -92,7 +93,8 @@ def observe(
         lingers=ended is not None and holds,
         waiting=_waiting(status),
         priority=int(pod["spec"].get("priority") or 0),
-        disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or _is_rejected(status),
+        disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
+        rejected=rejected,
         draining=nodes is not None and node in nodes.cordoned,
         node_lost=nodes is not None and node in nodes.lost,
         node_gone=nodes is not None and nodes.is_gone(node),
@@ -125,12 +127,19 @@ def _waiting(status: Object) -> str:
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
         return _words(placed)
-    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    waiting = (container.get("state", {}).get("waiting", {}) for container in containers)
-    words = next((_words(one) for one in waiting if one), "")
+    inits = status.get("initContainerStatuses", [])
+    states = [container.get("state", {}) for container in (*inits, *status.get("containerStatuses", []))]
+    words = next((_words(state["waiting"]) for state in states if state.get("waiting")), "")
     if words and _condition(status, "PodReadyToStartContainers").get("status") == "False":
         return f"{NOT_SET_UP}: it waits for its volumes and its network ({words})"
+    if words and (running := next((one["name"] for one in inits if _holds_up(one)), "")):
+        return f"{words}: init container {running} is not done"
     return words
+
+
+def _holds_up(init: Object) -> bool:
+    """Whether it is an init container that runs; a native sidecar has started, and others wait for it no more."""
+    return "running" in init.get("state", {}) and not init.get("started")
 
 
 def _words(one: Object) -> str:

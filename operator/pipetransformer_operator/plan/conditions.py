@@ -111,7 +111,7 @@ def _running(draft: Draft) -> None:
     elif status.quota_requests and status.quota_requests[0] in quota.lost(status, draft.observed):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST)
     elif plan is None:
-        if status.resize is not None and not _refused(draft, ConditionType.RUNNING, False):
+        if status.resize is not None and not draft.asleep and not _refused(draft, ConditionType.RUNNING, False):
             reason, why = why_not_ready(draft)
             message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
             waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason

@@ -84,6 +84,8 @@ def _is_asleep(draft: Draft) -> bool:
     if not draft.asleep or (status.plan is None and status.resize is not None):  # there one that ended is awaited
         return False
     condition = status.condition(ConditionType.RUNNING if status.plan is None else ConditionType.RESIZING)
+    if status.not_committed is not None and (condition is None or condition.reason != Reason.UNSCHEDULABLE):
+        return False
     return condition is None or condition.reason not in _NOT_FOR_WANT_OF_WORKERS
 
 

@@ -42,6 +42,7 @@ class Draft:
         min_available: as the plan's.
         spared_ids: of workers that are not wanted any more, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
+        refusing: nodes that refused workers which were to join.
     """
 
     def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
@@ -52,6 +53,7 @@ class Draft:
         self.expired = False
         self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
+        self.refusing: frozenset[str] = frozenset()
         self.min_available: int | None = None
         self.label_errors = label_errors(observed.labels, spec)
         self._events: list[PlanEvent] = []
@@ -279,6 +281,7 @@ class Draft:
         prepared = before is not None and before.phase is ResizePhase.PREPARE
         start = before.start_time if before is not None and prepared else self.now
         timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
+        preparing = phase is ResizePhase.PREPARE
         self.update(
             resize=Resize(
                 from_=LayoutSize.of(old) if old else None,
@@ -286,9 +289,17 @@ class Draft:
                 phase=phase,
                 reason=reason,
                 start_time=start,
-                deadline=(start if phase is ResizePhase.PREPARE else self.now) + timeout,
+                deadline=(start if preparing else self.now) + timeout,
+                replacements=before.replacements if before is not None and preparing else 0,
             )
         )
+
+    def prepare_anew(self, begin: datetime) -> None:
+        """Gives what is being prepared, if anything is, all its time again, from `begin` on."""
+        resize = self.status.resize
+        if resize is not None and resize.phase is ResizePhase.PREPARE:
+            self.update(resize=resize.model_copy(update={"start_time": begin}))
+            self.enter(resize.phase, resize.to.layout, resize.reason, resize.from_.layout if resize.from_ else None)
 
     @property
     def state_holders(self) -> list[Member]:
@@ -329,7 +340,7 @@ class Draft:
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
             min_available=self.min_available,
-            doubted=frozenset(worker.node for name in self.suspects if (worker := self._by_name.get(name))),
+            doubted=self.refusing | {worker.node for name in self.suspects if (worker := self._by_name.get(name))},
         )
 
     def _missing(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionType, Reason, ResizePhase
-from . import layouts
+from . import layouts, start
 from .draft import Draft
 from .finish import says_left, says_succeeded, words
 from .prepare import back_off, cancel, enter, is_late, try_at_once, why_not_ready
@@ -22,11 +22,6 @@ from .types import EventType, Worker
 UNATTENDED = timedelta(seconds=30)
 #: Where others fell silent lately.
 UNATTENDED_IN_DOUBT = timedelta(seconds=5)
-#: Before one is replaced that failed in a start, as with a Job's pods; doubled with each in a row, for the others wait.
-RETRY = timedelta(seconds=10)
-#: Before one is replaced that the cluster took away from a start: what took it may still be there.
-RETRY_TAKEN = timedelta(seconds=30)
-LONGEST_RETRY = timedelta(minutes=4)
 
 
 def recover(draft: Draft) -> None:
@@ -90,10 +85,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     ended = [workers[key] for key in joiners if not workers[key].alive]
     failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
     disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
-    if starting:
-        if disrupted or failed_joiners:
-            back_off(draft, RETRY_TAKEN if disrupted else RETRY, LONGEST_RETRY)
-    elif not members and preparing and (failed_joiners or disrupted):
+    draft.refusing = frozenset(worker.node for worker in ended if worker.rejected)
+    if not starting and not members and preparing and (failed_joiners or disrupted):
         key = [*failed_joiners, *disrupted][0]
         cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")
     if any(key not in draft.status.claimed_ids for key in members):
@@ -102,12 +95,14 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
         back_off(draft)
     draft.keep_workers(key for key in wanted if key not in why)
     described = ", ".join(f"{wanted[key]} ({why[key]})" for key in sorted(why))
-    if failed or (starting and failed_joiners):
+    counts = bool(failed or (starting and failed_joiners))
+    if counts:
         _count(draft, described)
-        return True
-    if members or stranded:
+    elif members or stranded:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
-    return False
+    if starting and not draft.status.finished:
+        start.replace(draft, described, start.RETRY_TAKEN if disrupted else start.RETRY if failed_joiners else None)
+    return counts
 
 
 def _why_stranded(draft: Draft, worker: Worker) -> str:

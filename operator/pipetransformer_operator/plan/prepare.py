@@ -88,10 +88,10 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
     draft.tell(reason, f"Resize {message}", EventType.WARNING)
 
 
-def back_off(draft: Draft, first: timedelta = FIRST_BACKOFF, longest: timedelta = LONGEST_BACKOFF) -> timedelta:
-    """Lets no worker be created for a while: `first`, doubled with each time in a row. Returns how long."""
+def back_off(draft: Draft) -> timedelta:
+    """Lets no worker be created for a while, doubled with each time in a row. Returns how long."""
     failures = draft.status.resize_failures
-    wait = min(longest, first * (1 << min(failures, 16)))
+    wait = min(LONGEST_BACKOFF, FIRST_BACKOFF * (1 << min(failures, 16)))
     draft.update(resize_failures=failures + 1, next_resize_time=draft.now + wait)
     return wait
 

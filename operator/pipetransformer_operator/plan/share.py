@@ -16,7 +16,7 @@ from ..api.status import Reason
 from .draft import Draft
 
 #: After workers found no node for which others had made room, until others make room again; doubled each time in a row.
-FIRST_SIT_OUT = timedelta(hours=1)
+FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
 
 
@@ -34,6 +34,9 @@ def take(draft: Draft) -> None:
     plan = draft.status.plan
     if share is not None and share.workers > (plan.layout.workers if plan else 0):
         draft.update(next_resize_time=None)
+    granted = before.workers if before and not before.yields else 0
+    if share is not None and share.workers > granted and is_open(draft):
+        draft.prepare_anew(draft.now)  # from now on others make room
     if draft.on_pack is OnPack.AUTO:
         words = f"may have {share.workers} workers" if share else "may have what it gets"
         why = "others want some" if share else "none waits for workers"

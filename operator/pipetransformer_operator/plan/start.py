@@ -1,16 +1,27 @@
 """Starting, and starting again: workers are created, and when all are warm a generation is published.
 
 All or none: workers of a start that the cluster cannot place whole, or whose containers it cannot start, are given back
-after a time, and tried again later.
+after a time, and tried again later; where it can, after six times that time. One that ends before the job began is
+replaced, and the others stay warm meanwhile.
 """
+
+from datetime import datetime, timedelta
 
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import ConditionType, Reason, ResizePhase
+from ..api.status import ConditionType, Reason, Resize, ResizePhase
 from . import layouts, share
 from .draft import Draft
 from .prepare import all_scheduled, back_off, can_start, forget_failures, why_not_ready
 from .types import EventType
+
+#: Before one is replaced that failed, as with a Job's pods; doubled with each in a row, for the others wait.
+RETRY = timedelta(seconds=10)
+#: Before one is replaced that the cluster took away: what took it may still be there.
+RETRY_TAKEN = timedelta(seconds=30)
+LONGEST_RETRY = timedelta(minutes=4)
+#: So many times `resizeTimeoutSeconds` a start has whose workers are all placed; doubled with each that was put off.
+PLACED = 6
 
 
 def take_size(draft: Draft) -> None:
@@ -47,20 +58,60 @@ def start(draft: Draft) -> None:
     ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
     draft.want(ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
-    _put_off_what_cannot_run(draft)
+    _put_off_what_does_not_begin(draft)
 
 
-def _put_off_what_cannot_run(draft: Draft) -> None:
+def _put_off_what_does_not_begin(draft: Draft) -> None:
     resize = draft.status.resize
-    assert resize is not None and resize.deadline is not None
-    if all_scheduled(draft) and can_start(draft):
-        return
-    if draft.now < resize.deadline:
-        draft.wake_at(resize.deadline)
+    assert resize is not None
+    deadline = _deadline(draft, resize)
+    draft.update(resize=resize.model_copy(update={"deadline": deadline}))
+    if draft.now < deadline:
+        draft.wake_at(deadline)
         return
     reason, why = why_not_ready(draft)
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
+    _put_off(draft, reason, why)
+
+
+def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
+    """Lets a start go on after workers that ended before it began: others are created after a while, and have all the
+    time that a start has. All are given back where too many were lost in a row.
+
+    Args:
+        draft: of a job that does not train yet.
+        lost: who ended, and how.
+        first: the wait for the first that is replaced; None, at once, if nothing speaks against it.
+    """
+    wait = timedelta()
+    if first is not None:
+        resize = draft.status.resize
+        replacements = resize.replacements if resize else 0
+        wait = first * (1 << min(replacements, 16))
+        if wait > LONGEST_RETRY:
+            _put_off(draft, Reason.WORKER_FAILED, f"{replacements + 1} times in a row some ended, now {lost}")
+            return
+        if resize is not None:
+            draft.update(resize=resize.model_copy(update={"replacements": replacements + 1}))
+        draft.update(next_resize_time=draft.now + wait)
+        message = f"{lost} before all were ready; replaced in {wait.total_seconds():.0f} s"
+        draft.set_condition(ConditionType.RUNNING, False, Reason.WORKER_FAILED, message)
+    draft.prepare_anew(draft.now + wait)
+
+
+def _deadline(draft: Draft, resize: Resize) -> datetime:
+    """When a start is put off. Where each worker is placed and its containers can start, images, init containers and
+    models have longer, and longer each time; but none holds its accelerator for ever."""
+    timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
+    if not (all_scheduled(draft) and can_start(draft)):
+        return resize.start_time + timeout
+    longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.resize_failures, 4))
+    since = draft.observed.since
+    return max(longer, since + timeout) if since else longer  # a new operator has to hear first who is ready
+
+
+def _put_off(draft: Draft, reason: Reason, why: str) -> None:
     wait = back_off(draft)
     message = f"Start put off, its workers are given back: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)

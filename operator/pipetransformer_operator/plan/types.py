@@ -39,10 +39,10 @@ class Worker:
     trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
     `lingers` says that the trainer has ended and another container of the pod has not.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), or that its node
-    did not take it at all, which is no failure.
+    did not take it at all (then `rejected`, too), which is no failure.
     `draining` says that its node takes no pods any more.
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
-    `node_doubted` says that other workers there fell silent lately.
+    `node_doubted` says that other workers there fell silent lately, or were rejected.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
@@ -60,6 +60,7 @@ class Worker:
     lingers: bool = False
     waiting: str = ""
     disrupted: bool = False
+    rejected: bool = False
     draining: bool = False
     node_lost: bool = False
     node_gone: bool = False
@@ -199,7 +200,8 @@ class Plan:
         requeue_after: seconds until time alone changes the answer; None when only an event can.
         min_available: so many workers must stay when others take some away; None before the first layout, and once
             none of a job that has ended holds anything.
-        doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet.
+        doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet; and those that
+            rejected workers.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 

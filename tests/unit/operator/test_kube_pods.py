@@ -65,6 +65,23 @@ def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:
             },
             "PodNotSetUp: it waits for its volumes and its network (ContainerCreating)",
         ),
+        (
+            {
+                "initContainerStatuses": [
+                    {"name": "proxy", "started": True, "state": {"running": {}}},
+                    {"name": "fetch", "started": False, "state": {"running": {}}},
+                ],
+                "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+            },
+            "PodInitializing: init container fetch is not done",
+        ),
+        (
+            {
+                "initContainerStatuses": [{"name": "proxy", "started": True, "state": {"running": {}}}],
+                "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}],
+            },
+            "ContainerCreating",
+        ),
         ({"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "Creating"}}}]}, "Creating"),
         ({}, ""),
     ],
@@ -77,7 +94,7 @@ def test_a_pod_that_does_not_run_yet_says_what_it_waits_for(status: dict[str, An
 def test_a_pod_that_the_cluster_takes_away_is_disrupted() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     worker = observe(seen({"phase": "Running", "conditions": [target]}), "trainer")
-    assert worker is not None and worker.disrupted and not worker.alive
+    assert worker is not None and worker.disrupted and not worker.alive and not worker.rejected
     worker = observe(seen({"phase": "Running", "conditions": [target | {"status": "False"}]}), "trainer")
     assert worker is not None and worker.alive
 
@@ -85,7 +102,7 @@ def test_a_pod_that_the_cluster_takes_away_is_disrupted() -> None:
 def test_a_pod_that_its_node_refuses_is_taken_away_and_one_whose_containers_ran_failed() -> None:
     rejected = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
     worker = observe(seen(rejected), "trainer")
-    assert worker is not None and worker.disrupted
+    assert worker is not None and worker.disrupted and worker.rejected
     assert worker.message == "UnexpectedAdmissionError: no healthy devices"
     ran = {"name": "logs", "state": {"terminated": {"exitCode": 1}}}
     worker = observe(seen(rejected | {"containerStatuses": [ran]}), "trainer")

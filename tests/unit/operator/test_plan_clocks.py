@@ -32,6 +32,21 @@ def test_a_job_that_trains_trains_on(skew: int) -> None:
 
 
 @SKEWS
+def test_a_start_that_took_long_is_not_put_off_before_the_next_operator_heard_who_is_ready(skew: int) -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.wait(3000)
+    world.warm_up(["digits-w0"])
+    world.wait(599)
+    world.warm.clear()
+    take_over(world, skew)
+    world.wait(599)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.deleted) == ((2, 1), [])
+
+
+@SKEWS
 def test_a_claim_that_was_being_prepared_succeeds_in_the_end(skew: int) -> None:
     world = World(make_job().stages(2).workers(2, most=4))
     world.start()

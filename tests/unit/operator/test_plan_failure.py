@@ -155,6 +155,73 @@ def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no
 
 
 @pytest.mark.parametrize(
+    ("change", "seconds"),
+    [
+        ({"disrupted": True, "phase": WorkerPhase.FAILED, "message": "Evicted: low on disk"}, 30),
+        ({"phase": WorkerPhase.FAILED, "exit_code": 1}, 10),
+        ({"terminating": True}, 0),
+        ({"node_lost": True, "node": "dead"}, 0),
+    ],
+    ids=["evicted", "crash", "deleted", "node-lost"],
+)
+def test_a_worker_lost_from_a_start_that_takes_long_is_replaced_and_the_others_stay_warm(
+    change: dict[str, object], seconds: int
+) -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(700)
+    world.settle()
+    if "node_lost" in change:
+        world.silent.add("digits-w3")
+    world.change("digits-w3", **change)
+    world.settle()
+    if seconds:
+        running = world.condition(ConditionType.RUNNING)
+        assert running.reason == "WorkerFailed" and running.message.startswith("digits-w3 (")
+        assert running.message.endswith(f"before all were ready; replaced in {seconds} s")
+    world.wait(seconds)
+    world.settle()
+    alive = {name for name, worker in world.workers.items() if worker.alive}
+    assert alive == {"digits-w0", "digits-w1", "digits-w2", "digits-w4"}
+    world.wait(599)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.deleted_alive) == ((2, 2), ["digits-w3"] if "node_lost" in change else [])
+
+
+def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_why() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.warm_up(["digits-w0"])
+    rejected = {"disrupted": True, "rejected": True, "phase": WorkerPhase.FAILED, "message": "no healthy devices"}
+    for seconds in (30, 60, 120, 240):
+        world.change(max(world.workers), node="bad", **rejected)
+        assert world.turn().doubted == {"bad"}, "its next workers keep off that node"
+        world.settle()
+        world.wait(seconds - 1)
+        world.settle()
+        assert set(world.workers) == {"digits-w0"}
+        world.wait(1)
+        world.settle()
+        assert len(world.workers) == 2
+    world.change(max(world.workers), **rejected)
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert (world.workers, running.reason) == ({}, "WorkerFailed")
+    assert "5 times in a row some ended, now digits-w5 (taken away: no healthy devices)" in running.message
+    assert running.message.endswith("next attempt in 60 s"), "that is the first start that was put off"
+    world.wait(60)
+    world.settle()
+    world.change(max(world.workers), **rejected)
+    world.settle()
+    world.wait(30)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.status.failures) == ((2, 1), 0)
+
+
+@pytest.mark.parametrize(
     "change",
     [{"disrupted": True}, {"phase": WorkerPhase.SUCCEEDED, "exit_code": 0}],
     ids=["preempted", "exit-0"],

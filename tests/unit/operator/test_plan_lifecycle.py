@@ -384,6 +384,27 @@ def test_a_start_whose_pods_are_not_set_up_is_put_off_and_one_whose_image_is_slo
         assert bool(world.workers) == stays
 
 
+def test_a_start_whose_workers_are_placed_has_longer_and_not_for_ever() -> None:
+    world = World(make_job().stages(2).workers(2))
+    for seconds in (3600, 7200):
+        world.settle()
+        world.warm_up([min(world.workers)])
+        hangs = max(world.workers)
+        world.change(hangs, waiting="PodInitializing: init container fetch is not done")
+        world.wait(seconds - 1)
+        world.settle()
+        assert len(world.workers) == 2
+        world.wait(1)
+        world.settle()
+        running = world.condition(ConditionType.RUNNING)
+        assert (world.workers, running.reason) == ({}, "NotReady")
+        assert f"{hangs}: PodInitializing: init container fetch is not done" in running.message
+        world.wait(120)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1)
+
+
 def test_every_condition_is_of_the_spec_that_was_looked_at_last() -> None:
     world = World(make_job())
     world.start()

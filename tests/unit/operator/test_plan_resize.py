@@ -424,7 +424,7 @@ def test_a_start_that_cannot_be_placed_whole_holds_nothing_past_its_time() -> No
 def test_a_slow_image_does_not_put_a_placed_start_off() -> None:
     world = World(make_job().stages(2).workers(2))
     world.settle()
-    world.wait(3600)
+    world.wait(3599)
     world.settle()
     assert len(world.workers) == 2
 

@@ -1,10 +1,11 @@
 """Jobs on one cluster, each with its own `plan()`, and `allocate()` between them: who gets what, and how calmly."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.messages import Offer, Outcome, StepTime
+from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.status import Share, State
 from pipetransformer_operator.plan import WorkerPhase, allocate, demand_of
 from tests.builders import JobBuilder, make_job
@@ -186,8 +187,63 @@ def test_a_job_that_no_node_takes_costs_the_others_a_few_resizes_and_no_more(
         cluster.run(1)
         sizes.append(sum(cluster.size(name) for name in cluster.worlds))
     cost = sum(world.plan.layout_generation for world in others) - sum(before)
-    assert cost <= 2 * (2 + 2 * needs), "room was made twice in two hours and a half, and taken back by claims"
+    assert cluster.worlds["z"].status.grants_in_vain == 4
+    assert cost <= 4 * (2 + needs), "room was made four times in two hours and a half, and taken back by claims"
     assert sum(sizes) / len(sizes) > full - needs
+
+
+@ORDERS
+def test_who_has_room_made_for_it_has_the_time_of_a_claim_from_then_on(last_first: bool) -> None:
+    cluster = Cluster(8, pause=8, last_first=last_first)
+    cluster.add("a", auto(1, 8))
+    cluster.run(200)
+    second = cluster.add("b", auto(2, 8))
+    cluster.run(100)
+    assert cluster.size("a") + cluster.size("b") == 8
+    assert second.status.grants_in_vain == 0, "two commits and a checkpoint take longer than claimTimeoutSeconds"
+
+
+def test_a_grant_that_comes_late_in_a_claim_is_not_in_vain_before_others_had_time_to_make_room() -> None:
+    world = World(auto(2, 8))
+    world.settle()
+    world.warm_up()
+    world.unschedulable = True
+    world.commit()
+    assert len(world.workers) == 3
+    world.wait(119)
+    world.share = Share(workers=4, layout_generation=world.status.layout_generation)
+    world.settle()
+    world.wait(119)
+    world.settle()
+    assert (len(world.workers), world.status.grants_in_vain) == (3, 0)
+    world.wait(1)
+    world.settle()
+    assert (len(world.workers), world.status.grants_in_vain) == (2, 1)
+    assert world.status.next_grant_time == world.now + timedelta(minutes=10)
+
+
+def test_a_job_that_sleeps_over_a_layout_that_its_members_could_not_commit_waits_for_nobodys_workers() -> None:
+    world = World(auto(2, 8))
+    world.start()
+    world.warm_up()
+    assert (world.shape, world.plan.confirmed) == ((1, 3), False)
+    world.wait(5)
+    world.break_group([member.name for member in world.plan.members])
+    world.wait(5)
+    world.settle()
+    assert world.plan.reason is ResizeReason.UNDO
+    world.commit(checkpoint=0)
+    world.leave()
+    demand = demand_of(world.spec, world.observed(), world.now)
+    assert world.status.next_resize_time is not None and demand is not None
+    assert (demand.waiting, demand.asleep) == (False, False)
+    world.unschedulable = True
+    world.wait(61)
+    world.settle()
+    world.wait(120)
+    world.settle()
+    demand = demand_of(world.spec, world.observed(), world.now)
+    assert demand is not None and demand.asleep, "now no node was found"
 
 
 @ORDERS
