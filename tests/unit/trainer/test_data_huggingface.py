@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -10,7 +11,7 @@ import tokenizers
 import torch
 import transformers
 
-from pipetransformer.data import DataInfo, lengths_of, load_dataset
+from pipetransformer.data import DataInfo, Dataset, lengths_of, load_dataset
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import Data
 
@@ -53,6 +54,41 @@ def test_texts_of_hugging_face_are_packed_with_a_tokenizer(rows: str, tmp_path: 
     assert dataset.info == DataInfo((7,), 2, 2)
     assert len(dataset.train) == (20 * 3 - 1) // 7
     assert dataset.train.batch([0])[1].tolist() == [[0] * 7]
+
+
+def save_tokenizer(folder: Path) -> str:
+    """Of three words, between [CLS] and [SEP]."""
+    ids = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"))}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "cls_token", "sep_token", "mask_token")}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", **names).save_pretrained(folder)
+    return str(folder)
+
+
+def save_rows(folder: Path, **columns: list[Any]) -> str:
+    """A saved dataset whose two splits are alike."""
+    table = datasets.Dataset.from_dict(columns)
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(folder))
+    return str(folder)
+
+
+def load(path: str, **options: Any) -> Dataset:
+    return load_dataset(Data(name="huggingface", path=path, options=options), dtype=torch.float32)
+
+
+def test_a_text_that_is_cut_keeps_what_marks_its_end(tmp_path: Path) -> None:
+    path = save_rows(tmp_path / "saved", text=["a b c", "c"], label=[0, 1])
+    options = {"text": "text", "label": "label", "length": 4, "tokenizer": save_tokenizer(tmp_path / "tokenizer")}
+    dataset = load(path, **options)
+    assert dataset.train.batch([0, 1])[0].tolist() == [[2, 5, 6, 3], [2, 7, 3, 0]]
+
+    made = sorted(tmp_path.rglob("cache-*.arrow"))
+    load(path, **options)
+    assert sorted(tmp_path.rglob("cache-*.arrow")) == made, "another worker finds what the first has made"
 
 
 def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Models of transformers as units: the same logits, fresh weights alike everywhere, masks, and the way back."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,10 @@ def test_a_checkpoint_of_other_labels_keeps_all_but_its_head_for_them(tmp_path: 
         (spec_of({**GPT2, "n_embed": 16}), TOKENS, "spec.model.options.n_embed"),
         (spec_of({**GPT2, "n_head": 3}), TOKENS, "spec.model.options"),
         (spec_of({**LLAMA, "hidden_size": 17}), TOKENS, "spec.model.options"),
+        (spec_of({**BERT, "hidden_act": "gelu_neww"}), LABELLED, "spec.model.options"),
+        (spec_of({**BERT, "num_attention_heads": 0}), LABELLED, "spec.model.options"),
+        (spec_of({**GPT2, "activation_function": "gelu-new"}), TOKENS, "spec.model.options"),
+        (spec_of({**LLAMA, "rope_parameters": {"rope_type": "liner"}}), TOKENS, "spec.model.options"),
         (spec_of({**GPT2, "vocab_size": 39}), TOKENS, "spec.model.options.vocab_size"),
         (spec_of({**GPT2, "n_positions": 5}), TOKENS, "spec.data.options.length"),
         (spec_of({**GPT2, "n_layer": 3}), TOKENS, "spec.model.numLayers"),
@@ -224,3 +229,53 @@ def test_bytes_are_refused_as_tokens_of_a_pretrained_model_that_has_a_tokenizer(
     build(pretrained(max(BYTE_VOCABULARIES)), samples)  # as what was trained on masked bytes is, to classify
     with pytest.raises(SpecError, match=r"spec\.data\.options\.tokenizer: samples are bytes, but .* 30522 tokens"):
         build(pretrained(30522), samples)
+
+
+def test_an_option_of_an_older_transformers_says_where_it_is_now() -> None:
+    with pytest.raises(SpecError, match=r"rope_theta: LlamaConfig has no rope_theta; it is one of its rope_parameters"):
+        build(spec_of({**LLAMA, "rope_theta": 5e5}), TOKENS)
+
+
+def cut(weights: Path) -> None:
+    weights.write_bytes(weights.read_bytes()[:-500])
+
+
+def point(weights: Path) -> None:
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1\n")
+
+
+@pytest.mark.parametrize("damage", [cut, point, Path.unlink])
+def test_a_damaged_checkpoint_is_refused_with_its_path(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    config = transformers.BertConfig(num_hidden_layers=2, vocab_size=VOCABULARY, **SMALL)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    damage(tmp_path / "model.safetensors")
+    with pytest.raises(SpecError, match=rf"spec\.model\.path: {tmp_path}: [A-Za-z]+Error: .") as caught:
+        build(Model(name="huggingface", path=str(tmp_path), num_layers=2), LABELLED)
+    assert caught.value.reason == "ModelUnreadable"
+
+
+@pytest.mark.parametrize(
+    ("options", "info", "message"),
+    [
+        ({"image_size": 8}, IMAGES, r"position_embeddings \(1, 17, 16\) is \(1, 5, 16\) here"),
+        ({"intermediate_size": 64, "image_size": 16}, DataInfo((1, 16, 16), CLASSES), r"do not fit .* and 3 more"),
+    ],
+)
+@pytest.mark.parametrize("labels", [CLASSES, CLASSES + 2])
+def test_an_option_that_would_draw_a_checkpoints_weights_anew_is_refused(
+    labels: int, options: dict[str, Any], info: DataInfo, message: str, tmp_path: Path
+) -> None:
+    config = transformers.ViTConfig(num_hidden_layers=2, image_size=16, patch_size=4, num_channels=1, **SMALL)
+    config.num_labels = labels
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    spec = Model(name="huggingface", path=str(tmp_path), num_layers=2, options=options)
+    with pytest.raises(SpecError, match=rf"spec\.model\.options: .*{message}"):
+        build(spec, info)
+
+
+def test_a_checkpoint_without_weights_of_the_model_is_refused(tmp_path: Path) -> None:
+    config = transformers.BertConfig(num_hidden_layers=1, vocab_size=VOCABULARY, **SMALL)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    spec = Model(name="huggingface", path=str(tmp_path), num_layers=2, options={"num_hidden_layers": 2})
+    with pytest.raises(SpecError, match=r"spec\.model\.path: .* no weights of .* bert\.encoder\.layer\.1.* missing"):
+        build(spec, LABELLED)

@@ -102,8 +102,8 @@ def load_huggingface(
         shape = tuple(splits[0].batch([0])[0].shape[1:])
         return Dataset(splits[0], splits[1], DataInfo(shape, _num_classes(tables, "target")))
     assert text is not None
-    encode, padding, vocabulary = _tokens(tokenizer)
     *shorter, longest = as_lengths(length)
+    encode, padding, vocabulary = _tokens(tokenizer, None if label is None else longest)
     if label is None:
         if shorter:
             raise ValueError("packed samples have one length")
@@ -121,14 +121,17 @@ def load_huggingface(
     return Dataset(splits[0], splits[1], DataInfo((longest,), num_classes, vocabulary, lengths))
 
 
-def _tokens(tokenizer: str | None) -> tuple[Encode, int, int]:
-    """What encodes a text, the id of padding, and the number of ids."""
+def _tokens(tokenizer: str | None, longest: int | None) -> tuple[Encode, int, int]:
+    """What encodes a text, up to so many tokens with those that mark its end, the id of padding, the number of ids."""
     if tokenizer is None:
         return encode_bytes, PAD, VOCABULARY
     from transformers import AutoTokenizer
 
     made = AutoTokenizer.from_pretrained(tokenizer)
     encode: Callable[[str], list[int]] = made.encode
+    if longest is not None:
+        encode = partial(made.encode, truncation=True, max_length=longest)
+        encode("")  # which is noted in the tokenizer, so that the cache knows it again by what it then is
     return encode, made.pad_token_id or PAD, len(made)
 
 

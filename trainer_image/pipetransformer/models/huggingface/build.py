@@ -4,7 +4,7 @@ The whole model exists on the meta device only; a worker gives memory to the uni
 """
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from pipetransformer_contract.spec import Model
 
 from ...data import DataInfo
-from ...errors import SpecError
+from ...errors import SpecError, building
 from ..dropout import key
 from ..keyed import key_dropout, place_of
 from ..model import PipelineModel
 from .configuration import make_config, positions
 from .families import split
+
+#: Weights in an error's message.
+_NAMED = 3
 
 
 def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
@@ -86,12 +89,10 @@ class _Skeleton:
         self._dtype = dtype
         config, architecture = make_config(spec, info)
         self._class = getattr(transformers, architecture)
-        try:
+        with building("spec.model.options", f"{architecture} cannot be built"):
             with torch.device("meta"):
                 self.whole: Any = self._class(config).to(dtype)
-        except (ValueError, TypeError) as error:
-            raise SpecError("spec.model.options", f"{self._class.__name__}: {error}") from error
-        self._fill_constants()
+            self._fill_constants()
         embedding, blocks, head = split(self.whole)
         self.model = PipelineModel(embedding, blocks, head, (positions(config, info), config.hidden_size))
         for index, unit in enumerate(self.model.units):
@@ -141,17 +142,40 @@ class _Skeleton:
             with torch.random.fork_rng(devices=[]):
                 # A head that the checkpoint lacks, or has for other labels, is drawn, alike on every worker.
                 torch.manual_seed(self._seed)
-                config, path = self.whole.config, self._spec.path
-                other_labels = transformers.AutoConfig.from_pretrained(path).num_labels != config.num_labels
-                whole = self._class.from_pretrained(
-                    path, config=config, dtype=self._dtype, ignore_mismatched_sizes=other_labels
+                whole, found = self._class.from_pretrained(
+                    self._spec.path,
+                    config=self.whole.config,
+                    dtype=self._dtype,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
                 )
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:
             message = f"{self._spec.path}: {type(error).__name__}: {error}"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error
+        self._check_loaded(found["missing_keys"], found["mismatched_keys"])
         embedding, blocks, head = split(whole)
         units = [embedding, *blocks, head]
         return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
+
+    def _check_loaded(self, missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]) -> None:
+        """Only what is in the head may be drawn instead of read.
+
+        Raises:
+            SpecError: other weights are missing, or of other sizes.
+        """
+        ours, path = self.names(), self._spec.path
+        sizes = [
+            f"{name} {tuple(theirs)} is {tuple(wanted)} here"
+            for name, theirs, wanted in sorted(mismatched)
+            if not ours.get(name, "").startswith("head.")
+        ]
+        if sizes:
+            options = ", ".join(self._spec.options)
+            raise SpecError("spec.model.options", f"{options} do not fit the weights in {path}: {_some(sizes)}")
+        lost = sorted(name for name in missing if not ours.get(name, "").startswith("head."))
+        if lost:
+            message = f"{path} has no weights of {self._class.__name__}: {_some(lost)} are missing"
+            raise SpecError("spec.model.path", message, reason="ModelUnreadable")
 
     def _own(self, index: int, unit: nn.Module) -> nn.Module:
         """Give every random draw of the unit a place of its own."""
@@ -160,3 +184,7 @@ class _Skeleton:
             if hasattr(module, "is_causal"):
                 module.randomness = (self._seed, place_of(index, number))
         return unit
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

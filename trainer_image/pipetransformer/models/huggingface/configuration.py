@@ -27,8 +27,9 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, str]:
     if spec.path:
         try:
             config = transformers.AutoConfig.from_pretrained(spec.path)
-        except (OSError, ValueError) as error:
-            raise SpecError("spec.model.path", f"{spec.path}: {error}", reason="ModelUnreadable") from error
+        except Exception as error:
+            message = f"{spec.path}: {type(error).__name__}: {error}"
+            raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error
     elif model_type in transformers.CONFIG_MAPPING:
         config = transformers.AutoConfig.for_model(model_type)
     else:
@@ -40,7 +41,10 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, str]:
     architecture = _architecture(spec, config)
     for name in options:
         if not hasattr(config, name):
-            raise SpecError(f"spec.model.options.{name}", f"{type(config).__name__} has no {name}")
+            known = (
+                "; it is one of its rope_parameters" if name in (getattr(config, "rope_parameters", None) or ()) else ""
+            )
+            raise SpecError(f"spec.model.options.{name}", f"{type(config).__name__} has no {name}{known}")
     if not spec.path:
         own_names = type(config).attribute_map  # such as n_layer of num_hidden_layers
         open_values = {"num_hidden_layers": spec.num_layers, **_from_data(config, info)}
@@ -48,7 +52,8 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, str]:
         try:  # anew: one value may follow from another
             config = transformers.AutoConfig.for_model(model_type, **options)
         except Exception as error:
-            raise SpecError("spec.model.options", f"{type(config).__name__}: {error}") from error
+            message = f"{type(config).__name__}: {type(error).__name__}: {error}"
+            raise SpecError("spec.model.options", message) from error
     else:
         for name, value in options.items():
             setattr(config, name, value)
