@@ -5,7 +5,7 @@ It publishes the first generation when all workers are ready, and a wider one wh
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlparse
 
@@ -16,7 +16,11 @@ from pipetransformer_contract.wire import Path as ChannelPath
 
 class StubChannel:
     """Serves until `close`. While `down` is set it answers 503 to everything, as a channel without its operator
-    does."""
+    does. Once the job has ended, by the leader's word or by `end`, it answers 410 to polls and heartbeats.
+
+    Attributes:
+        told: workers whose heartbeats were answered so.
+    """
 
     def __init__(
         self,
@@ -28,6 +32,7 @@ class StubChannel:
         self.reports: list[Report] = []
         self.beats: list[Heartbeat] = []
         self.waiting: set[str] = set()
+        self.told: set[str] = set()
         self.polls = 0
         self.refused = 0
         self.connections = 0
@@ -38,6 +43,8 @@ class StubChannel:
         self._on_pack = on_pack
         self._packing = packing
         self._ready: dict[str, str] = {}
+        self._ended = False
+        self._unheard: frozenset[str] = frozenset()
         self._condition = threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
         self._server.daemon_threads = True
@@ -52,6 +59,17 @@ class StubChannel:
         """How the leader said that the job ended."""
         last = self.reports[-1] if self.reports else None
         return last.outcome.value if last is not None and last.outcome is not None else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended."""
+        return self._ended or self.outcome is not None
+
+    def end(self, unheard: Iterable[str] = ()) -> None:
+        """The job has ended, whatever its leader says; `unheard` do not beat before their group breaks."""
+        with self._condition:
+            self._ended, self._unheard = True, frozenset(unheard)
+            self._condition.notify_all()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -84,14 +102,18 @@ class StubChannel:
             self.waiting.add(worker)
             self.polls += 1
             self._condition.notify_all()
-            self._condition.wait_for(lambda: newest() is not None or self.outcome is not None, timeout)
+            self._condition.wait_for(lambda: newest() is not None or self.ended, timeout)
             return newest()
 
-    def beat(self, beat: Heartbeat) -> int:
+    def beat(self, worker: str, beat: Heartbeat) -> int | None:
+        """The newest generation's number; None where the answer is that the job has ended."""
         with self._condition:
             self.beats.append(beat)
+            tells = self.ended and (worker not in self._unheard or bool(beat.lost_peers))
+            if tells:
+                self.told.add(worker)
             self._condition.notify_all()
-            return len(self.generations)
+            return None if tells else len(self.generations)
 
     def report(self, report: Report) -> int:
         with self._condition:
@@ -152,7 +174,7 @@ class StubChannel:
                 found = channel.generation(worker, int(query["after"][0]), float(query["timeoutSeconds"][0]))
                 if found is not None:
                     return self._answer(200, found.to_wire())
-                return self._answer(204 if channel.outcome is None else 410)
+                return self._answer(410 if channel.ended else 204)
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -163,8 +185,9 @@ class StubChannel:
                         channel.ready(self.headers["X-Pipetransformer-Worker"], Ready.model_validate_json(body))
                         return self._answer(204)
                     case ChannelPath.HEARTBEAT:
-                        newest = channel.beat(Heartbeat.model_validate_json(body))
-                        return self._answer(200, {"layoutGeneration": newest})
+                        worker = self.headers["X-Pipetransformer-Worker"]
+                        newest = channel.beat(worker, Heartbeat.model_validate_json(body))
+                        return self._answer(410) if newest is None else self._answer(200, {"layoutGeneration": newest})
                     case ChannelPath.REPORT:
                         return self._answer(200, {"layoutGeneration": channel.report(Report.model_validate_json(body))})
                     case _:

@@ -34,19 +34,22 @@ async def test_a_suspended_job_gives_all_back_and_resumes_in_the_size_of_its_che
     assert (await namespace.state("Complete")).get("failures", 0) == 0
 
 
+@pytest.mark.parametrize(("policy", "left"), [("None", 4), ("Running", 0)])
 async def test_a_job_that_outlives_its_deadline_fails_and_holds_nothing(
-    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, policy: str, left: int
 ) -> None:
-    await namespace.apply(packing_job().set("runPolicy.activeDeadlineSeconds", 2))
+    await namespace.apply(packing_job().set("runPolicy", {"activeDeadlineSeconds": 2, "cleanPodPolicy": policy}))
     status = await namespace.state("Failed")
     failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert "not done within 2 s" in failed["message"]
 
-    async def gone() -> bool:
-        return not await namespace.pods()
+    async def settled() -> bool:
+        phases = [pod["status"].get("phase") for pod in (await namespace.pods()).values()]
+        held: int = (await namespace.status())["gpus"]["held"]
+        return phases == ["Succeeded"] * left and held == 0
 
-    await until("all workers are gone", gone)
+    await until(f"{left} pods are left, and have ended", settled)
 
 
 @pytest.mark.parametrize(("policy", "left"), [("None", 2), ("Running", 2), ("All", 0)])

@@ -57,7 +57,7 @@ class Ending(Enum):
 
     FINISHED = "Finished"  #: the job's last step is done and the model is durable
     LEFT = "Left"  #: a generation was committed without this worker
-    CLOSED = "Closed"  #: the job had ended before this worker came
+    CLOSED = "Closed"  #: the job has ended without this worker
     STOPPED = "Stopped"  #: this worker was told to stop
 
 
@@ -288,7 +288,10 @@ class Trainer:
         old = self._member
         try:
             result = regroup(
-                self._tools(), self._state.joined(self._committer.in_doubt), pending=self._committer.pending
+                self._tools(),
+                self._state.joined(self._committer.in_doubt),
+                pending=self._committer.pending,
+                in_group=old is not None,
             )
         except RegroupError as error:
             if fault := users_fault(error):

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_SPEC = 2
 EXIT_STOPPED = 143
+#: For the report of the checkpoint that a worker leaves when it is told to stop.
+FLUSH_SECONDS = 5.0
 #: Bounds every collective and every rendezvous; a broken connection is noticed at once, only a hang takes this long.
 TIMEOUT = datetime.timedelta(seconds=300)
 
@@ -140,6 +142,12 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             raise SystemExit(EXIT_STOPPED)
 
     signal.signal(signal.SIGTERM, stop_soon)
+    ended = threading.Event()
+
+    def leave_with_job() -> None:
+        ended.set()
+        handler.set_closed()
+
     reports = ReportSender(channel, asked)
     try:
         trainer = Trainer(
@@ -150,7 +158,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             transport,
             reports,
             identity.run_dir,
-            Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=stop.is_set),
+            Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=lambda: stop.is_set() or ended.is_set()),
         )
     except (SpecError, StorageError) as error:  # it looks at the data, and begins its ledger
         return _refuse(identity, error.reason, str(error))
@@ -164,12 +172,14 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         )
 
     # Also while it is between generations: that is when it learns of one that makes its attempt void.
-    heartbeats = HeartbeatSender(channel, asked, heartbeat)
+    heartbeats = HeartbeatSender(channel, asked, heartbeat, leave_with_job)
     reports.start()
     heartbeats.start()
     try:
         with serve(trainer.meter, lambda: trainer.position, transport.device, identity.address, identity.metrics_port):
             ending = trainer.run()
+            if ending is Ending.STOPPED:
+                reports.flush(FLUSH_SECONDS)
     except WorkersDifferError as error:
         return _refuse(identity, "DataUnreadable", f"spec.data: {error}")
     except (ModelError, CallbackError, SpecError, StorageError) as error:
@@ -180,6 +190,8 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         heartbeats.stop()
         reports.stop()
         handler.shutdown()
+    if ending is Ending.STOPPED and not stop.is_set():
+        ending = Ending.CLOSED
     logger.info("%s: %s", identity.name, ending.value)
     if ending is Ending.STOPPED:
         _terminate(identity, "Failed", "Stopped", "told to stop")

@@ -64,7 +64,8 @@ class ElasticPolicy(SpecModel):
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job ends."""
+    """Which pods are deleted when the job ends. With None the workers of a failed job leave by themselves, with a
+    checkpoint, and their pods are kept."""
 
     NONE = "None"
     RUNNING = "Running"

@@ -80,6 +80,9 @@ class Channel:
             except RefusedError as error:
                 code = error.kind.code
                 return self._refused(request, error)
+            except Ended as error:
+                code = Refusal.ENDED.code
+                return self._refused(request, RefusedError(Refusal.ENDED, str(error)))
             except web.HTTPException as unknown:  # no such path or method
                 code = unknown.status
                 raise
@@ -107,10 +110,7 @@ class Channel:
         board, reporter = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
-        try:
-            generation = await board.generation_after(reporter, after, timeout=timeout)
-        except Ended as error:
-            raise RefusedError(Refusal.ENDED, str(error)) from error
+        generation = await board.generation_after(reporter, after, timeout=timeout)
         return web.json_response(generation.to_wire()) if generation else web.Response(status=204)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:

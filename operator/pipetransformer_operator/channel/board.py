@@ -22,7 +22,7 @@ DEAF = timedelta(seconds=10)
 
 
 class Ended(Exception):
-    """The job has ended: a worker that asks for a generation is to exit."""
+    """The job has ended: a worker that asks for a generation, or says that it lives, is to exit."""
 
 
 class NotYetDurable(Exception):
@@ -181,8 +181,14 @@ class Board:
             self._wake()
 
     def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> float:
-        """Notes a sign of life; returns after how many seconds the next is expected."""
+        """Notes a sign of life; returns after how many seconds the next is expected.
+
+        Raises:
+            Ended: the job has ended.
+        """
         now, uid = self._hear(reporter), reporter.uid
+        if self._ended:
+            raise Ended("the job has ended")
         before, lost = self._beats.get(uid), self.lost_peers
         since = None
         if heartbeat.waiting_after is not None:

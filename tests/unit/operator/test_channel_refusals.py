@@ -18,7 +18,7 @@ from pipetransformer_operator.channel.rate import Rate
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.kube.tokens import TokenReviewer
 from tests.bounds import message_violations
-from tests.unit.operator.test_channel import TOKENS, headers, new_board, plan, report, show
+from tests.unit.operator.test_channel import TOKENS, client_of, headers, new_board, plan, report, show
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -44,6 +44,7 @@ class Away(TokenTable):
 
 BURST = 5
 READY = {"address": "10.0.0.1:1"}
+BEAT = {"layoutGeneration": 1, "step": 1}
 DEEP = b'{"address": ' + b"[" * 30000 + b"]" * 30000 + b"}"
 OTHER = headers() | {"X-Pipetransformer-Worker": "digits-w1"}
 ROWS = [
@@ -75,6 +76,7 @@ ROWS = [
     Row(Refusal.TOO_MANY, "bad tokens", given=headers("nonsense"), body=READY, times=BURST + 1),
     Row(Refusal.CANNOT_TELL, "the API server is away", given=headers("unseen"), body=READY),
     Row(Refusal.ENDED, "has ended", path="/v1/generation", given=headers("token-1", job="default/ended")),
+    Row(Refusal.ENDED, "has ended", path="/v1/heartbeat", given=headers(job="default/ended"), body=BEAT),
 ]
 
 
@@ -141,6 +143,16 @@ async def test_a_waiting_poll_learns_that_the_job_ends() -> None:
         assert (await poll).status == 410
 
 
+async def test_a_leader_may_still_report_what_it_leaves_when_the_job_has_ended() -> None:
+    board = new_board()
+    await show(board, plan(1, "digits-w0"), ended=True)
+    await board.settle(1)
+    async with client_of(board) as client:
+        assert (await client.post("/v1/heartbeat", json=BEAT, headers=headers())).status == 410
+        assert (await client.post("/v1/report", json=report(step=7), headers=headers())).status == 200
+    assert board.report is not None and board.report.step == 7
+
+
 def test_a_key_may_do_a_burst_and_then_its_rate() -> None:
     now = 0.0
     rate = Rate(2.0, 3, clock=lambda: now)
@@ -180,7 +192,7 @@ async def test_a_request_is_refused_with_its_code_counted_and_logged_without_the
 
 MESSAGES: list[tuple[str, type[Wire], dict[str, Any]]] = [
     ("/v1/ready", Ready, READY),
-    ("/v1/heartbeat", Heartbeat, {"layoutGeneration": 1, "step": 1}),
+    ("/v1/heartbeat", Heartbeat, BEAT),
     ("/v1/report", Report, report()),
 ]
 

@@ -1,16 +1,17 @@
 """What a turn of a job's loop writes, and what may wait."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from pipetransformer_contract.messages import Ready
+from pipetransformer_contract.messages import Heartbeat, Ready
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import ConditionType, Reason
+from pipetransformer_operator.api.status import Condition, ConditionStatus, ConditionType, Reason
 from pipetransformer_operator.channel import pulse
-from pipetransformer_operator.channel.board import Reporter
+from pipetransformer_operator.channel.board import Ended, Reporter
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop, Pace
 from pipetransformer_operator.controller.manager import Controller
@@ -107,6 +108,28 @@ async def test_what_is_more_than_words_is_written_at_once() -> None:
 
     assert cluster.statuses == settled + 1
     assert cluster.status("digits").worker_ids == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("ending", "ended"), [("suspend", False), ("fail", True)])
+async def test_members_hear_that_their_job_has_failed_and_not_that_it_is_suspended(ending: str, ended: bool) -> None:
+    cluster = Cluster(0, make_job().workers(4).job())
+    loop = make_loop(cluster)
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    job, member = cluster.jobs[KEY], Reporter("digits-w0", "digits-w0")
+    if ending == "suspend":
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True})})
+    else:
+        failed = Condition(
+            type=ConditionType.FAILED, status=ConditionStatus.TRUE, reason="Broken", last_transition_time=NOW
+        )
+        job = job.model_copy(update={"status": job.status.model_copy(update={"conditions": [failed]})})
+    cluster.jobs[KEY] = job
+
+    await loop.turn(job)
+
+    with pytest.raises(Ended) if ended else nullcontext():
+        loop.board.put_heartbeat(member, Heartbeat(layout_generation=1, step=1))
 
 
 class Contested(Written):

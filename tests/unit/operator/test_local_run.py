@@ -90,6 +90,13 @@ async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_wor
     assert failed is not None and "spec.data.path: no such folder" in failed.message
 
 
+async def test_workers_that_nobody_ends_leave_by_themselves_when_the_job_has_failed(tmp_path: Path) -> None:
+    job = packing_job().set("runPolicy", {"activeDeadlineSeconds": 1, "cleanPodPolicy": "None"})
+    status = await run_job(read_job(write(job, tmp_path), tmp_path / "run"), tmp_path / "run")
+    failed = status.condition(ConditionType.FAILED)
+    assert failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED
+
+
 def test_a_cluster_path_becomes_a_folder_of_the_run(tmp_path: Path) -> None:
     job = read_job(write(make_job().checkpoint("/mnt/checkpoints"), tmp_path), tmp_path / "run")
     assert job.spec.checkpoint is not None

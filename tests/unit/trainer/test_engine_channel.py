@@ -155,13 +155,27 @@ def test_a_server_that_does_not_take_connections_is_given_up_soon(monkeypatch: p
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
     source = ChannelSource(client(stub), "127.0.0.1:1")
     sender = HeartbeatSender(
-        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"])
+        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"]), lambda: None
     )
     sender.start()
 
     assert stub.wait_for(lambda: bool(stub.beats), 10)
     assert stub.beats[0].lost_peers == ["job-w3"]
     sender.stop()
+
+
+def test_a_heartbeat_that_hears_of_the_jobs_end_says_so_once_and_is_the_last(stub: StubChannel) -> None:
+    ended: list[bool] = []
+    source = ChannelSource(client(stub), "127.0.0.1:1")
+    sender = HeartbeatSender(
+        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5), lambda: ended.append(True)
+    )
+    stub.end()
+    sender.start()
+    sender._thread.join(10)
+
+    assert not sender._thread.is_alive()
+    assert len(ended) == len(stub.beats) == 1
 
 
 def test_a_job_that_has_ended_closes_the_rendezvous(stub: StubChannel) -> None:
@@ -247,6 +261,19 @@ def test_a_worker_in_no_group_says_above_which_generation_it_waits() -> None:
     handler.find_next()
 
     assert said == [0, None, 4], "one that is announced is not waited for"
+
+
+def test_a_generation_that_all_have_voted_for_is_met_although_this_worker_has_heard_of_the_end() -> None:
+    store, address = host_store("127.0.0.1", SECONDS)
+    handler = GenerationRendezvousHandler(
+        "a", store, OneGeneration(generation("a", ["a"], [], address)), timeout=SECONDS
+    )
+    handler.announce(generation("a", ["a"], [], address))
+    handler.set_closed()
+
+    assert handler.find_next().layout_generation == 3
+    with pytest.raises(RendezvousClosedError):
+        handler.find_next()
 
 
 def test_a_participant_that_does_not_come_is_named() -> None:

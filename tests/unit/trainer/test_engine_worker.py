@@ -12,6 +12,7 @@ import pytest
 from pipetransformer.__main__ import main
 from pipetransformer.checkpoint import load_model
 from pipetransformer_contract.choose import Layout, OnPack, Packing
+from pipetransformer_contract.messages import Ready, Report
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 from tests import forked
@@ -37,9 +38,9 @@ SPEC: dict[str, Any] = {
 class Workers:
     """Processes of `python -m pipetransformer` and the channel they talk to, which begins with two of them."""
 
-    def __init__(self, tmp_path: Path, on_pack: OnPack, packing: Packing) -> None:
+    def __init__(self, tmp_path: Path, on_pack: OnPack, packing: Packing, channel: type[StubChannel]) -> None:
         self.folder = tmp_path
-        self.channel = StubChannel(2, Layout(2, 1), on_pack, packing)
+        self.channel = channel(2, Layout(2, 1), on_pack, packing)
         self._processes: list[Forked] = []
         forked.context(*forked.TRAINER)
 
@@ -86,8 +87,8 @@ class Workers:
 
 @pytest.fixture
 def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]:
-    on_pack, packing = getattr(request, "param", (OnPack.WIDEN, Packing.PAPER))
-    started = Workers(tmp_path, on_pack, packing)
+    on_pack, packing, *channel = getattr(request, "param", (OnPack.WIDEN, Packing.PAPER))
+    started = Workers(tmp_path, on_pack, packing, *channel or [StubChannel])
     yield started
     started.close()
 
@@ -186,6 +187,55 @@ def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_rou
 
     assert workers.wait_for(1) == 143
     assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
+
+
+@pytest.mark.parametrize("unheard", [[], ["job-w0"], ["job-w1"]])
+def test_workers_of_a_job_that_has_ended_leave_a_checkpoint_whoever_hears_of_it(
+    workers: Workers, unheard: list[str]
+) -> None:
+    long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    channel.end(unheard)
+
+    assert [workers.wait_for(number) for number in range(2)] == [0, 0]
+    for number in range(2):
+        assert workers.termination(number) == {"outcome": "Left", "reason": "Closed", "message": ""}
+    last = channel.reports[-1]
+    assert last.checkpoint is not None and last.checkpoint.step == last.step > 0
+
+
+class Late(StubChannel):
+    """Acknowledges the leader's last report only once its heartbeat has heard of the end."""
+
+    def report(self, report: Report) -> int:
+        newest = super().report(report)
+        assert report.outcome is None or self.wait_for(lambda: "job-w0" in self.told, 20)
+        return newest
+
+
+@pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Late)], indirect=True)
+def test_a_leader_that_hears_of_the_end_before_its_report_is_acknowledged_has_finished(workers: Workers) -> None:
+    workers.start(SPEC | {"training": {"epochs": 1, "globalBatchSize": 100}})
+
+    assert workers.wait() == [0, 0]
+    assert [workers.termination(number)["outcome"] for number in range(2)] == ["Succeeded"] * 2
+
+
+def test_who_waits_for_a_worker_that_never_comes_leaves_when_the_job_has_ended(workers: Workers) -> None:
+    workers.start(SPEC, count=1)
+    channel = workers.channel
+    assert channel.wait_for(lambda: bool(channel.waiting), 120)
+    before = len(channel.beats)
+    channel.ready("job-w1", Ready(address="127.0.0.1:1"))
+    assert channel.wait_for(lambda: any(beat.waiting_after is None for beat in channel.beats[before:]), 60)
+
+    channel.end()
+
+    assert workers.wait_for(0) == 0
+    assert workers.termination(0)["reason"] == "Closed"
 
 
 def test_a_worker_that_waits_for_its_first_generation_goes_as_soon_as_it_is_told(workers: Workers) -> None:

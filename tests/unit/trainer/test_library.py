@@ -125,6 +125,20 @@ async def test_agents_with_our_rendezvous_start_again_from_the_checkpoint_at_the
     assert layouts(tmp_path) == [(2, 1), (1, 2)]
 
 
+@pytest.mark.slow
+async def test_agents_and_their_processes_leave_when_the_job_has_failed(tmp_path: Path) -> None:
+    agent = (*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=pipetransformer")
+    policy = {"activeDeadlineSeconds": 20, "cleanPodPolicy": "None"}
+    job = script_job().checkpoint().set("training.epochs", 10000).set("freeze", {"policy": "None"})
+
+    status = await operate(job.set("runPolicy", policy), tmp_path, *agent)
+
+    failed = status.condition(ConditionType.FAILED)
+    assert failed is not None and failed.reason == "DeadlineExceeded", logs(tmp_path)
+    assert status.checkpoint is not None and status.checkpoint.step > 0
+    assert all(": Closed" in log for log in logs(tmp_path)), logs(tmp_path)
+
+
 def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> None:
     spec = TrainerSpec(model=Model(name="vit"), data=Data(name="digits"), training=Training(epochs=1))
 

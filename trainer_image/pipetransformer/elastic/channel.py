@@ -223,13 +223,16 @@ class ChannelSource:
 
 
 class HeartbeatSender:
-    """A thread that beats as long as this worker lives, at the pace that the operator asks for. `state` says what the
-    next heartbeat tells."""
+    """A thread that beats as long as this worker lives and its job has not ended, at the pace that the operator asks
+    for. `state` says what the next heartbeat tells; `ended` is called when the answer is that the job has ended."""
 
-    def __init__(self, channel: Channel, source: ChannelSource, state: Callable[[], Heartbeat]) -> None:
+    def __init__(
+        self, channel: Channel, source: ChannelSource, state: Callable[[], Heartbeat], ended: Callable[[], None]
+    ) -> None:
         self._channel = channel
         self._source = source
         self._state = state
+        self._ended = ended
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -252,7 +255,11 @@ class HeartbeatSender:
                 reply = self._channel.heartbeat(self._state())
                 self._source.saw(reply.layout_generation)
                 pause = reply.next_seconds or HEARTBEAT_SECONDS
-            except (ChannelUnavailableError, JobEndedError) as error:
+            except JobEndedError as error:
+                logger.info("heartbeat: %s", error)
+                self._ended()
+                return
+            except ChannelUnavailableError as error:
                 logger.info("heartbeat: %s", error)
             self._wake.wait(pause)
             self._wake.clear()

@@ -106,13 +106,14 @@ class Regrouped:
     phases: Phases
 
 
-def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrouped:
+def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool, in_group: bool) -> Regrouped:
     """Meet the next generation, receive what this worker's new role needs, and commit.
 
     Args:
         tools: see there.
         state: what this worker holds; changed only by a late commit of a step that others have committed.
         pending: whether this worker holds complete gradients of a step that it has not committed.
+        in_group: whether its present generation is whole: others count on it in the next, or for a checkpoint.
 
     Raises:
         RegroupError: it was not committed, for the reason in `__cause__`.
@@ -127,11 +128,16 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool) -> Regrou
     # under way. How long the rest may take, the plan tells.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
     deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
-    with tools.watchdog.watching(handler.connections, lambda: handler.given_up() or deadline.is_past()):
+
+    def is_void() -> bool:
+        return handler.given_up() or deadline.is_past()
+
+    with tools.watchdog.watching(handler.connections, lambda: is_void() or (handler.is_closed() and not in_group)):
         rank, store = _meet(handler)
-        phases.lap("rendezvous")
-        if handler.patient:
-            deadline.put_off(tools.watchdog.limit(ROUND))
+    phases.lap("rendezvous")
+    if handler.patient:
+        deadline.put_off(tools.watchdog.limit(ROUND))
+    with tools.watchdog.watching(handler.connections, is_void):
         groups = GenerationGroups(connections=handler.connections)
         attempt = _Attempt(tools, state, generation, rank, store, groups, phases, deadline)
         try:

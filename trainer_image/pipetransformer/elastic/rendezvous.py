@@ -111,10 +111,10 @@ class GenerationRendezvousHandler(RendezvousHandler):
         Raises:
             RendezvousClosedError: the job has ended.
         """
-        if self._closed.is_set():
-            raise RendezvousClosedError
         announced = self._announced
         if announced is None or announced.layout_generation <= self.current:
+            if self._closed.is_set():
+                raise RendezvousClosedError
             self.waiting_after = self.current
             try:
                 announced = self._source.next_generation(self.current)
