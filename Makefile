@@ -25,7 +25,7 @@ help: ## List the commands.
 $(STAMP): constraints.txt requirements-dev.txt contract/pyproject.toml operator/pyproject.toml client/pyproject.toml trainer_image/pyproject.toml
 	@echo "Setting up $(VENV): torch and the tests' tools, about 5 GB; a minute or two."
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "PipeTransformer needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5"
 	$(UV) pip install --python $(BIN)/python --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
@@ -39,7 +39,11 @@ demo: $(STAMP) ## Train examples/vit-digits.yaml with workers as local processes
 	$(BIN)/pipetransformer run examples/vit-digits.yaml --run-dir runs/vit-digits
 
 .PHONY: test
-test: test-unit test-integration e2e ## Pass all tests: unit, integration on a real API server, short e2e on real kubelets (root).
+test: programs test-unit test-integration e2e ## Pass all tests: unit, integration on a real API server, short e2e on real kubelets (root).
+
+.PHONY: programs
+programs: $(STAMP) ## Obtain what the tests run, once; refuses where root or disk will be missing later.
+	$(BIN)/python -m tools.devcluster programs --nodes
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
@@ -51,24 +55,20 @@ test-integration: $(STAMP) ## The operator against a real API server with script
 	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 4 tests/integration -m "not slow"
 
 .PHONY: e2e
-e2e: $(STAMP) ## Real trainers in pods on real kubelets of the development cluster (root; obtains what it needs).
-	$(BIN)/python -m tools.devcluster programs --nodes
+e2e: programs ## Real trainers in pods on real kubelets of the development cluster (root; obtains what it needs).
 	$(BIN)/pytest tests/e2e -m "not slow"
 
 .PHONY: e2e-install
-e2e-install: $(STAMP) ## A new user's path on real kubelets: docs/install.md's commands, the command line, another release (root).
-	$(BIN)/python -m tools.devcluster programs --nodes
+e2e-install: programs ## A new user's path on real kubelets: docs/install.md's commands, the command line, another release (root).
 	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
 
 .PHONY: pictures
-pictures: $(STAMP) ## The documentation's pictures: a run of examples/shared-cluster on real kubelets, and its front page (root, 5 min).
-	$(BIN)/python -m tools.devcluster programs --nodes
+pictures: programs ## The documentation's pictures: a run of examples/shared-cluster on real kubelets, and its front page (root, 5 min).
 	$(BIN)/pytest tests/e2e/test_shared_cluster.py --pictures docs/images
 	$(BIN)/python -m tools.pictures
 
 .PHONY: test-full
-test-full: $(STAMP) ## All tests, those that take long as well.
-	$(BIN)/python -m tools.devcluster programs --nodes
+test-full: programs ## All tests, those that take long as well.
 	$(BIN)/pytest tests
 
 FAULTS ?= 200

@@ -3,8 +3,11 @@
 import asyncio
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -19,6 +22,18 @@ def context(*modules: str) -> ForkServerContext:
     _imported.update(dict.fromkeys(modules))
     server.set_forkserver_preload(list(_imported))
     return server
+
+
+def end_with_tests() -> None:
+    """For a fork's first line: it is killed when the tests end, however they do. Its server would wait for it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-with-tests", daemon=True).start()
 
 
 class Forked:
@@ -77,6 +92,7 @@ class Forked:
 def _run(
     program: Callable[..., int | None], environment: Mapping[str, str], log: str, arguments: tuple[object, ...]
 ) -> None:
+    end_with_tests()
     os.environ.clear()
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

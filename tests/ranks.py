@@ -35,6 +35,7 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
 
 
 def _run(pipe: Connection, port: int, rank: int, size: int, function: Callable[..., Any], arguments: Any) -> None:
+    forked.end_with_tests()
     import torch
 
     from pipetransformer.elastic.groups import TCPStore, Transport, make_group

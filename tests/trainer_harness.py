@@ -199,6 +199,7 @@ def _worker(
     faults: Faults,
     watchdog_seconds: float,
 ) -> None:
+    forked.end_with_tests()
     import logging
 
     import torch

@@ -29,16 +29,21 @@ CRD = REPOSITORY / "crds" / "training.pipetransformer.io_pipetrainingjobs.yaml"
 def kubeconfig() -> Iterator[Path]:
     """The kubeconfig of an API server with our CRD, one for each process of pytest-xdist.
 
-    Another PIPETRANSFORMER_TEST_PORT, the first of 20 a process, is another API server.
+    Another PIPETRANSFORMER_TEST_PORT, the first of 20 a process, is another API server. It is an empty one, whatever
+    a run left that was killed; PIPETRANSFORMER_KEEP_CLUSTER=1 takes what is there and leaves it.
     """
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 20 * process
     layout = Layout(name=f"integration-{port}", port=port)
-    was_up = cluster.is_up(layout)
-    cluster.up_control_plane(layout, controllers=False)
-    yield layout.kubeconfig
-    if not was_up:
+    keep = os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") == "1"
+    if not keep:
         cluster.down(layout)
+    try:
+        cluster.up_control_plane(layout, controllers=False)
+        yield layout.kubeconfig
+    finally:
+        if not keep:
+            cluster.down(layout)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 import sys
 
 from tools.devcluster import cluster, controlplane, debian, gobuild, images
-from tools.devcluster.layout import Layout
+from tools.devcluster.layout import NODES, Layout
 from tools.devcluster.process import CommandError
 
 _PASSED_ON = ("kubectl", "helm", "buildah")
@@ -20,7 +20,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=16443, help="first of 20 ports on 127.0.0.1")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start the cluster, or what of it is missing")
-    up.add_argument("--nodes", type=int, default=2)
+    up.add_argument("--nodes", type=int, default=NODES)
     up.add_argument("--gpus", type=int, default=8, help="counted nvidia.com/gpu of each node")
     up.add_argument("--control-plane-only", action="store_true", help="no nodes; needs no root")
     up.add_argument("--no-controllers", action="store_true", help="with --control-plane-only: etcd and API server only")
@@ -77,7 +77,7 @@ def _dispatch(options: argparse.Namespace, layout: Layout, theirs: list[str]) ->
         case "down":
             cluster.down(layout, purge=options.purge)
         case "programs":
-            cluster.obtain(nodes=options.nodes)
+            cluster.obtain(layout, nodes=options.nodes)
         case "status":
             print(cluster.status(layout))
         case "images":

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import string
+from collections.abc import Iterable
 
-from tools.devcluster import controlplane, debian, gobuild, host, images, kueue, node, preflight, registry
-from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, SOURCES, Layout, cache_dir
+from tools.devcluster import controlplane, debian, disk, gobuild, host, images, kueue, node, preflight, registry
+from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, NODES, SOURCES, Layout, cache_dir
 from tools.devcluster.process import CommandError, say
 
-_FREE_GIB = 25  # images in buildah's store, in the registry and in two nodes, and Go's caches, all cold
-_FREE_GIB_WARM = 5  # the same once they are there: layers of our code, and what tests write
-_FREE_GIB_CONTROL_PLANE = 8
 _NOTICE = """\
 this machine keeps, until `down`: processes and listeners on loopback, cgroups and host names node0.., bridges
 {bridges}, nft tables kube-proxy and {table}, mounts below {state}"""
@@ -23,12 +21,17 @@ def is_up(layout: Layout) -> bool:
     return controlplane.alive(layout)["kube-apiserver"] is not None
 
 
-def obtain(*, nodes: bool) -> None:
+def obtain(layout: Layout, *, nodes: bool) -> None:
     """Build or unpack every program that the tests use, so that none of them waits for it; minutes on a fresh machine.
 
+    Refused where what the tests need beside it, as disk for images, is not there either.
+
     Args:
+        layout: of the cluster that will use them.
         nodes: those of the kubelet's tests too.
     """
+    if not is_up(layout):
+        _check(layout, ports=(), nodes=NODES if nodes else 0)
     debian.obtain(debian.CONTROL_PLANE + debian.MONITORING + (debian.NODE + debian.IMAGES if nodes else ()))
     if nodes or not os.environ.get("KUBEBUILDER_ASSETS"):
         gobuild.kubernetes(nodes=nodes)
@@ -43,17 +46,18 @@ def obtain(*, nodes: bool) -> None:
 def up_control_plane(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:
     """Start only the control plane; needs no root. Does nothing where it runs. See `controlplane.start`."""
     if not is_up(layout):
-        preflight.check(ports=layout.control_plane_ports(), free_gib=_FREE_GIB_CONTROL_PLANE, root=False)
+        _stop(layout)
+        _check(layout, ports=layout.control_plane_ports(), nodes=0)
     controlplane.start(layout, controllers=controllers, fake_nodes=fake_nodes)
 
 
-def up(layout: Layout, *, nodes: int = 2, gpus: int = 8) -> None:
+def up(layout: Layout, *, nodes: int = NODES, gpus: int = 8) -> None:
     """Start the control plane, the registry, `nodes` nodes and DNS; go on from where an earlier `up` stopped."""
     if not 1 <= nodes <= MAX_NODES:
         raise CommandError(f"--nodes must be from 1 to {MAX_NODES}")
     if not is_up(layout):
-        free_gib = _FREE_GIB_WARM if layout.node_images(0).exists() else _FREE_GIB
-        preflight.check(ports=layout.all_ports(), free_gib=free_gib, root=True)
+        _stop(layout)
+        _check(layout, ports=layout.all_ports(), nodes=nodes)
     say(_NOTICE.format(bridges=f"{host.bridge(0)}..", table=host.NFT_TABLE, state=layout.state))
     debian.obtain(debian.CONTROL_PLANE + debian.NODE + debian.IMAGES)
     gobuild.kubernetes()
@@ -64,6 +68,25 @@ def up(layout: Layout, *, nodes: int = 2, gpus: int = 8) -> None:
     for index in range(nodes):
         node.start(layout, index, pause_image=images.pause_reference(layout), gpus=gpus)
     _start_dns(layout)
+
+
+def _check(layout: Layout, *, ports: Iterable[int], nodes: int) -> None:
+    """Refuse to begin where something is missing; of a full disk, what can be made again goes first."""
+    shortage = disk.shortage(layout, nodes=nodes)
+    if shortage and nodes and os.geteuid() == 0:
+        _stop(layout)
+        disk.drop_replaced(layout)
+        shortage = disk.shortage(layout, nodes=nodes)
+    preflight.check(ports=ports, root=nodes > 0, shortage=shortage)
+
+
+def _stop(layout: Layout) -> None:
+    """Stop all that runs of it. Where the API server does not, this is what a crash left, and it holds ports."""
+    for index in reversed(node.indices(layout)):
+        node.stop(layout, index)
+    registry.daemon(layout).stop()
+    kueue.stop(layout)
+    controlplane.stop(layout)
 
 
 def _start_dns(layout: Layout) -> None:
@@ -84,11 +107,7 @@ def add_node(layout: Layout, *, gpus: int = 8) -> int:
 
 def down(layout: Layout, *, purge: bool = False) -> None:
     """Stop everything and clean the host; `purge` drops the nodes' image stores and the registry's too."""
-    for index in reversed(node.indices(layout)):
-        node.stop(layout, index)
-    registry.daemon(layout).stop()
-    kueue.stop(layout)
-    controlplane.stop(layout)
+    _stop(layout)
     if layout.snapshot.exists():  # it had nodes
         images.unmount()
         host.restore(layout)

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from tools.devcluster.layout import cache_dir
-from tools.devcluster.process import CommandError, run, say
+from tools.devcluster.process import CommandError, locked, run, say
 
 PACKAGE_OF = {
     "etcd": "etcd-server",
@@ -68,10 +68,15 @@ def cni_plugins() -> Path:
     return host if (host / "bridge").exists() else _unpacked() / "usr/lib/cni"
 
 
+def _mark(package: str) -> Path:
+    """There while a package and what it depends on are unpacked: one that was cut off is not taken for whole."""
+    return cache_dir() / "debian" / f".{package}.unpacking"
+
+
 def _has(program: str) -> bool:
-    if program == "bridge-cni":
-        return (cni_plugins() / "bridge").exists()
-    return shutil.which(program, path=environment()["PATH"]) is not None
+    where = environment()["PATH"] if program != "bridge-cni" else str(cni_plugins())
+    found = shutil.which(program.removesuffix("-cni"), path=where)
+    return found is not None and not (Path(found).is_relative_to(_unpacked()) and _mark(PACKAGE_OF[program]).exists())
 
 
 def program(name: str) -> Path:
@@ -82,14 +87,28 @@ def program(name: str) -> Path:
     return Path(found)
 
 
+def lacking(programs: tuple[str, ...]) -> list[str]:
+    """Those of `programs` that neither the host nor the cache has."""
+    return [program for program in programs if not _has(program)]
+
+
 def obtain(programs: tuple[str, ...]) -> None:
     """Make sure of `programs`, unpacking Debian packages for those that the host lacks."""
-    packages = [PACKAGE_OF[p] for p in programs if not _has(p)]
-    if not packages:
+    if lacking(programs):
+        with locked(cache_dir() / "debian"):
+            _obtain(programs)
+
+
+def _obtain(programs: tuple[str, ...]) -> None:
+    packages = [PACKAGE_OF[p] for p in lacking(programs)]
+    if not packages:  # another process was quicker
         return
     if shutil.which("apt-get") is None:
         raise CommandError(f"install these first (they are Debian's names): {' '.join(packages)}")
     say(f"unpacking from Debian into {_unpacked()}: {' '.join(packages)}")
+    marks = [_mark(package) for package in packages]
+    for mark in marks:
+        mark.touch()
     archives = cache_dir() / "debian" / "archives"
     (archives / "partial").mkdir(parents=True, exist_ok=True)
     download = [
@@ -114,6 +133,7 @@ def obtain(programs: tuple[str, ...]) -> None:
     for archive in sorted(archives.glob("*.deb")):
         run(["dpkg-deb", "--extract", archive, _unpacked()])
         archive.unlink()
-    still = [p for p in programs if not _has(p)]
-    if still:
+    for mark in marks:
+        mark.unlink()
+    if still := lacking(programs):
         raise CommandError(f"unpacked {' '.join(packages)}, but found no {' '.join(still)} in {_unpacked()}")

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from tools.devcluster.layout import SOURCES, cache_dir
-from tools.devcluster.process import CommandError, run, say
+from tools.devcluster.process import CommandError, locked, run, say
 
 KUBERNETES = "1.36.2"
 HELM = "3.19.0"
@@ -29,6 +29,9 @@ _KUBERNETES_PROGRAMS = (
     "kubectl",
 )
 _CONTROL_PLANE_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+_MAJOR, _MINOR, _ = KUBERNETES.split(".")
+_STAMPS = {"gitVersion": f"v{KUBERNETES}", "gitMajor": _MAJOR, "gitMinor": _MINOR}
+_KUBERNETES_FLAGS = " ".join(f"-X {_VERSION_PACKAGE}.{field}={value}" for field, value in _STAMPS.items())
 
 
 def _go() -> str:
@@ -46,30 +49,42 @@ def cache_key(module: Path, salt: str) -> str:
     return digest.hexdigest()[:12]
 
 
+def _flags(ldflags: str) -> str:
+    return f"-s -w {ldflags}".strip()
+
+
+def _folder(module: str, version: str, ldflags: str) -> Path:
+    return cache_dir() / "go" / f"{module}-{version}-{cache_key(SOURCES / 'go' / module, _flags(ldflags))}"
+
+
 def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str = "") -> Path:
     """Build `packages` (program name -> import path) of `go/<module>`; return the folder with the programs."""
-    source = SOURCES / "go" / module
-    flags = f"-s -w {ldflags}".strip()
-    folder = cache_dir() / "go" / f"{module}-{version}-{cache_key(source, flags)}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(module, version, ldflags)
+    if all((folder / name).exists() for name in packages):
+        return folder
     env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
-    for name, package in packages.items():
-        if (folder / name).exists():
-            continue
-        say(f"building {name} {version}")
-        half = folder / f".{name}.building"
-        run([_go(), "build", "-ldflags", flags, "-o", half, package], cwd=source, env=env)
-        half.rename(folder / name)
+    with locked(folder):
+        for name, package in packages.items():
+            if (folder / name).exists():
+                continue
+            say(f"building {name} {version}")
+            half = folder / f".{name}.building"
+            source = SOURCES / "go" / module
+            run([_go(), "build", "-ldflags", _flags(ldflags), "-o", half, package], cwd=source, env=env)
+            half.rename(folder / name)
     return folder
+
+
+def has_kubernetes(*, nodes: bool) -> bool:
+    """Whether `kubernetes` would have nothing to build."""
+    folder = _folder("kubernetes", KUBERNETES, _KUBERNETES_FLAGS)
+    return all((folder / name).exists() for name in (_KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS))
 
 
 def kubernetes(*, nodes: bool = True) -> Path:
     """Folder with the Kubernetes programs; `nodes=False` leaves out what only nodes need."""
-    major, minor, _ = KUBERNETES.split(".")
-    stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
-    ldflags = " ".join(f"-X {_VERSION_PACKAGE}.{field}={value}" for field, value in stamps.items())
-    names = _KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS
-    return _build("kubernetes", {n: f"k8s.io/kubernetes/cmd/{n}" for n in names}, version=KUBERNETES, ldflags=ldflags)
+    packages = {n: f"k8s.io/kubernetes/cmd/{n}" for n in (_KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS)}
+    return _build("kubernetes", packages, version=KUBERNETES, ldflags=_KUBERNETES_FLAGS)
 
 
 def coredns() -> Path:
@@ -95,11 +110,10 @@ def pause() -> Path:
 
 def helm() -> Path:
     """The Helm program."""
-    major, minor, _ = KUBERNETES.split(".")
     stamps = {
         "internal/version.version": f"v{HELM}",
-        "pkg/chartutil.k8sVersionMajor": major,  # what `helm template` renders for
-        "pkg/chartutil.k8sVersionMinor": minor,
+        "pkg/chartutil.k8sVersionMajor": _MAJOR,  # what `helm template` renders for
+        "pkg/chartutil.k8sVersionMinor": _MINOR,
     }
     ldflags = " ".join(["-s -w", *(f"-X helm.sh/helm/v3/{field}={value}" for field, value in stamps.items())])
     folder = cache_dir() / "go" / f"helm-{HELM}-kubernetes-{KUBERNETES}"

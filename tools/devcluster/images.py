@@ -13,9 +13,11 @@ from pathlib import Path
 
 from tools.devcluster import debian, gobuild, host
 from tools.devcluster.layout import REPOSITORY, Layout, cache_dir
-from tools.devcluster.process import run, say, succeeds
+from tools.devcluster.process import CommandError, run, say, succeeds, write_whole
 
 TARGETS = ("operator", "trainer")
+# Stages whose files a target copies. Without a name of their own they would be no part of any image, and pruned.
+_COPIED_FROM = {"operator": ("operator-build",)}
 _BASE = "localhost/pipetransformer/python:3.11"
 _RUNTIME = "localhost/pipetransformer/python-runtime:3.11"
 _DEBIAN_SUITE = "bookworm"  # its python3 is 3.11
@@ -116,6 +118,8 @@ def push_program(layout: Layout, program: Path, *, entry: str = "") -> str:
 def build(target: str, source: Path = REPOSITORY, *, tag: str = "latest") -> str:
     """Build a target of the Dockerfile of the checkout `source`; return its local name."""
     name = f"localhost/{short_name(target)}:{tag}"
+    for stage in _COPIED_FROM.get(target, ()):
+        _buildah("build", "--target", stage, "--tag", f"localhost/{short_name(stage)}:{tag}", source)
     revision = run(["git", "-C", source, "rev-parse", "HEAD"]).strip()
     _buildah("build", "--build-arg", f"REVISION={revision}", "--target", target, "--tag", name, source)
     return name
@@ -129,15 +133,22 @@ def short_name(target: str) -> str:
 def published(layout: Layout) -> dict[str, str]:
     """What `publish` made last for this cluster: target -> reference."""
     record = layout.state / "images.json"
-    return json.loads(record.read_text()) if record.exists() else {}
+    text = record.read_text() if record.exists() else ""
+    return json.loads(text) if text else {}  # a full disk may have left it empty
 
 
-def _prune(layout: Layout) -> None:
-    """Drop builds that a later one replaced, and names given to push them: each would keep its layers for good."""
-    names = {name for image in json.loads(_buildah("images", "--json")) for name in image.get("names") or ()}
-    if pushed := sorted(name for name in names if name.startswith(f"{layout.registry}/")):
-        _buildah("rmi", *pushed)
-    _buildah("rmi", "--prune")
+def prune(layout: Layout) -> None:
+    """Drop builds that a later one replaced, and names given to push them: each would keep its layers for good.
+
+    What cannot go, as what another checkout builds on just now, stays until the next time.
+    """
+    try:
+        names = {name for image in json.loads(_buildah("images", "--json")) for name in image.get("names") or ()}
+        if pushed := sorted(name for name in names if name.startswith(f"{layout.registry}/")):
+            _buildah("rmi", *pushed)
+        _buildah("rmi", "--prune")
+    except CommandError as error:
+        say(f"not all replaced builds could go: {error}")
 
 
 def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str]:
@@ -146,8 +157,8 @@ def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str
     references = published(layout)
     for target in targets:
         references[target] = push(layout, build(target))
-    (layout.state / "images.json").write_text(json.dumps(references, indent=1))
-    _prune(layout)
+    write_whole(layout.state / "images.json", json.dumps(references, indent=1))
+    prune(layout)
     return references
 
 

@@ -17,6 +17,8 @@ API_SERVICE_IP = "10.96.0.1"
 DNS_SERVICE_IP = "10.96.0.10"
 POD_CIDR = "10.244.0.0/16"
 MAX_NODES = 4
+NODES = 2
+"""Nodes of a cluster that is not told otherwise."""
 
 
 def cache_dir() -> Path:
@@ -113,7 +115,9 @@ class Layout:
         return f"127.0.0.1:{self.registry_port}"
 
     def control_plane_ports(self) -> list[int]:
-        return [self.port + offset for offset in range(5)]
+        kueue = [self.kueue_port, self.kueue_health_port]  # a process beside a control plane that has no nodes
+        return [self.port + offset for offset in range(5)] + kueue
 
     def all_ports(self) -> list[int]:
-        return [self.port + offset for offset in range(8)] + [self.kubelet_port(i) for i in range(MAX_NODES)]
+        others = [self.registry_port, self.proxy_health_port, self.proxy_metrics_port]
+        return self.control_plane_ports() + others + [self.kubelet_port(i) for i in range(MAX_NODES)]

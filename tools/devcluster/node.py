@@ -196,7 +196,7 @@ def _remove_old_builds(layout: Layout, index: int) -> None:
     kept = {digest for name, _, digest in rows if name in last or not name.startswith((*ours, "sha256:"))}
     old = {digest for name, _, digest in rows if name.startswith(ours)} - kept
     if gone := [name for name, _, digest in rows if digest in old]:
-        run([*ctr, "images", "remove", "--sync", *gone], env=env)
+        succeeds([*ctr, "images", "remove", "--sync", *gone], env=env)  # else the next time: what follows must stop
 
 
 def _kill_strays(layout: Layout, index: int) -> None:

@@ -6,12 +6,14 @@ somebody else is never signalled.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 
@@ -59,6 +61,22 @@ def succeeds(command: Sequence[Argument], *, env: Mapping[str, str] | None = Non
     )
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """For one process at a time; makes `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a full disk or a kill leaves the old one, never half of the new."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
 def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60, every: float = 0.1) -> None:
     """Return as soon as `condition()` holds; raise `TimeoutError` naming `what` when it does not in time."""
     deadline = time.monotonic() + seconds
@@ -87,11 +105,9 @@ class Daemon:
 
     @property
     def pid(self) -> int | None:
-        """Process id while the process lives."""
-        if not self.pid_file.exists():
-            return None
-        pid, started = self.pid_file.read_text().split()
-        return int(pid) if _start_time(int(pid)) == started else None
+        """Process id while the process lives; None also where a full disk left a pid file without one."""
+        pid, _, started = self.pid_file.read_text().partition(" ") if self.pid_file.exists() else ("", "", "")
+        return int(pid) if pid and _start_time(int(pid)) == started else None
 
     def start(self, command: Sequence[Argument], *, env: Mapping[str, str] | None = None) -> None:
         """Start it in a session of its own unless it runs already."""
@@ -107,7 +123,12 @@ class Daemon:
                 stderr=log,
                 start_new_session=True,
             )
-        self.pid_file.write_text(f"{process.pid} {_start_time(process.pid)}")
+        try:
+            write_whole(self.pid_file, f"{process.pid} {_start_time(process.pid)}")
+        except OSError:  # the disk is full
+            process.kill()
+            process.wait()
+            raise
 
     def require_alive(self) -> None:
         """Raise `CommandError` with the end of its log when it died."""

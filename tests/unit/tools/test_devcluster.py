@@ -1,14 +1,15 @@
-"""What of the dev cluster can be tested without a cluster: daemons, ports, preflight, the cache's keys."""
+"""What of the dev cluster can be tested without a cluster: daemons, ports, disk, what broken runs leave, cache keys."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
-from tools.devcluster import gobuild, preflight
+from tools.devcluster import cluster, debian, disk, gobuild, images, preflight
 from tools.devcluster.layout import Layout
 from tools.devcluster.process import CommandError, Daemon, run, wait_until
 
@@ -41,6 +42,172 @@ def test_a_pid_that_somebody_else_got_since_is_not_taken_for_ours(tmp_path: Path
     daemon.stop()
 
 
+def test_a_daemon_whose_pid_file_a_full_disk_left_empty_is_taken_for_stopped(tmp_path: Path) -> None:
+    daemon = Daemon("empty", tmp_path)
+    daemon.pid_file.touch()
+
+    assert daemon.pid is None
+    daemon.stop()
+
+
+def test_a_daemon_whose_pid_cannot_be_written_is_not_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = []
+
+    def full(path: Path, text: str) -> None:
+        pids.append(int(text.split()[0]))
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("tools.devcluster.process.write_whole", full)
+
+    with pytest.raises(OSError, match="no space"):
+        Daemon("unknown", tmp_path).start(["sleep", "60"])
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_an_empty_record_of_images_is_one_of_none() -> None:
+    layout = Layout(name="full")
+    layout.state.mkdir(parents=True)
+    (layout.state / "images.json").touch()
+
+    assert images.published(layout) == {}
+
+
+def test_what_a_broken_control_plane_left_is_stopped_before_ports_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout, checked = Layout(name="broken"), []
+    etcd = Daemon("etcd", layout.run)
+    etcd.start(["sleep", "60"])
+    monkeypatch.setattr(disk, "shortage", lambda *_, **__: "")
+    monkeypatch.setattr(preflight, "check", lambda **_: checked.append(etcd.pid))
+    monkeypatch.setattr("tools.devcluster.controlplane.start", lambda *_, **__: None)
+
+    try:
+        cluster.up_control_plane(layout)
+    finally:
+        etcd.stop()
+
+    assert checked == [None]
+
+
+@pytest.fixture
+def gibs(monkeypatch: pytest.MonkeyPatch) -> dict[Path, float]:
+    """What folders hold, in GiB; all programs are there."""
+    held: dict[Path, float] = {}
+    monkeypatch.setattr(disk, "_held", lambda folder: held.get(folder, 0))
+    monkeypatch.setattr(gobuild, "has_kubernetes", lambda **_: True)
+    monkeypatch.setattr(debian, "lacking", lambda programs: [])
+    return held
+
+
+def _fill(monkeypatch: pytest.MonkeyPatch, free_gib: float) -> None:
+    usage = shutil.disk_usage("/")._replace(free=int(free_gib * (1 << 30)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+
+
+def test_disk_is_asked_for_what_is_not_there_yet(
+    cache: Path, gibs: dict[Path, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout()
+    nothing = sum(disk.missing(layout, nodes=2).values())
+    gibs[layout.node_images(0)] = 2  # a pull that was cut off
+
+    begun = sum(disk.missing(layout, nodes=2).values())
+    gibs |= {layout.node_images(index): 6.1 for index in range(2)}
+    gibs |= {cache / "pipetransformer" / "buildah": 9, cache / "pipetransformer" / "registry": 9}
+
+    assert begun == pytest.approx(nothing - 2)
+    assert sum(disk.missing(layout, nodes=2).values()) == pytest.approx(8)
+    assert sum(disk.missing(layout, nodes=0).values()) == pytest.approx(1), "a control plane asks for images"
+    monkeypatch.setattr(gobuild, "has_kubernetes", lambda **_: False)
+    assert sum(disk.missing(layout, nodes=0).values()) == pytest.approx(7)
+
+
+def test_a_full_disk_names_each_part_that_is_missing(gibs: dict[Path, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    _fill(monkeypatch, 20)
+    assert disk.shortage(Layout(), nodes=0) == ""
+    assert "20.0 GiB free, 30.5 are needed: 1.0 for the control plane, 7.2 for buildah" in disk.shortage(
+        Layout(), nodes=2
+    )
+
+
+def test_only_stores_that_hold_more_than_one_build_give_way(cache: Path, gibs: dict[Path, float]) -> None:
+    registry, nodes = cache / "pipetransformer" / "registry", [Layout().node_images(index) for index in range(2)]
+    for folder in (registry, *nodes):
+        folder.mkdir(parents=True)
+    gibs |= {registry: 3.0, nodes[0]: 12.0, nodes[1]: 6.0}
+
+    disk.drop_replaced(Layout())
+
+    assert [folder.exists() for folder in (registry, *nodes)] == [True, False, True]
+
+
+def test_old_builds_give_way_before_a_full_disk_is_refused(
+    gibs: dict[Path, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = ["it is full", ""]
+    dropped: list[Layout] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(disk, "shortage", lambda *_, **__: full.pop(0))
+    monkeypatch.setattr(disk, "drop_replaced", dropped.append)
+
+    cluster._check(Layout(), ports=(), nodes=2)
+    assert dropped == [Layout()]
+
+    full[:] = ["it is full", "it is full still"]
+    with pytest.raises(CommandError, match="it is full still"):
+        cluster._check(Layout(), ports=(), nodes=2)
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host that has nothing of what is asked for, and an apt that downloads the two packages in this folder."""
+    programs, packages = tmp_path / "programs", tmp_path / "packages"
+    for package, file in (("one", "usr/bin/of-one"), ("two", "usr/lib/of-two")):
+        content = packages / package / file
+        content.parent.mkdir(parents=True)
+        content.write_text("#!/bin/sh\n")
+        content.chmod(0o755)
+        control = packages / package / "DEBIAN" / "control"
+        control.parent.mkdir()
+        control.write_text(f"Package: {package}\nVersion: 1\nArchitecture: all\nMaintainer: us\nDescription: x\n")
+        run(["dpkg-deb", "--build", packages / package, packages / f"{package}.deb"])
+    programs.mkdir()
+    fake = programs / "apt-get"
+    fake.write_text(f'#!/bin/sh\ncp {packages}/*.deb "$XDG_CACHE_HOME/pipetransformer/debian/archives/"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setitem(debian.PACKAGE_OF, "of-one", "one")
+    return packages
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="packages are Debian's")
+def test_debian_packages_that_were_unpacked_in_part_are_not_taken_for_whole(
+    apt: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked = cache / "pipetransformer" / "debian" / "root"
+
+    def cut_off(command: list[str | Path], **options: object) -> str:
+        if command[0] == "dpkg-deb" and Path(command[2]).name == "two.deb":
+            raise KeyboardInterrupt
+        return run(command)
+
+    monkeypatch.setattr(debian, "run", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        debian.obtain(("of-one",))
+    assert (unpacked / "usr/bin/of-one").exists()
+    monkeypatch.setattr(debian, "run", run)
+
+    debian.obtain(("of-one",))
+
+    assert (unpacked / "usr/lib/of-two").exists()
+    assert debian.lacking(("of-one",)) == []
+
+
 def test_a_daemon_that_dies_before_it_is_ready_says_why(tmp_path: Path) -> None:
     daemon = Daemon("broken", tmp_path)
     daemon.start(["sh", "-c", "echo no such flag >&2; exit 1"])
@@ -67,7 +234,7 @@ def test_preflight_lists_every_port_in_use_at_once() -> None:
         ports = [listener.getsockname()[1] for listener in (first, second)]
 
         with pytest.raises(CommandError, match=f"{ports[0]}, {ports[1]}"):
-            preflight.check(ports=ports, free_gib=0, root=False)
+            preflight.check(ports=ports, root=False, shortage="")
 
 
 def test_no_two_parts_of_a_cluster_share_a_port_and_neighbours_fit_20_apart() -> None:
