@@ -149,10 +149,9 @@ class Leader:
 
     def finished(self, control: Control) -> None:
         """The model is durable: write the summary and say so. Returns once the operator knows."""
-        keeps_best = self._job.spec.evaluation.keep_best and bool(control.best)
         summary = self.record.finish(
-            metrics=control.best if keeps_best else control.metrics,
-            model_step=control.best_step if keeps_best else control.step,
+            metrics=control.best if control.best_is_kept else control.metrics,
+            model_step=control.best_step if control.best_is_kept else control.step,
             num_steps=control.step,
             order=self._job.order,
         )

@@ -37,6 +37,7 @@ class Control:
         metrics: values of the newest evaluation, by name.
         best: those of the best one, empty before the first.
         best_step: steps that were committed at the best one.
+        kept_step: steps that were committed at the one whose model is kept, 0 for none.
         evaluations_since_best: how many in a row were not better.
         round_ended_at: wall clock at the end of the last round, 0 before the first: a pause is counted from it.
         costs: what the units cost, `ModelCosts` by field name; None before it was measured.
@@ -58,6 +59,7 @@ class Control:
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     best_step: int = 0
+    kept_step: int = 0
     evaluations_since_best: int = 0
     round_ended_at: float = 0.0
     costs: dict[str, Any] | None = None
@@ -79,9 +81,16 @@ class Control:
         """The layout generation `number` of this job, in what outlives it: above those of earlier jobs."""
         return self.earlier_generations + number
 
+    @property
+    def best_is_kept(self) -> bool:
+        """Whether the model of the best evaluation is kept."""
+        return 0 < self.best_step == self.kept_step
+
     def is_better(self, values: dict[str, float], spec: Evaluation) -> bool:
-        """Whether what an evaluation gave is the best so far."""
+        """Whether what an evaluation gave is the best so far; where the best model is to be kept, of what is kept."""
         value, best = values[spec.best_metric], self.best.get(spec.best_metric)
+        if spec.keep_best and not self.best_is_kept:
+            best = None
         return math.isfinite(value) and (best is None or (value > best if spec.goal is Goal.HIGHEST else value < best))
 
     def note_evaluation(self, values: dict[str, float], *, better: bool) -> None:

@@ -401,7 +401,7 @@ class Trainer:
         # What was asked for meanwhile.
         self._checkpointer.begin(self._state, member.layout, groups, self._barrier)
         self._note_durable(member, self._checkpointer.complete(member.layout, groups, self._barrier))
-        best = job.spec.evaluation.keep_best and bool(self._state.control.best)
+        best = self._state.control.best_is_kept
         device = self._transport.device
         tensors = {} if best else gather_model(job, self._state, self._codec, member, device, self._watchdog)
 

@@ -2,13 +2,17 @@
 autograd, load and compile kernels for the job's shapes, import the optimizers, find memory. A joiner's first step is in
 everybody's pause."""
 
+import itertools
 import logging
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from .elastic.groups import ensure_default_group
+from .errors import SpecError
 from .job import Job
+from .models import MicroBatchContext, SamplesFirstError, run_unit, set_micro_batch
 from .optimizer import make_optimizer
 from .reserve import Reserve
 from .schedules import StageRunner, StageSpec
@@ -18,11 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
-    """Train a model of one block, all of it zeros, for one micro-batch; fill `reserve` with what a stage may need."""
+    """Train a model of one block, all of it zeros, for one micro-batch; fill `reserve` with what a stage may need.
+
+    Raises:
+        SpecError: the block drops what does not have samples first.
+    """
     try:
         _train(job, device)
         if device.type == "cpu":
             reserve.fill(job.stage_bytes)
+    except SamplesFirstError as error:
+        raise SpecError("spec.model", f"{job.model.unit_name(1)}: {error}") from error
     except Exception:  # whatever it is, only the first step can tell whether it is more than the zeros
         logger.warning("this worker is not warm", exc_info=True)
 
@@ -37,6 +47,7 @@ def _train(job: Job, device: torch.device) -> None:
         }
         state.put_unit(index, unit, zeros)
         unit.to(device)  # what is not part of the state
+    _check_dropout(job, state.units[1], device)
     ensure_default_group()
     assert dist.group.WORLD is not None
     spec = StageSpec(
@@ -57,3 +68,11 @@ def _train(job: Job, device: torch.device) -> None:
     optimizer = make_optimizer(job.spec.training.optimizer, state.trained_parameters(), state.moments, job.no_decay)
     assert optimizer is not None
     optimizer.step()
+
+
+def _check_dropout(job: Job, block: nn.Module, device: torch.device) -> None:
+    """Positions first look like several rows of each sample where the micro-batch divides them, so here it does not."""
+    size = next(size for size in itertools.count(2) if job.model.activation[0] % size)
+    set_micro_batch(MicroBatchContext(0, range(size), autocast=job.autocast))
+    with torch.no_grad():
+        run_unit(block, torch.zeros(job.model.activation_shape(size), dtype=job.dtype, device=device))

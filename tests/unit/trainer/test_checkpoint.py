@@ -10,6 +10,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -118,6 +119,37 @@ def test_the_newest_ones_are_kept(location: str) -> None:
         load_unit(location, info(1), "head")
     assert load_unit(location, info(2), "head")["step"].item() == 2
     assert latest(location) == info(3)
+
+
+def test_a_checkpoint_counts_although_older_ones_cannot_be_removed(
+    location: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retries, "PATIENCE_SECONDS", 0.0)
+    save(location, 1)
+    commit(location, info(1), keep=1)
+    save(location, 2)
+    with mock.patch.object(type(Folder(location).filesystem), "rm", side_effect=OSError(errno.EBUSY, "busy")):
+        commit(location, info(2), keep=1)
+    assert latest(location) == info(2) and "cannot be removed: [Errno 16] busy" in caplog.text
+
+    save(location, 3)
+    commit(location, info(3), keep=1)
+    assert len(Folder(location).names()) == 1
+
+
+def test_what_was_removed_already_is_removed(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
+    save(location, 1)
+    folder = Folder(location)
+    remove = type(folder.filesystem).rm
+
+    def lose_the_answer(*arguments: Any, **named: Any) -> None:
+        remove(*arguments, **named)
+        raise TimeoutError
+
+    with mock.patch.object(type(folder.filesystem), "rm", lose_the_answer):
+        folder.remove(folder.names()[0])
+    assert folder.names() == []
 
 
 def test_one_that_is_being_written_survives_the_removal_of_old_ones(location: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Iterator
@@ -246,7 +247,7 @@ def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
 
 def test_what_was_never_done_is_judged_by_rounds() -> None:
     watchdog = Watchdog(floor_seconds=0, first_seconds=60)
-    assert watchdog.limit("evaluation", rounds=3) == 60
+    assert watchdog.limit("evaluation", rounds=3) == math.inf, "who has just come leaves it to the others"
 
     with watchdog.timing("round", Connections()):
         pass
@@ -254,6 +255,25 @@ def test_what_was_never_done_is_judged_by_rounds() -> None:
     assert watchdog.limit("evaluation", rounds=3) == pytest.approx(3 * watchdog.limit("round"))
     assert watchdog.limit("mirror") == 60
     assert watchdog.limit_to_move(100_000_000) == 2
+
+
+def test_what_was_cut_off_may_take_twice_as_long_each_time_until_it_ends_well(watchdog: Watchdog) -> None:
+    """It may only have become slower, as a round in which all blocks train again."""
+    with watchdog.timing("round", Connections()):
+        pass
+    limit = watchdog.limit("round")
+
+    for times in (2, 4):
+        connections, cut_off = Connections(), threading.Event()
+        connections.after_shut = cut_off.set
+        with pytest.raises(ConnectionError), watchdog.timing("round", connections):
+            assert cut_off.wait(30)
+            raise ConnectionError
+        assert watchdog.limit("round") == times * limit
+
+    with watchdog.timing("round", Connections()):
+        pass
+    assert watchdog.limit("round") == limit
 
 
 def test_what_failed_does_not_count_as_how_long_it_takes() -> None:

@@ -1,6 +1,7 @@
 """Evaluation in between: own metrics, the best model kept, an early end, and callbacks on the leader."""
 
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -193,6 +194,34 @@ def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
     kept = latest(str(tmp_path / "checkpoint" / "best"))
     assert kept is not None and kept.step == 2
     assert [event["best"] for event in events(tmp_path, "Evaluated")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("lost", ["never kept", "not copied"])
+def test_the_best_model_is_the_best_of_those_that_could_be_kept(lost: str, tmp_path: Path) -> None:
+    scores, scored = [9, 5, 7, 6], 0
+
+    def score(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal scored
+        value, scored = scores[scored // 20], scored + int(weight.sum())
+        return weight.sum() * value, weight.sum()
+
+    def train_to(steps: int, *, keep_best: bool) -> Result:
+        return run(
+            tmp_path,
+            training=Training(steps=steps, global_batch_size=16),
+            evaluation=Evaluation(every_steps=1, best_metric="score", keep_best=keep_best),
+            metrics=[score],
+            checkpoint=Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1),
+        )
+
+    train_to(1, keep_best=lost == "not copied")
+    shutil.rmtree(tmp_path / "checkpoint" / "best", ignore_errors=True)
+
+    result = train_to(4, keep_best=True)
+
+    assert (result.best_step, result.best["score"]) == (3, 7)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["model_step"], summary["metrics"]["score"]) == (3, 7)
 
 
 def test_lower_can_be_better(tmp_path: Path) -> None:

@@ -68,6 +68,22 @@ def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
     return lambda: [nn.Linear(4, 8), *blocks, nn.Linear(8, 2)]
 
 
+class OfPositions(nn.Module):
+    """Drops what has positions first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout(x.transpose(0, 1))
+        return dropped.transpose(0, 1)
+
+
+def over_positions() -> list[nn.Module]:
+    return [nn.Sequential(nn.Linear(4, 128), nn.Unflatten(1, (16, 8))), OfPositions(), nn.Flatten()]
+
+
 class TwoTensors(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
@@ -135,6 +151,11 @@ class Unreadable(TorchDataset[Any]):
             {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
             ModelError,
             r"loss gave sums of the shapes \(\) and \(1,\): both must be scalars",
+        ),
+        (
+            {"model": over_positions},
+            SpecError,
+            r"spec\.model: blocks\.0: dropout of \(16, 3, 8\) in a micro-batch of 3 samples, .* batch_first=True",
         ),
         ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),
         ({"model": around(nn.TransformerEncoderLayer(8, 2, 8))}, SpecError, r"blocks\.0 is a .* with batch_first=True"),

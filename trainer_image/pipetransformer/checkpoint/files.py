@@ -84,5 +84,7 @@ class Folder:
 
     @tried_again
     def remove(self, name: str) -> None:
-        """Remove a folder that lies in this one, with all that it holds."""
-        self.filesystem.rm(self.path(name), recursive=True)
+        """Remove a folder that lies in this one, with all that it holds. It may have gone already: others remove, too,
+        and what succeeded is tried again when only its answer was lost."""
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm(self.path(name), recursive=True)

@@ -105,7 +105,10 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
         )
     marker = info.to_wire() | {_FILES: _sizes_of_all(root, info, patience_seconds)}
     root.write(f"{info.folder}/{MARKER}", json.dumps(marker).encode())
-    _prune(root, keep)
+    try:
+        _prune(root, keep)
+    except OSError as error:  # what counts is durable, and the next one prunes again
+        logger.warning("%s: older checkpoints cannot be removed: %s", location, error)
 
 
 def latest(location: str) -> CheckpointInfo | None:

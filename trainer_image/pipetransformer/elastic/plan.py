@@ -80,6 +80,7 @@ class RegroupPlan(_Message):
     Attributes:
         control: the state to go on from, as it is before a map; empty for `Fresh` and `Checkpoint`.
         checkpoint: what to load for `Checkpoint`: all load the same, whatever becomes durable meanwhile.
+        kept_step: steps that the best model has been trained that is kept beside that checkpoint, 0 for none.
         earlier_generations: the highest layout generation that the storage knows, for `Fresh` and `Checkpoint`.
     """
 
@@ -91,16 +92,18 @@ class RegroupPlan(_Message):
     micro_batch_size: int
     moves: list[Move]
     checkpoint: str = ""
+    kept_step: int = 0
     earlier_generations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DurablePoint:
-    """Where the newest durable checkpoint stands, and its name in the storage."""
+    """Where the newest durable checkpoint stands, its name in the storage, and the best model's step (0 for none)."""
 
     step: int
     boundary: int
     name: str = ""
+    kept_step: int = 0
 
 
 @dataclass
@@ -221,6 +224,7 @@ def make_plan(
         micro_batch_size=cut.micro_batch_size,
         moves=[],
         checkpoint="" if checkpoint is None else checkpoint.name,
+        kept_step=0 if checkpoint is None else checkpoint.kept_step,
     )
 
 

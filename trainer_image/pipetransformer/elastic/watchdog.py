@@ -7,6 +7,7 @@ on. To the worker that looks like any other broken connection.
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -36,6 +37,8 @@ class Watchdog:
         self._floor_seconds = floor_seconds
         self._first_seconds = first_seconds
         self._seconds: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RUNS))
+        #: How often an activity was overdue since it last ended well.
+        self._overdue: dict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
         self._watched: tuple[Connections, Callable[[], bool]] | None = None
         self._stop = threading.Event()
@@ -53,14 +56,20 @@ class Watchdog:
     def limit(self, activity: str, rounds: float | None = None) -> float:
         """Seconds that an activity may take, by the last runs of the same name that ended well.
 
+        Twice as many each time that it was overdue since: it may only be slower now, as a round in which blocks train
+        again, or in fewer pipelines.
+
         Args:
             activity: its name.
-            rounds: how many rounds one that was never done before is like; None for not comparable.
+            rounds: how many rounds one that was never done before is like; None for not comparable. Who knows of no
+                round either leaves it to the others to watch.
         """
         seconds, factor = self._seconds[activity], 1.0
         if not seconds and rounds is not None:
             seconds, factor = self._seconds[ROUND], rounds
-        return max(self._floor_seconds, MULTIPLE * factor * max(seconds)) if seconds else self._first_seconds
+        first = self._first_seconds if rounds is None else math.inf
+        limit = max(self._floor_seconds, MULTIPLE * factor * max(seconds)) if seconds else first
+        return limit * 2.0 ** self._overdue[activity]
 
     def limit_to_move(self, num_bytes: int) -> float:
         """Seconds that moving state between workers may take."""
@@ -69,9 +78,14 @@ class Watchdog:
     @contextlib.contextmanager
     def timing(self, activity: str, connections: Connections, rounds: float | None = None) -> Iterator[None]:
         """Shut `connections` if the block takes longer than its activity may; see `limit`."""
-        begun = time.monotonic()
-        with self.watching(connections, Deadline(self.limit(activity, rounds)).is_past):
-            yield
+        begun, deadline = time.monotonic(), Deadline(self.limit(activity, rounds))
+        try:
+            with self.watching(connections, deadline.is_past):
+                yield
+        except BaseException:
+            self._overdue[activity] += deadline.is_past()
+            raise
+        self._overdue[activity] = 0
         self._seconds[activity].append(time.monotonic() - begun)
 
     @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from .build import HUGGINGFACE, build_model, build_units, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
-from .dropout import KeyedDropout
+from .dropout import KeyedDropout, SamplesFirstError
 from .model import PipelineModel, unit_name
 from .own import OwnModel
 from .run import run_unit
@@ -14,6 +14,7 @@ __all__ = [
     "MicroBatchContext",
     "OwnModel",
     "PipelineModel",
+    "SamplesFirstError",
     "Tie",
     "Ties",
     "build_model",

@@ -16,6 +16,10 @@ _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
 
+class SamplesFirstError(ValueError):
+    """What is dropped does not have samples first."""
+
+
 def key(*parts: int) -> int:
     """A 63-bit seed that depends on every part."""
     digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
@@ -35,12 +39,13 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
         place: see above.
 
     Raises:
-        ValueError: `x` is of another shape; such as (positions, micro-batch, ...).
+        SamplesFirstError: `x` is of another shape, such as (positions, micro-batch, ...); that of a micro-batch which
+            divides the positions looks like (micro-batch x n, ...), so `warm_up` tries another.
     """
     context = current_micro_batch()
     samples = len(context.sample_ids)
-    if x.shape[0] % samples or (x.shape[0] != samples and x.dim() > 1 and x.shape[1] == samples):
-        raise ValueError(
+    if x.shape[0] % samples:
+        raise SamplesFirstError(
             f"dropout of {tuple(x.shape)} in a micro-batch of {samples} samples, which come first: give it "
             f"({samples}, ...), as with batch_first=True, or ({samples} x n, ...)"
         )
