@@ -107,6 +107,7 @@ class DurableCheckpoint(Wire):
     boundary: Count = Field(description="Frozen blocks.")
     min_stages: Positive = Field(description="Stages with which a restart begins.")
     layout_generation: Count = Field(default=0, description="Of those that wrote it.")
+    num_shards: Positive | None = Field(default=None, description="Shards of the data order that it goes on in.")
 
 
 class Outcome(StrEnum):

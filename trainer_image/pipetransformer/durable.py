@@ -277,5 +277,6 @@ def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoin
         step=info.step,
         boundary=info.boundary,
         min_stages=info.min_stages,
+        num_shards=info.num_shards,
         layout_generation=max(0, info.layout_generation - earlier_generations),
     )

@@ -26,16 +26,18 @@ def in_order_of_checkpoint(spec: TrainerSpec) -> TrainerSpec:
     that has begun would be lost and others repeated.
 
     Raises:
-        SpecError: C is smaller than the number of pipelines that the operator may make; or the location is wrong.
+        SpecError: the job starts with more pipelines than C; or the location is wrong. The operator hears of C by the
+            first report, and makes no more later.
         StorageError: the location cannot be read.
     """
     resumed = newest_checkpoint(spec)
     if resumed is None:
         return spec
-    if resumed.num_shards < spec.num_shards:
+    num_shards, stages = resumed.num_shards, spec.pipeline.stages
+    if (pipelines := spec.workers // stages) > num_shards:
         raise SpecError(
-            "spec.elasticPolicy.maxPipelines",
-            f"allows {spec.num_shards} pipelines, but the data of the checkpoint {resumed.folder} are in order of "
-            f"{resumed.num_shards}: set it to at most {resumed.num_shards}, or name another spec.checkpoint.location",
+            "spec.elasticPolicy.workers",
+            f"{spec.workers} start as {pipelines} pipelines, but the data of the checkpoint {resumed.folder} are in "
+            f"order of {num_shards}: set it to at most {num_shards * stages}, or name another spec.checkpoint.location",
         )
-    return spec.model_copy(update={"num_shards": resumed.num_shards})
+    return spec.model_copy(update={"num_shards": num_shards})

@@ -305,7 +305,8 @@ class JobStatus(Wire):
     layout_generation: Count = Field(default=0, description="Highest generation ever published; it only rises.")
     next_worker_id: Count = Field(default=0, description="Ids are never used twice.")
     num_shards: Positive | None = Field(
-        default=None, description="Shards of the data order, fixed when the job starts."
+        default=None,
+        description="Shards of the data order, fixed when the job starts, or by the checkpoint that it goes on from.",
     )
     initial_workers: Count = Field(
         default=0, description="Workers at the start: what the savings are measured against."

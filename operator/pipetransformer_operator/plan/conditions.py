@@ -155,7 +155,7 @@ def _resizing(draft: Draft) -> None:
 
 
 def _limit_of_shards(draft: Draft) -> str:
-    """Why a job does not grow although its spec was edited to allow it; empty when that is not so."""
+    """Why a job does not grow although its spec allows it; empty when that is not so."""
     plan, shards, elastic = draft.status.plan, draft.status.num_shards, draft.spec.elastic_policy
     if plan is None or shards is None or plan.pipelines < shards or not draft.on_pack.widens:
         return ""
@@ -163,8 +163,9 @@ def _limit_of_shards(draft: Draft) -> str:
     if allowed <= shards:
         return ""
     return (
-        f"spec.elasticPolicy allows {allowed} pipelines, but the data order was cut into {shards} shards when the job"
-        " started, and each pipeline needs one; only a new job has more"
+        f"spec.elasticPolicy allows {allowed} pipelines, but the data order was cut into {shards} shards when the job,"
+        " or the one whose checkpoint it goes on from, started, and each pipeline needs one; only a new job has more,"
+        " if it goes on from no checkpoint"
     )
 
 

@@ -24,10 +24,12 @@ def fold(draft: Draft) -> None:
         if draft.now < due:
             draft.wake_at(due)
             return
+    checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
     draft.update(
         last_report=LastReport(**dict(report), time=draft.now),
         frozen=f"{report.boundary}/{report.num_layers}",
-        checkpoint=_newer(draft.status.checkpoint, report.checkpoint),
+        checkpoint=checkpoint,
+        num_shards=(checkpoint.num_shards if checkpoint else None) or draft.status.num_shards,
     )
     before = last.boundary if last else 0
     if report.boundary != before:

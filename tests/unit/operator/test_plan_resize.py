@@ -151,6 +151,24 @@ def test_a_job_that_starts_again_has_no_more_pipelines_than_shards() -> None:
     assert (world.shape, world.status.num_shards, world.status.initial_workers) == ((1, 2), 2, 2)
 
 
+def test_a_job_that_goes_on_from_an_older_ones_checkpoint_grows_as_far_as_the_order_of_that_ones_data() -> None:
+    world = claiming(most=16, stages=2)
+    world.settle()
+    world.warm_up()
+    world.commit(checkpoint=0, num_shards=2)
+    for _ in range(2):
+        world.warm_up()
+        world.commit()
+    assert (world.shape, len(world.workers), world.status.num_shards) == ((2, 2), 4, 2)
+    assert "allows 8 pipelines, but the data order was cut into 2 shards" in resizing(world).message
+    for name in list(world.workers):
+        world.kill(name)
+    world.builder.workers(8)
+    world.metadata_generation = 2
+    world.settle()
+    assert (len(world.workers), world.status.num_shards) == (4, 2), "it starts again from that checkpoint"
+
+
 def test_a_job_that_holds_what_packing_frees_holds_no_more_than_its_ceiling() -> None:
     world = World(make_job().stages(2).workers(4).on_pack("Hold"))
     world.start()

@@ -165,10 +165,11 @@ class World:
         checkpoint: int | None = None,
         offered: list[Offer] | None = None,
         step_seconds: float | None = None,
+        num_shards: int | None = None,
     ) -> None:
         """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed.
 
-        A checkpoint with fewer blocks frozen than now is an older generation's.
+        A checkpoint with fewer blocks frozen than now is an older generation's. `num_shards` is that of its data.
         """
         last = self.report
         boundary = boundary if boundary is not None else (last.boundary if last else 0)
@@ -181,6 +182,7 @@ class World:
                 step=since - 1 if stale else step,
                 boundary=checkpoint,
                 min_stages=2,
+                num_shards=num_shards,
                 layout_generation=self.plan.layout_generation - stale,
             )
         self.report = Report(

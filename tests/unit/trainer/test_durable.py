@@ -215,12 +215,13 @@ def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path:
     assert known is not None and (known.step, known.layout_generation) == (5, 3)
 
 
-def test_a_job_that_may_make_more_pipelines_than_its_checkpoints_data_have_shards_is_refused(job: Job) -> None:
+def test_only_a_job_that_starts_with_more_pipelines_than_its_checkpoints_data_have_shards_is_refused(job: Job) -> None:
     make_durable(job, 5)
-    assert in_order_of_checkpoint(job.spec).num_shards == 4
-    wider = job.spec.model_copy(update={"num_shards": 5})
+    may_grow = job.spec.model_copy(update={"num_shards": 5, "workers": 16})
+    assert in_order_of_checkpoint(may_grow).num_shards == 4
+    wider = may_grow.model_copy(update={"workers": 20})
 
-    with pytest.raises(SpecError, match=r"maxPipelines: allows 5 pipelines, .* step-0{11}5-g3 .* set it to at most 4"):
+    with pytest.raises(SpecError, match=r"workers: 20 start as 5 pipelines, .* step-0{11}5-g3 .* set it to at most 16"):
         in_order_of_checkpoint(wider)
 
 

@@ -122,8 +122,8 @@ def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp
 
 @pytest.mark.parametrize(
     ("job_uid", "number", "num_shards"),
-    [("job", 4, 4), ("another", 1, 2)],
-    ids=["the-same", "a-new-job-of-fewer-pipelines"],
+    [("job", 4, 4), ("another", 1, 2), ("another", 1, 8)],
+    ids=["the-same", "a-new-job-of-fewer-pipelines", "a-new-job-that-may-have-more"],
 )
 def test_a_job_resumes_from_its_checkpoint_at_another_size(
     job_uid: str, number: int, num_shards: int, stayed: Ran, tmp_path: Path
@@ -145,3 +145,4 @@ def test_a_job_resumes_from_its_checkpoint_at_another_size(
     reported = [report.checkpoint for report in run.reports if report.checkpoint is not None]
     assert (reported[-1].step, reported[-1].layout_generation) == (30, number)
     assert reported[0].layout_generation == (3 if job_uid == "job" else 0)
+    assert reported[0].num_shards == 4
