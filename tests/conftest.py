@@ -4,3 +4,6 @@ import os
 
 # Tests run beside each other, and torch's threads spin while they wait: two on one core cost twice the time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What tests serve and ask for on loopback is not behind the environment's proxy.
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))

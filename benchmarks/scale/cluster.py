@@ -27,8 +27,8 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @contextlib.asynccontextmanager
 async def control_plane() -> AsyncIterator[Layout]:
-    """A control plane of its own; ports as the tests', a few further. It is stopped and removed at the end."""
-    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 10
+    """A control plane of its own, removed at the end; its ports are beyond those of tests that run beside it."""
+    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 200
     layout = Layout(name=f"scale-{port}", port=port)
     await asyncio.to_thread(cluster.up_control_plane, layout, fake_nodes=True)
     try:

@@ -59,7 +59,7 @@ class Guide:
 
 def checkout(folder: Path) -> Path:
     """A copy of the repository's files, as a clone has them."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         source, target = REPOSITORY / name, folder / name

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import ssl
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from tools.devcluster import debian, gobuild, pki
 from tools.devcluster.layout import POD_CIDR, SERVICE_CIDR, Layout
-from tools.devcluster.process import Daemon, run, succeeds
+from tools.devcluster.process import Daemon, answers, run, succeeds
 
 _NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _QPS = ("--kube-api-qps=1000", "--kube-api-burst=1000")
@@ -37,11 +35,7 @@ def _answers(layout: Layout, port: int, path: str, *, verify: bool = True) -> bo
     if not verify:  # the scheduler serves a certificate that it signs itself at every start
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    try:
-        with urllib.request.urlopen(f"https://127.0.0.1:{port}{path}", context=context, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
+    return answers(f"https://127.0.0.1:{port}{path}", context)
 
 
 def start(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:

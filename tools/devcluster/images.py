@@ -120,9 +120,15 @@ def build(target: str, source: Path = REPOSITORY, *, tag: str = "latest") -> str
     name = f"localhost/{short_name(target)}:{tag}"
     for stage in _COPIED_FROM.get(target, ()):
         _buildah("build", "--target", stage, "--tag", f"localhost/{short_name(stage)}:{tag}", source)
-    revision = run(["git", "-C", source, "rev-parse", "HEAD"]).strip()
-    _buildah("build", "--build-arg", f"REVISION={revision}", "--target", target, "--tag", name, source)
+    _buildah("build", "--build-arg", f"REVISION={_revision(source)}", "--target", target, "--tag", name, source)
     return name
+
+
+def _revision(source: Path) -> str:
+    """Commit of the checkout `source`, whoever owns it; empty where it is no checkout."""
+    if not (source / ".git").exists():
+        return ""
+    return run(["git", "-c", "safe.directory=*", "-C", source, "rev-parse", "HEAD"]).strip()
 
 
 def short_name(target: str) -> str:

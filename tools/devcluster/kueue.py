@@ -9,15 +9,13 @@ import base64
 import json
 import os
 import shutil
-import urllib.error
-import urllib.request
 from typing import Any
 
 import yaml
 
 from tools.devcluster import controlplane, gobuild, images
 from tools.devcluster.layout import Layout
-from tools.devcluster.process import Daemon, run, succeeds, wait_until
+from tools.devcluster.process import Daemon, answers, run, succeeds, wait_until
 
 Object = dict[str, Any]
 NAMESPACE = "kueue-system"
@@ -81,7 +79,7 @@ def start(layout: Layout) -> None:
             "--feature-gates=VisibilityOnDemand=false",
         ]
     )
-    process.wait_ready(lambda: _is_ready(layout), seconds=120)
+    process.wait_ready(lambda: answers(f"http://127.0.0.1:{layout.kueue_health_port}/readyz"), seconds=120)
 
 
 def stop(layout: Layout) -> None:
@@ -134,14 +132,6 @@ def _clients(one: Object) -> list[Object]:
         conversion = one["spec"].get("conversion", {}).get("webhook")
         return [conversion["clientConfig"]] if conversion else []
     return [webhook["clientConfig"] for webhook in one.get("webhooks", [])]
-
-
-def _is_ready(layout: Layout) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{layout.kueue_health_port}/readyz", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
 
 
 def _has_certificate(layout: Layout) -> bool:

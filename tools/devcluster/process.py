@@ -10,9 +10,12 @@ import contextlib
 import fcntl
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -84,6 +87,16 @@ def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60,
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not so after {seconds:g} s")
         time.sleep(every)
+
+
+def answers(url: str, context: ssl.SSLContext | None = None) -> bool:
+    """Whether a server on loopback answers with 200; the proxy of the environment is not asked for it."""
+    direct = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with urllib.request.build_opener(*direct).open(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
 
 
 def _start_time(pid: int) -> str | None:

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 
 from tools.devcluster import debian
 from tools.devcluster.layout import Layout, cache_dir
-from tools.devcluster.process import Daemon
+from tools.devcluster.process import Daemon, answers
 
 
 def daemon(layout: Layout) -> Daemon:
     return Daemon("registry", layout.run)
-
-
-def _answers(layout: Layout) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{layout.registry}/v2/", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
 
 
 def start(layout: Layout) -> None:
@@ -38,4 +28,4 @@ def start(layout: Layout) -> None:
     )
     registry = daemon(layout)
     registry.start([debian.program("docker-registry"), "serve", config], env=debian.environment())
-    registry.wait_ready(lambda: _answers(layout))
+    registry.wait_ready(lambda: answers(f"http://{layout.registry}/v2/"))

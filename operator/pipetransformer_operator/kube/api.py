@@ -1,6 +1,7 @@
 """The one seam to the API server: a request, its answer as plain JSON, and errors sorted by what to do about them."""
 
 import asyncio
+import ipaddress
 import json
 import os
 import time
@@ -218,9 +219,17 @@ class Api:
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for it."""
+    """The proxy that the environment names for it. As for kubectl, a server on loopback has none."""
     server = urlsplit(url)
-    return None if proxy_bypass(server.hostname or "") else getproxies().get(server.scheme)
+    host = server.hostname or ""
+    return None if _is_loopback(host) or proxy_bypass(host) else getproxies().get(server.scheme)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _quick(session: aiohttp.ClientSession) -> aiohttp.ClientSession:

