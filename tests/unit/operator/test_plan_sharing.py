@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.status import Share, State
@@ -257,6 +259,28 @@ def test_who_gives_workers_up_does_not_compete_for_them_while_they_leave(pause: 
     cluster.run(40)
     assert (cluster.size("a"), cluster.size("b")) == (4, 4)
     assert second.status.grants_in_vain == 0
+
+
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    nodes=st.integers(3, 8),
+    first=st.integers(1, 8),
+    second=st.integers(1, 8),
+    apart=st.integers(1, 40),
+    pause=st.integers(0, 4),
+    last_first=st.booleans(),
+)
+def test_whatever_pauses_and_orders_are_two_jobs_leave_no_node_idle_and_share_fairly(
+    nodes: int, first: int, second: int, apart: int, pause: int, last_first: bool
+) -> None:
+    cluster = Cluster(nodes, pause=pause, last_first=last_first)
+    cluster.add("a", auto(1, first))
+    cluster.run(apart)
+    cluster.add("b", auto(1, second))
+    cluster.run(360)
+    sizes = cluster.size("a"), cluster.size("b")
+    assert sum(sizes) == min(nodes, first + second)
+    assert abs(sizes[0] - sizes[1]) <= 1 or sizes[0] == first or sizes[1] == second
 
 
 def test_a_job_whose_grant_was_in_vain_tries_on_by_itself_and_has_room_made_for_it_after_an_edit() -> None:
