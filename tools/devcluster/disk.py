@@ -1,12 +1,11 @@
 """How much disk is still missing, by part, and what gives way where there is too little.
 
-A part's size is what `du` found of it after the tests had run from an empty cache. What a part holds is taken off, so a
+A part's size is what `du` finds of it after the tests, with replaced builds gone. What a part holds is taken off, so a
 run that was cut off asks for the rest alone.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -77,6 +76,6 @@ def _rest(size: float, folder: Path) -> float:
 def _held(folder: Path) -> float:
     if not folder.exists():
         return 0
-    # It ends with 1 where a file went meanwhile, which another build may take away.
-    du = subprocess.run(["du", "-skx", folder], env=os.environ | {"LC_ALL": "C"}, capture_output=True, check=False)
+    # It ends with 1 where another build took a file away meanwhile.
+    du = subprocess.run(["du", "-skx", folder], capture_output=True, check=False)
     return int(du.stdout.split()[0]) / (1 << 20)

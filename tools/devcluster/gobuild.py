@@ -75,15 +75,19 @@ def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str 
     return folder
 
 
+def _names(*, nodes: bool) -> tuple[str, ...]:
+    return _KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS
+
+
 def has_kubernetes(*, nodes: bool) -> bool:
     """Whether `kubernetes` would have nothing to build."""
     folder = _folder("kubernetes", KUBERNETES, _KUBERNETES_FLAGS)
-    return all((folder / name).exists() for name in (_KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS))
+    return all((folder / name).exists() for name in _names(nodes=nodes))
 
 
 def kubernetes(*, nodes: bool = True) -> Path:
     """Folder with the Kubernetes programs; `nodes=False` leaves out what only nodes need."""
-    packages = {n: f"k8s.io/kubernetes/cmd/{n}" for n in (_KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS)}
+    packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in _names(nodes=nodes)}
     return _build("kubernetes", packages, version=KUBERNETES, ldflags=_KUBERNETES_FLAGS)
 
 
