@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     )
 
     from .callbacks import Callback
-    from .data import AugmentedSplit, DataInfo, Dataset, Split
+    from .data import AugmentedSplit, DataInfo, Dataset, PaddedSplit, Split
     from .errors import SpecError
     from .freeze import FreezeObservation, FreezePolicy
     from .library import Result, train
-    from .models import KeyedDropout, PipelineModel
+    from .models import KeyedDropout, PipelineModel, current_micro_batch
 
 _HOMES = {
     "pipetransformer_contract.spec": (
@@ -43,12 +43,12 @@ _HOMES = {
         "Pipeline",
         "Training",
     ),
-    "pipetransformer.data": ("AugmentedSplit", "DataInfo", "Dataset", "Split"),
+    "pipetransformer.data": ("AugmentedSplit", "DataInfo", "Dataset", "PaddedSplit", "Split"),
     "pipetransformer.callbacks": ("Callback",),
     "pipetransformer.errors": ("SpecError",),
     "pipetransformer.freeze": ("FreezeObservation", "FreezePolicy"),
     "pipetransformer.library": ("Result", "train"),
-    "pipetransformer.models": ("KeyedDropout", "PipelineModel"),
+    "pipetransformer.models": ("KeyedDropout", "PipelineModel", "current_micro_batch"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -69,12 +69,14 @@ __all__ = [
     "LearningRateSchedule",
     "Model",
     "Optimizer",
+    "PaddedSplit",
     "Pipeline",
     "PipelineModel",
     "Result",
     "SpecError",
     "Split",
     "Training",
+    "current_micro_batch",
     "train",
 ]
 

@@ -17,6 +17,20 @@ def evaluation_due(job: Job, control: Control) -> bool:
     return control.evaluated_step != control.step and job.evaluates_after(control.step)
 
 
+def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
+    """Score one micro-batch of held-out samples, and forget it: what fails in an evaluation fails before the first step
+    and not after an epoch. All members call this.
+
+    Raises:
+        RuntimeError: a connection broke.
+        ModelError: a metric or the model failed.
+    """
+    layout, test = member.layout, job.dataset.test
+    micro_batches = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]
+    with watchdog.timing("rehearsal", member.groups.connections):
+        member.runner.evaluate(micro_batches, test, list(job.metrics.values()), name="test")
+
+
 def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdog, barrier: Barrier) -> None:
     """Evaluate the committed state; all members call this between rounds.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, Goal, Precision, ScheduleName, TrainerSpec
 
 from .callbacks import Callback
 from .checks import check_model, check_spec
@@ -34,7 +34,7 @@ from .data import (
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
-from .metrics import Metric, make_metrics
+from .metrics import ACCURACY, LOSS, Metric, counts_correct, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_units
 from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
@@ -109,6 +109,10 @@ class Job:
         check_spec(spec)
         check_model(model)
         stages = spec.pipeline.stages
+        accuracy = counts_correct(model, read_batch(dataset.train, [0], None)[1])
+        if not accuracy and spec.evaluation.best_metric == ACCURACY:
+            evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
+            spec = spec.model_copy(update={"evaluation": evaluation})
         return cls(
             spec=spec,
             dtype=dtype,
@@ -118,7 +122,7 @@ class Job:
             schedule=schedule_class(spec.pipeline.schedule, parts.schedule),
             model=model,
             callbacks=parts.callbacks,
-            metrics=make_metrics(spec.evaluation, model, parts.metrics),
+            metrics=make_metrics(spec.evaluation, model, parts.metrics, accuracy=accuracy),
             build_units=build,
             micro_batch_size=spec.pipeline.micro_batch_size
             or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),

@@ -11,28 +11,48 @@ from .imports import import_function
 from .models import PipelineModel
 
 #: Of one micro-batch's (output, target, weight), as a model's loss gets them: what to sum for numerator and
-#: denominator, both scalars. Accuracy is (correct, samples), F1 is (2 tp, 2 tp + fp + fn), the loss (sum, weight).
-Metric = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+#: denominator, both scalars, tensors or numbers. Accuracy is (correct, samples), F1 is (2 tp, 2 tp + fp + fn), the loss
+#: (sum, weight).
+Metric = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | float, Tensor | float]]
 
 LOSS, ACCURACY = "loss", "accuracy"
 
 
-def make_metrics(spec: Evaluation, model: PipelineModel, own: Iterable[Metric] = ()) -> dict[str, Metric]:
+def counts_correct(model: PipelineModel, targets: Tensor) -> bool:
+    """Whether the model has an accuracy: it says itself what is correct, or its targets are classes."""
+    return type(model).correct is not PipelineModel.correct or not targets.is_floating_point()
+
+
+def make_metrics(
+    spec: Evaluation, model: PipelineModel, own: Iterable[Metric] = (), *, accuracy: bool = True
+) -> dict[str, Metric]:
     """Loss and accuracy of the model, what the spec imports and what a program brings, each by its function's name.
+
+    Args:
+        spec: what it imports, and what decides.
+        model: for its loss and what it calls correct.
+        own: what a program brings.
+        accuracy: whether the model has one.
 
     Raises:
         SpecError: one does not import, two have one name, or the metric that decides is not among them.
     """
-    metrics: dict[str, Metric] = {LOSS: model.loss, ACCURACY: _accuracy(model)}
+    metrics: dict[str, Metric] = {LOSS: model.loss} | ({ACCURACY: _accuracy(model)} if accuracy else {})
     imported = [import_function(path, field="spec.evaluation.metrics") for path in spec.metrics]
     for metric in [*imported, *own]:
-        name = getattr(metric, "__name__", type(metric).__name__)
+        name = name_of(metric)
         if name in metrics:
             raise SpecError("spec.evaluation.metrics", f"two metrics are called {name!r}")
         metrics[name] = metric
     if spec.best_metric not in metrics:
         raise SpecError("spec.evaluation.bestMetric", f"is {spec.best_metric!r}, none of {', '.join(metrics)}")
     return metrics
+
+
+def name_of(metric: Metric) -> str:
+    """That of its function, or of its class."""
+    name: str = getattr(metric, "__name__", type(metric).__name__)
+    return name
 
 
 def _accuracy(model: PipelineModel) -> Metric:

@@ -33,7 +33,7 @@ from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.watchdog import ROUND, Watchdog
 from .elastic.watcher import GenerationWatcher
 from .errors import users_fault
-from .evaluation import evaluate, evaluation_due
+from .evaluation import evaluate, evaluation_due, rehearse
 from .final_model import gather_model, write_final_model
 from .freeze import PolicyCopy
 from .job import Job
@@ -249,6 +249,8 @@ class Trainer:
         moved."""
         control = self._state.control
         moved = False
+        if control.step == 0 and len(self._job.dataset.test):
+            rehearse(self._job, member, self._watchdog)
         if control.decided_step != control.step:
             moved = move_boundary(self._job, self._policy, self._state)
         if moved:

@@ -11,7 +11,7 @@ import tokenizers
 import torch
 import transformers
 
-from pipetransformer.data import DataInfo, Dataset, lengths_of, load_dataset
+from pipetransformer.data import DataInfo, Dataset, Task, lengths_of, load_dataset, read_batch
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import Data
 
@@ -35,7 +35,7 @@ def rows(tmp_path: Path) -> str:
 def test_texts_of_hugging_face_are_padded_with_their_classes(rows: str) -> None:
     options = {"text": "body", "label": "kind", "length": 12}
     dataset = load_dataset(Data(name="huggingface", path=rows, options=options), dtype=torch.float32)
-    assert dataset.info == DataInfo((12,), 3, 259)
+    assert dataset.info == DataInfo((12,), 3, 259, task=Task.CLASS)
     inputs, targets = dataset.train.batch([4, 0])
     assert inputs.shape == (2, 12)
     assert targets.tolist() == [1, 0]
@@ -51,7 +51,7 @@ def test_texts_of_hugging_face_are_packed_with_a_tokenizer(rows: str, tmp_path: 
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "tokenizer")
     options = {"text": "body", "tokenizer": str(tmp_path / "tokenizer"), "length": 7, "train": "train[:20]"}
     dataset = load_dataset(Data(name="huggingface", path=rows, options=options), dtype=torch.float32)
-    assert dataset.info == DataInfo((7,), 2, 2)
+    assert dataset.info == DataInfo((7,), 2, 2, task=Task.NEXT_TOKEN)
     assert len(dataset.train) == (20 * 3 - 1) // 7
     assert dataset.train.batch([0])[1].tolist() == [[0] * 7]
 
@@ -91,6 +91,76 @@ def test_a_text_that_is_cut_keeps_what_marks_its_end(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("cache-*.arrow")) == made, "another worker finds what the first has made"
 
 
+def test_texts_are_packed_over_the_whole_split(tmp_path: Path) -> None:
+    path = save_rows(tmp_path / "saved", text=["a"] * 1500)  # which the library reads 1,000 at a time
+    train = load(path, text="text", length=2000).train
+    assert len(train) == (1500 * 3 - 1) // 2000
+    inputs, targets = train.batch([1, 0])
+    assert inputs.tolist()[1] == ([1, 100, 2] * 667)[:2000] and targets.tolist()[1][-1] == inputs.tolist()[0][0]
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_words_are_masked_by_the_tokenizers_own_token_and_its_other_tokens_never(tmp_path: Path) -> None:
+    path = save_rows(tmp_path / "saved", text=["a b c a b c"] * 40)
+    options = {"text": "text", "length": 16, "tokenizer": save_tokenizer(tmp_path / "tokenizer")}
+    plain, dataset = load(path, **options), load(path, **options, task="MaskedToken")
+    assert dataset.info == DataInfo((16,), 8, 8, task=Task.MASKED_TOKEN)
+    ids = range(len(dataset.train))
+    tokens = plain.train.batch(ids)[0]
+    inputs, targets = read_batch(dataset.train, ids, 3)
+    chosen = targets != -100
+    assert torch.equal(targets[chosen], tokens[chosen]) and torch.equal(inputs[~chosen], tokens[~chosen])
+    assert set(targets[chosen].tolist()) == {5, 6, 7}, "no [CLS] and no [SEP]"
+    assert 0.6 < (inputs[chosen] == 4).double().mean() < 0.95
+    assert torch.equal(read_batch(dataset.train, [7, 2], 3)[0], inputs[[7, 2]])
+
+
+def test_a_saved_table_is_sliced_as_one_of_the_hub(tmp_path: Path) -> None:
+    rows = {"text": [str(number) for number in range(10)], "label": [0, 1] * 5}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "one"))
+    splits = {"train": "train[:80%]", "test": "train[80%:]"}
+    for path in (str(tmp_path / "one"), save_rows(tmp_path / "two", **rows)):
+        dataset = load(path, text="text", label="label", length=4, **splits)
+        assert (len(dataset.train), len(dataset.test)) == (8, 2)
+        assert dataset.test.batch([1])[0].tolist() == [[1, ord("9") + 3, 2, 0]]
+
+
+def test_a_table_in_a_folder_that_is_not_ours_is_mapped_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_rows(tmp_path / "saved", text=["a b c"] * 40)
+    monkeypatch.setattr("os.access", lambda folder, mode: not Path(folder).is_relative_to(path))
+    before, made = set(Path(path).rglob("*")), []
+    for _ in range(2):
+        assert len(load(path, text="text", length=20).train) == (40 * 7 - 1) // 20
+        made.append(sorted((tmp_path / "cache").rglob("cache-*.arrow")))
+    assert set(Path(path).rglob("*")) == before
+    assert len(made[0]) == 1 and made[0] == made[1]
+
+
+def test_labels_may_be_true_or_false(tmp_path: Path) -> None:
+    dataset = load(save_rows(tmp_path / "saved", text=["a", "b"], label=[True, False]), text="text", label="label")
+    assert dataset.info.num_classes == 2
+    assert dataset.train.batch([0, 1])[1].tolist() == [1, 0] and dataset.train.batch([0])[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [0, 1, -1]}, "column label: row 2 is -1, which is no class"),
+        ({"label": [0, None, 1]}, "column label: row 1 is None, which is no class"),
+        ({"label": [0.0, 1.0, 1.0]}, "column label holds double, not classes"),
+        ({"label": ["good", "bad", "bad"]}, "column label holds string, not classes: .* `class_encode_column`"),
+        ({"text": ["a", None, "b"]}, "column text: row 1 is None, which is no text"),
+        ({"text": [["a"], ["b"], ["c"]]}, "column text holds list.* not texts"),
+    ],
+)
+def test_columns_that_hold_something_else_are_named(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = save_rows(tmp_path / "saved", **{"text": ["a", "b", "c"], "label": [0, 1, 0], **columns})
+    with pytest.raises(SpecError, match=message):
+        load(path, text="text", label="label")
+
+
 def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
     pixels = np.zeros((4, 6, 3), dtype=np.uint8)
     pixels[..., 0] = 255
@@ -99,7 +169,7 @@ def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "saved"))
     options = {"image": "picture", "label": "kind"}
     dataset = load_dataset(Data(name="huggingface", path=str(tmp_path / "saved"), options=options), dtype=torch.float64)
-    assert dataset.info == DataInfo((3, 4, 6), 2)
+    assert dataset.info == DataInfo((3, 4, 6), 2, task=Task.CLASS)
     inputs, targets = dataset.train.batch([2, 0])
     assert targets.tolist() == [1, 0]
     assert inputs.dtype == torch.float64
@@ -115,6 +185,12 @@ def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
         ({"text": "bodies"}, "no column bodies among body, kind"),
         ({"text": "body", "length": 10**6}, "do not fill one sample"),
         ({"text": "body", "test": "validation"}, "validation"),
+        ({"text": "body", "task": "Class"}, "task Class is learnt with a column `label`"),
+        (
+            {"text": "body", "label": "kind", "task": "MaskedToken"},
+            "task MaskedToken is learnt without a column `label`",
+        ),
+        ({"text": "body", "task": "Words"}, "'Words' is not a valid Task"),
     ],
 )
 def test_options_that_do_not_fit_say_why(rows: str, options: dict[str, object], message: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, random_split
 
 from pipetransformer import (
     Callback,
@@ -19,12 +19,15 @@ from pipetransformer import (
     Evaluation,
     Freeze,
     Goal,
+    Pipeline,
     PipelineModel,
     Result,
     Training,
     train,
 )
 from pipetransformer.checkpoint import latest
+from pipetransformer.data import DataInfo, own_dataset
+from pipetransformer.errors import ModelError
 from pipetransformer_contract.spec import FreezePoint, FreezePolicyName, TrainerSpec
 from tests.trainer_harness import Ran, Scripted, run_job
 
@@ -172,7 +175,7 @@ def test_training_waits_for_callbacks_that_are_told_too_late(tmp_path: Path, mon
 
 
 def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
-    scores, scored = [3, 5, 4, 4, 9], 0
+    scores, scored = [3, 5, 4, 4, 9], -16  # so many samples are scored before the first step, to see that it works
 
     def score(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal scored
@@ -185,7 +188,7 @@ def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
         evaluation=evaluation,
         metrics=[score],
         checkpoint=Checkpoint(location=str(tmp_path / "checkpoint")),
-        pipeline=None,
+        pipeline=Pipeline(micro_batch_size=16),
     )
 
     assert (result.steps, result.best_step, result.best["score"]) == (4, 2, 5)
@@ -230,6 +233,51 @@ def test_lower_can_be_better(tmp_path: Path) -> None:
 
     losses = [event["metrics"]["loss"] for event in events(tmp_path, "Evaluated")]
     assert result.best["loss"] == min(losses)
+
+
+class Regression(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return ((output - target).square().mean(dim=-1) * weight).sum(), weight.sum()
+
+
+def test_what_is_no_classifier_has_no_accuracy_and_its_best_model_is_that_of_the_lowest_loss(tmp_path: Path) -> None:
+    def numbers(data: TensorDataset) -> TensorDataset:
+        return TensorDataset(data.tensors[0], data.tensors[0].sum(dim=1, keepdim=True))
+
+    result = run(
+        tmp_path,
+        model=lambda: Regression(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 1), (8,)),
+        data=(numbers(samples(64, 0)), numbers(samples(20, 1))),
+        evaluation=Evaluation(keep_best=True, patience=5),
+        checkpoint=Checkpoint(location=str(tmp_path / "checkpoint")),
+    )
+    losses = [event["metrics"] for event in events(tmp_path, "Evaluated")]
+    assert [list(scores) for scores in losses] == [["loss"], ["loss"]]
+    assert losses[1]["loss"] < losses[0]["loss"]
+    assert (result.best_step, result.best) == (8, losses[1])
+
+
+def test_a_metric_may_give_numbers(tmp_path: Path) -> None:
+    def misses(output: Tensor, target: Tensor, weight: Tensor) -> tuple[float, int]:
+        return float(((output.argmax(dim=-1) != target) * weight).sum()), int(weight.sum())
+
+    metrics = run(tmp_path, metrics=[misses]).metrics
+    assert metrics["misses"] == pytest.approx(1 - metrics["accuracy"])
+
+
+def test_what_fails_in_an_evaluation_fails_before_the_first_step(tmp_path: Path) -> None:
+    unknown = TensorDataset(torch.zeros(20, 4), torch.full((20,), 7))
+    with pytest.raises(ModelError, match="metric loss failed: IndexError: Target 7 is out of bounds"):
+        run(tmp_path, data=(samples(64, 0), unknown))
+    assert not (tmp_path / "run" / "steps.jsonl").exists()
+
+
+def test_parts_of_a_dataset_have_its_classes() -> None:
+    whole = samples(64, 0)
+    parts = random_split(whole, [0.8, 0.2])
+    assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 2)
+    whole.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
+    assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 3)
 
 
 def test_data_without_a_held_out_part_is_not_evaluated(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from pipetransformer.data import BYTE_VOCABULARIES, DataInfo
+from pipetransformer.data import BYTE_VOCABULARIES, DataInfo, Task
 from pipetransformer.errors import SpecError
 from pipetransformer.models import MicroBatchContext, PipelineModel, build_model, build_units, set_micro_batch
 from pipetransformer.models.huggingface import load_pretrained, save_pretrained, skeleton
@@ -32,6 +32,11 @@ FAMILIES = {
     "llama": (LLAMA, TOKENS, transformers.LlamaForCausalLM),
     "llama-tied": ({**LLAMA, "tie_word_embeddings": True}, TOKENS, transformers.LlamaForCausalLM),
 }
+
+
+def learning(task: Task) -> DataInfo:
+    """Tokens whose targets are of this kind."""
+    return DataInfo((LENGTH,), VOCABULARY, VOCABULARY, task=task)
 
 
 def spec_of(options: dict[str, Any], **fields: Any) -> Model:
@@ -210,6 +215,11 @@ def test_a_checkpoint_of_other_labels_keeps_all_but_its_head_for_them(tmp_path: 
         (spec_of(VIT), TOKENS, "spec.data.name"),
         (spec_of({**VIT, "image_size": 16}), IMAGES, "spec.model.options.image_size"),
         (spec_of({}, path="/no/such/folder"), TOKENS, "spec.model.path"),
+        (spec_of(VIT), DataInfo((1, 8, 8), 0), "spec.data"),
+        (spec_of(BERT), learning(Task.NEXT_TOKEN), "spec.data.options.task"),
+        (spec_of(BERT, architecture="BertForMaskedLM"), learning(Task.NEXT_TOKEN), "spec.data.options.task"),
+        (spec_of(GPT2), learning(Task.MASKED_TOKEN), "spec.data.options.task"),
+        (spec_of(LLAMA), learning(Task.CLASS), "spec.data.options.task"),
     ],
 )
 def test_a_model_that_cannot_be_built_names_the_field(spec: Model, info: DataInfo, field: str) -> None:

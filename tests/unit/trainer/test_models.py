@@ -109,6 +109,16 @@ def test_targets_of_positions_count_one_by_one_and_missing_ones_not_at_all() -> 
     assert model.correct(output, output.argmax(dim=-1), torch.tensor([1.0, 0.0])) == 3
 
 
+def test_classes_in_a_column_are_counted_as_classes() -> None:
+    model = build()
+    output, weight = torch.randn(4, 10, dtype=torch.float64), torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    target = output.argmax(dim=1, keepdim=True)
+    assert model.correct(output, target, weight) == 3
+    assert model.loss(output, target, weight)[0] == model.loss(output, target.flatten(), weight)[0]
+    with pytest.raises(ValueError, match=r"targets \(4, 3\) are no classes of \(4, 10\): replace `correct`"):
+        model.correct(output, torch.zeros(4, 3), weight)
+
+
 @pytest.mark.parametrize("step", [0, 1])
 def test_recomputing_a_forward_changes_no_gradient_and_keeps_only_the_input(step: int) -> None:
     """Dropout, too, though other micro-batches have run before the backward comes."""
@@ -259,6 +269,21 @@ def test_dropout_refuses_a_micro_batch_that_it_was_not_told_of(dropout: KeyedDro
     set_micro_batch(MicroBatchContext(0, [1, 2]))
     with pytest.raises(ValueError, match=r"\(3, 4\) in a micro-batch of 2 samples, which come first"):
         dropout(torch.ones(3, 4))
+
+
+def test_a_module_in_several_blocks_drops_other_elements_in_each() -> None:
+    def shared() -> list[nn.Module]:
+        block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+        attention = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.5, batch_first=True)
+        return [nn.Identity(), block, block, attention, attention, nn.Linear(8, 2)]
+
+    own = OwnModel(shared, torch.ones(1, 8), seed=0, dtype=torch.float64)
+    assert {(tie.places[0][0], tie.places[1][0]) for tie in own.shape().ties.all} == {(1, 2), (3, 4)}
+    units, x = own.build_units(range(6)), torch.ones(2, 3, 8, dtype=torch.float64)
+    for one, other in ((1, 2), (3, 4)):
+        assert same(units[one], units[other])
+        set_micro_batch(MicroBatchContext(0, (0, 1)))
+        assert not torch.equal(run_unit(units[one].train(), x), run_unit(units[other].train(), x))
 
 
 def two_linears(info: DataInfo, width: int = 4) -> PipelineModel:

@@ -1,6 +1,6 @@
 """What the user brings and what fails in it: an error that names it, and no broken connection."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from pipetransformer import (
     Callback,
@@ -84,6 +84,30 @@ def over_positions() -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(4, 128), nn.Unflatten(1, (16, 8))), OfPositions(), nn.Flatten()]
 
 
+def of_shape(*activation: int) -> Callable[[], PipelineModel]:
+    """A model that says that this lies between its blocks, where there are 8 numbers."""
+    return lambda: PipelineModel(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), activation)
+
+
+def dicts(items: int = 1) -> TorchDataset[Any]:
+    """Samples as transformers' own trainer takes them, with or without a target beside."""
+
+    class Rows(TorchDataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            row = {"input_ids": torch.zeros(4), "labels": 0}
+            return row if items == 1 else (row, 0)
+
+    return Rows()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
 class TwoTensors(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
@@ -128,7 +152,11 @@ class Unreadable(TorchDataset[Any]):
     ("changes", "error", "message"),
     [
         ({"callbacks": [Broken()]}, CallbackError, "Broken.on_step failed: RuntimeError: disk"),
-        ({"metrics": [broken]}, ModelError, "a metric failed: RuntimeError: no such class"),
+        ({"metrics": [broken]}, ModelError, "metric broken failed: RuntimeError: no such class"),
+        ({"model": of_shape(3, 8)}, ModelError, r"embedding failed: .* \(8,\) in .* activation is \(3, 8\)"),
+        ({"data": dicts()}, SpecError, r"data: a sample is a dict, not \(input, target\)"),
+        ({"data": (dicts(2), dicts(2))}, SpecError, r"data: a sample's input is a dict, not a tensor or"),
+        ({"data": Stream()}, SpecError, r"data: is Stream: .* map-style"),
         ({"metrics": [positives, positives]}, SpecError, "two metrics are called 'positives'"),
         ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: is 'f1'"),
         ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),

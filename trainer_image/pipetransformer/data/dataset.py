@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -18,6 +19,14 @@ _IDS_NAMED = 16
 _AS_IT_IS = -1
 
 
+class Task(StrEnum):
+    """What a sample's target is."""
+
+    NEXT_TOKEN = "NextToken"  #: at each position the token that follows; samples are packed
+    MASKED_TOKEN = "MaskedToken"  #: at some positions the token that was masked there; samples are packed
+    CLASS = "Class"  #: one for the sample; of text, which is padded
+
+
 @dataclass(frozen=True)
 class DataInfo:
     """What a model must know of its data.
@@ -27,12 +36,14 @@ class DataInfo:
         num_classes: of each target: the labels, or the vocabulary where the target is the next token.
         vocab_size: number of token ids, 0 where the inputs are no tokens.
         lengths: positions that padded samples come in, ascending up to the input's; empty when all come in that one.
+        task: what a target is; None where nobody says it, and then no model is refused for it.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     vocab_size: int = 0
     lengths: tuple[int, ...] = ()
+    task: Task | None = None
 
 
 class Split(Protocol):

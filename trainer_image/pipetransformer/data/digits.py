@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from ..errors import SpecError
-from .dataset import DataInfo, Dataset, TensorSplit
+from .dataset import DataInfo, Dataset, Task, TensorSplit
 
 _NUM_CLASSES = 10
 _LARGEST_GREY = 16.0
@@ -33,5 +33,5 @@ def load_digits(*, path: str, dtype: torch.dtype) -> Dataset:
     return Dataset(
         train=TensorSplit(inputs[~test], targets[~test]),
         test=TensorSplit(inputs[test], targets[test]),
-        info=DataInfo(input_shape=(1, 8, 8), num_classes=_NUM_CLASSES),
+        info=DataInfo(input_shape=(1, 8, 8), num_classes=_NUM_CLASSES, task=Task.CLASS),
     )

@@ -4,19 +4,20 @@ The library keeps what it downloaded and what was made of it in files that it ma
 what it reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from .dataset import DataInfo, Dataset
+from .dataset import DataInfo, Dataset, Split, Task
+from .masked import MaskedTokens
+from .tables import check_texts, column_of, mapped, read_tables, with_classes
 from .tokens import PAD, VOCABULARY, Encode, as_lengths, encode_bytes
 
 _LARGEST_VALUE = 255.0
@@ -48,6 +49,53 @@ class _PaddedRows(_Rows):
         return torch.as_tensor(self.table.select_columns("length")[list(ids)]["length"])
 
 
+class _Packed:
+    """All texts of a split one after the other, cut into samples; a target is the next token. What is left over at the
+    end is dropped."""
+
+    def __init__(self, table: Any, length: int) -> None:
+        """
+        Args:
+            table: with a list in its column `tokens` for each text.
+            length: of a sample.
+
+        Raises:
+            ValueError: the texts do not fill one sample.
+        """
+        self._tokens = pa.chunked_array([part.flatten() for part in column_of(table, "tokens").chunks], pa.int32())
+        self._length = length
+        if not len(self):
+            raise ValueError(f"the {len(self._tokens)} tokens of a split do not fill one sample of {length}")
+
+    def __len__(self) -> int:
+        return max(0, len(self._tokens) - 1) // self._length
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        size = self._length + 1
+        rows = [self._tokens.slice(each * self._length, size).to_numpy() for each in ids]
+        tokens = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(len(rows), size))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """What makes tokens of a text.
+
+    Attributes:
+        encode: ids of a text; of one that is cut, its end is still marked.
+        num_ids: of its vocabulary.
+        pad: id of padding.
+        mask: id of a hidden token, None where there is none.
+        special: ids that stand for no part of a text.
+    """
+
+    encode: Encode
+    num_ids: int
+    pad: int
+    mask: int | None
+    special: tuple[int, ...] = ()
+
+
 def load_huggingface(
     *,
     path: str,
@@ -60,23 +108,25 @@ def load_huggingface(
     label: str | None = None,
     tokenizer: str | None = None,
     length: int | Sequence[int] = 128,
+    task: str | None = None,
 ) -> Dataset:
     """Samples of one shape.
 
     With `text` and `label` a padded sample is a text and its class; with `text` alone texts are packed, and a target is
-    the next token; with `image` and `label` a sample is an image, and all must be of one size.
+    the next token, or one that was masked; with `image` and `label` a sample is an image, and all must be of one size.
 
     Args:
-        path: a folder that `save_to_disk` wrote, or whatever `datasets.load_dataset` takes.
+        path: a folder that `save_to_disk` wrote, of one table or of several splits, or what `load_dataset` takes.
         dtype: of images.
         name: of the dataset's configuration.
         train: split to train on; the library's slices are understood, such as `train[:90%]`.
         test: held-out split.
         text: column of texts.
         image: column of images.
-        label: column of classes.
+        label: column of classes, whole numbers from 0.
         tokenizer: folder or hub id; bytes by default.
         length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
+        task: a `Task`; by default Class with `label`, else NextToken.
 
     Raises:
         ValueError: the options fit neither each other nor the data.
@@ -85,62 +135,73 @@ def load_huggingface(
         raise ValueError("path is empty: name a folder or a hub id in spec.data.path")
     if (text is None) == (image is None) or (image is not None and label is None):
         raise ValueError("options need text, text and label, or image and label, each the name of a column")
-    if (Path(path) / "dataset_dict.json").exists():
-        saved = datasets.load_from_disk(path)
-        tables = [saved[train], saved[test]]
-    else:
-        tables = datasets.load_dataset(path, name, split=[train, test])
+    target = Task(task or (Task.NEXT_TOKEN if label is None else Task.CLASS))
+    if (target is Task.CLASS) != (label is not None):
+        raise ValueError(f"task {target} is learnt {'with' if label is None else 'without'} a column `label`")
+    tables = read_tables(path, name, [train, test])
     needed = {column for column in (text, image, label) if column is not None}
     for table in tables:
         if missing := needed - set(table.column_names):
             raise ValueError(f"no column {', '.join(sorted(missing))} among {', '.join(table.column_names)}")
-    if image is not None:
-        assert label is not None
-        columns = {image: "input", label: "target"}
-        tables = [table.select_columns(list(columns)).rename_columns(columns) for table in tables]
-        splits = [_Rows(table, dtype) for table in tables]
-        shape = tuple(splits[0].batch([0])[0].shape[1:])
-        return Dataset(splits[0], splits[1], DataInfo(shape, _num_classes(tables, "target")))
-    assert text is not None
-    *shorter, longest = as_lengths(length)
-    encode, padding, vocabulary = _tokens(tokenizer, None if label is None else longest)
+    if text is None:
+        return _images(tables, str(image), str(label), dtype)
+    check_texts(tables, text)
     if label is None:
-        if shorter:
-            raise ValueError("packed samples have one length")
-        pack = partial(_pack, column=text, encode=encode, length=longest)
-        packed = [table.map(pack, batched=True, remove_columns=table.column_names) for table in tables]
-        if not all(map(len, packed)):
-            raise ValueError(f"the texts of a split do not fill one sample of {longest} tokens")
-        splits = [_Rows(table.with_format("numpy")) for table in packed]
-        return Dataset(splits[0], splits[1], DataInfo((longest,), vocabulary, vocabulary))
-    num_classes = _num_classes(tables, label)
-    pad = partial(_pad, columns=(text, label), encode=encode, length=longest, padding=padding)
-    padded = [table.map(pad, batched=True, remove_columns=table.column_names) for table in tables]
-    splits = [_PaddedRows(table.with_format("numpy")) for table in padded]
-    lengths = (*shorter, longest) if shorter else ()
-    return Dataset(splits[0], splits[1], DataInfo((longest,), num_classes, vocabulary, lengths))
+        return _packed(tables, text, tokenizer, as_lengths(length), target)
+    return _padded(tables, text, label, tokenizer, as_lengths(length))
 
 
-def _tokens(tokenizer: str | None, longest: int | None) -> tuple[Encode, int, int]:
-    """What encodes a text, up to so many tokens with those that mark its end, the id of padding, the number of ids."""
-    if tokenizer is None:
-        return encode_bytes, PAD, VOCABULARY
+def _images(tables: Sequence[Any], image: str, label: str, dtype: torch.dtype) -> Dataset:
+    tables, num_classes = with_classes(tables, label)
+    columns = {image: "input", label: "target"}
+    splits = [_Rows(table.select_columns(list(columns)).rename_columns(columns), dtype) for table in tables]
+    shape = tuple(splits[0].batch([0])[0].shape[1:])
+    return Dataset(splits[0], splits[1], DataInfo(shape, num_classes, task=Task.CLASS))
+
+
+def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Sequence[int], target: Task) -> Dataset:
+    *shorter, length = lengths
+    if shorter:
+        raise ValueError("packed samples have one length")
+    tokens = _tokenizer(tokenizer)
+    if target is Task.MASKED_TOKEN and tokens.mask is None:
+        raise ValueError(f"task {target} needs a token that masks, and {tokenizer} has none")
+    encode = partial(_encode, column=text, encode=tokens.encode)
+    features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("int32"))})
+    splits: list[Split] = [_Packed(mapped(table, encode, features), length) for table in tables]
+    num_ids = tokens.num_ids
+    if target is Task.MASKED_TOKEN and tokens.mask is not None:
+        splits = [MaskedTokens(split, tokens.mask, num_ids, tokens.special) for split in splits]
+        num_ids = max(num_ids, tokens.mask + 1)
+    return Dataset(splits[0], splits[1], DataInfo((length,), num_ids, num_ids, task=target))
+
+
+def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None, lengths: Sequence[int]) -> Dataset:
+    tables, num_classes = with_classes(tables, label)
+    *shorter, longest = lengths
+    tokens = _tokenizer(tokenizer, longest)
+    pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.pad)
+    splits = [_PaddedRows(mapped(table, pad).with_format("numpy")) for table in tables]
+    info = DataInfo((longest,), num_classes, tokens.num_ids, (*shorter, longest) if shorter else (), Task.CLASS)
+    return Dataset(splits[0], splits[1], info)
+
+
+def _tokenizer(name: str | None, longest: int | None = None) -> _Tokenizer:
+    """A tokenizer of transformers, which cuts texts to so many tokens, or bytes."""
+    if name is None:
+        return _Tokenizer(encode_bytes, VOCABULARY, PAD, mask=VOCABULARY)
     from transformers import AutoTokenizer
 
-    made = AutoTokenizer.from_pretrained(tokenizer)
-    encode: Callable[[str], list[int]] = made.encode
+    made = AutoTokenizer.from_pretrained(name)
+    encode: Encode = made.encode
     if longest is not None:
         encode = partial(made.encode, truncation=True, max_length=longest)
         encode("")  # which is noted in the tokenizer, so that the cache knows it again by what it then is
-    return encode, made.pad_token_id or PAD, len(made)
+    return _Tokenizer(encode, len(made), made.pad_token_id or PAD, made.mask_token_id, tuple(made.all_special_ids))
 
 
-def _pack(rows: dict[str, list[Any]], *, column: str, encode: Encode, length: int) -> dict[str, Any]:
-    """Texts one after the other, cut into samples; what a batch of texts leaves over is dropped."""
-    tokens = np.fromiter(chain.from_iterable(map(encode, rows[column])), dtype=np.int64)
-    count = max(0, (len(tokens) - 1) // length)
-    used = tokens[: count * length + 1]
-    return {"input": used[:-1].reshape(count, length), "target": used[1:].reshape(count, length)}
+def _encode(rows: dict[str, list[Any]], *, column: str, encode: Encode) -> dict[str, Any]:
+    return {"tokens": [list(encode(text)) for text in rows[column]]}
 
 
 def _pad(
@@ -153,13 +214,6 @@ def _pad(
         "target": rows[label],
         "length": [max(1, len(ids)) for ids in encoded],
     }
-
-
-def _num_classes(tables: Sequence[Any], column: str) -> int:
-    feature = tables[0].features[column]
-    if isinstance(feature, datasets.ClassLabel):
-        return int(feature.num_classes)
-    return 1 + max(int(label) for table in tables for label in table[column])
 
 
 def _image(image: Any) -> Tensor:

@@ -21,12 +21,16 @@ class MaskedTokens:
     10 % still their own.
 
     Attributes:
-        tokens: whose inputs are ids below `mask`.
+        tokens: whose inputs are ids below `num_ids`.
         mask: the id that stands for a hidden token.
+        num_ids: of tokens that may stand where another was.
+        never: ids that are never hidden, such as those of a text's start and end.
     """
 
     tokens: Split
     mask: int
+    num_ids: int
+    never: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -38,11 +42,12 @@ class MaskedTokens:
     def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
         inputs = self.tokens.batch(ids)[0].clone()
         targets = torch.full_like(inputs, _NO_TARGET)
+        words = ~torch.isin(inputs, torch.tensor(self.never, dtype=inputs.dtype))
         for row, sample in enumerate(ids):
             generator = np.random.default_rng([step, sample])
-            chosen = torch.from_numpy(generator.random(inputs.shape[1]) < _MASKED)
+            chosen = torch.from_numpy(generator.random(inputs.shape[1]) < _MASKED) & words[row]
             what = torch.from_numpy(generator.random(inputs.shape[1]))
-            others = torch.from_numpy(generator.integers(self.mask, size=inputs.shape[1]))
+            others = torch.from_numpy(generator.integers(self.num_ids, size=inputs.shape[1]))
             targets[row, chosen] = inputs[row, chosen]
             hidden, replaced = chosen & (what >= _KEPT + _REPLACED), chosen & (what < _REPLACED)
             inputs[row, hidden] = self.mask

@@ -1,6 +1,6 @@
 """Data that a program brings as objects: torch's map-style datasets as splits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -39,26 +39,54 @@ def own_dataset(data: object, *, dtype: torch.dtype) -> Dataset:
     """
     if isinstance(data, Dataset):
         return data
+    kind = type(data).__name__
     if isinstance(data, TorchDataset):
         data = (data, Subset(data, []))
     if not isinstance(data, Sequence) or len(data) != 2 or not all(hasattr(part, "__len__") for part in data):
         raise SpecError(
             "data",
-            f"is {type(data).__name__}: no Dataset, nor one or two (training, held out) map-style datasets",
+            f"is {kind}: no Dataset, nor one or two (training, held out) map-style datasets",
         )
     try:
         train, test = (_split(part, dtype) for part in data)
+        if isinstance(train, MapSplit):
+            _check_pair(data[0][0])
         inputs, targets = train.batch([0])
+    except SpecError:
+        raise
     except Exception as error:
         raise SpecError("data", f"sample 0: {type(error).__name__}: {error}", reason="DataUnreadable") from error
-    classes = getattr(data[0], "classes", None)
-    if classes is not None:
-        num_classes = len(classes)
-    elif isinstance(train, TensorSplit) and not targets.is_floating_point():
-        num_classes = int(train.targets.max()) + 1
-    else:
-        num_classes = 0
-    return Dataset(train=train, test=test, info=DataInfo(tuple(inputs.shape[1:]), num_classes))
+    info = DataInfo(tuple(inputs.shape[1:]), _num_classes(data[0], targets))
+    return Dataset(train=train, test=test, info=info)
+
+
+def _num_classes(samples: Any, targets: Tensor) -> int:
+    """As the whole says that these are a part of, 0 if it does not."""
+    while isinstance(samples, Subset):
+        samples = samples.dataset
+    if hasattr(samples, "classes"):
+        return len(samples.classes)
+    if isinstance(samples, TensorDataset) and not targets.is_floating_point():
+        return int(samples.tensors[1].max()) + 1
+    return 0
+
+
+def _check_pair(sample: object) -> None:
+    """Refuse what would be collated to something else than two tensors.
+
+    Raises:
+        SpecError: saying what the sample is.
+    """
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        size = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
+        raise SpecError(
+            "data",
+            f"a sample is a {type(sample).__name__}{size}, not (input, target), each a tensor or a number: "
+            "choose its columns in a dataset of your own; of padded tokens make a Dataset with a PaddedSplit",
+        )
+    for part, name in zip(sample, ("input", "target"), strict=True):
+        if isinstance(part, Mapping | Sequence):
+            raise SpecError("data", f"a sample's {name} is a {type(part).__name__}, not a tensor or a number")
 
 
 def _split(samples: object, dtype: torch.dtype) -> Split:

@@ -7,12 +7,11 @@ which package of the library, a paragraph is from.
 import ast
 import importlib.util
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
 
 import torch
 
-from .dataset import DataInfo, Dataset
+from .dataset import DataInfo, Dataset, Task
 from .masked import MaskedTokens
 from .tokens import VOCABULARY, as_lengths, encode_bytes, pack, pad
 
@@ -21,14 +20,6 @@ PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessin
 _HELD_OUT_EVERY = 5
 _SHORTEST = 40
 _SUFFIXES = {".txt", ".md", ".rst"}
-
-
-class Task(StrEnum):
-    """What a sample's target is."""
-
-    NEXT_TOKEN = "NextToken"  #: at each position the token that follows; samples are packed
-    MASKED_TOKEN = "MaskedToken"  #: at some positions the token that was masked there; samples are packed
-    CLASS = "Class"  #: where the text is from; samples are padded
 
 
 def load_text(
@@ -44,7 +35,7 @@ def load_text(
     Args:
         path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty for `packages`.
         dtype: of floating-point inputs, of which there are none.
-        task: a `Task`.
+        task: a `Task`; the class is where the text is from.
         length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
         packages: of Python's library.
 
@@ -60,17 +51,18 @@ def load_text(
         for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     *shorter, longest = as_lengths(length)
-    if Task(task) is not Task.CLASS:
+    target = Task(task)
+    if target is not Task.CLASS:
         if shorter:
             raise ValueError("packed samples have one length")
         packed = [pack((text for text, _ in part), longest, encode_bytes) for part in (train, test)]
-        if Task(task) is Task.NEXT_TOKEN:
-            return Dataset(packed[0], packed[1], DataInfo((longest,), VOCABULARY, VOCABULARY))
-        masked = [MaskedTokens(split, mask=VOCABULARY) for split in packed]
-        return Dataset(masked[0], masked[1], DataInfo((longest,), VOCABULARY + 1, VOCABULARY + 1))
+        if target is Task.NEXT_TOKEN:
+            return Dataset(packed[0], packed[1], DataInfo((longest,), VOCABULARY, VOCABULARY, task=target))
+        masked = [MaskedTokens(split, mask=VOCABULARY, num_ids=VOCABULARY) for split in packed]
+        return Dataset(masked[0], masked[1], DataInfo((longest,), VOCABULARY + 1, VOCABULARY + 1, task=target))
     padded = [pad(part, longest, encode_bytes) for part in (train, test)]
     lengths = (*shorter, longest) if shorter else ()
-    return Dataset(padded[0], padded[1], DataInfo((longest,), len(sources), VOCABULARY, lengths))
+    return Dataset(padded[0], padded[1], DataInfo((longest,), len(sources), VOCABULARY, lengths, target))
 
 
 def _folder(folder: Path) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Puts keyed dropout in place of torch's, which draws from the process's random state, in models that do not know of
 it."""
 
+import copy
 import math
 
 import torch
@@ -14,8 +15,15 @@ _PLACES_PER_UNIT = 1 << 20
 
 
 def with_keyed_dropout(model: PipelineModel, *, seed: int) -> PipelineModel:
-    """The model with keyed dropout in all of its units."""
-    return model.with_units({index: key_dropout(unit, index, seed=seed) for index, unit in enumerate(model.units)})
+    """The model with keyed dropout in all of its units. A unit that shares a module with one before it becomes a copy,
+    in which that module draws by itself."""
+    units: dict[int, nn.Module] = {}
+    seen: set[nn.Module] = set()
+    for index, unit in enumerate(model.units):
+        modules = set(unit.modules())
+        units[index] = copy.deepcopy(unit) if seen & modules else unit
+        seen |= modules
+    return model.with_units({index: key_dropout(unit, index, seed=seed) for index, unit in units.items()})
 
 
 def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:

@@ -36,7 +36,8 @@ class PipelineModel:
     """A model as a list of units, each a module from one tensor to one tensor.
 
     `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace
-    `loss` and `correct` where the model is no classifier. Units that a worker did not ask for live on the meta
+    `loss` and `correct` where the model is no classifier; where targets are floating, and `correct` is not replaced,
+    there is no accuracy. Units that a worker did not ask for live on the meta
     device: their state has names and shapes, but no memory. Parameters that units share are found when the model is
     made, and those that want no gradient become buffers: they never train, whatever the boundary.
     """
@@ -85,9 +86,9 @@ class PipelineModel:
         """Prefix of a unit's parameters: a whole-model name is `blocks.3.` + the name inside the unit."""
         return unit_name(index, self.num_layers)
 
-    def activation_shape(self, micro_batch: int) -> tuple[int, ...]:
-        """Shape of what travels between stages for a micro-batch of that many samples."""
-        return (micro_batch, *self.activation)
+    def activation_shape(self, micro_batch: int, length: int | None = None) -> tuple[int, ...]:
+        """Shape of what travels between stages for a micro-batch of that many samples, cut to `length` positions."""
+        return (micro_batch, *(self.activation if length is None else (length, *self.activation[1:])))
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Weighted sum of the losses of all targets, and the sum of their weights: the caller divides once, by the
@@ -103,8 +104,18 @@ class PipelineModel:
         return torch.dot(losses, weights.to(losses.dtype)), weights.sum()
 
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Summed weight of the targets that `output` gets right."""
-        return ((output.argmax(dim=-1) == target) * _target_weights(target, weight)).sum()
+        """Summed weight of the targets that `output` gets right.
+
+        Raises:
+            ValueError: there is not one target for each output.
+        """
+        classes = output.argmax(dim=-1)
+        if target.numel() != classes.numel():
+            raise ValueError(
+                f"targets {tuple(target.shape)} are no classes of {tuple(output.shape)}: replace `correct`"
+            )
+        target = target.view_as(classes)
+        return ((classes == target) * _target_weights(target, weight)).sum()
 
 
 def _fix_constants(unit: nn.Module) -> None:

@@ -150,6 +150,8 @@ class StageRunner:
         if self._prefix is not None:
             ids = [micro_batch.sample_ids for micro_batch in batch.micro_batches]
             self._prefix.begin(batch.source(spec, following), ids)
+        shape = self._model.activation_shape(batch.micro_batch_size, batch.length)
+        self._module.activation = shape, spec.dtype
         if spec.stages > 1:
             return self._stages.run(batch)
         size = batch.micro_batch_size

@@ -76,6 +76,8 @@ class StageModule(nn.Module):
         self.prefix = prefix
         self.upcoming: list[MicroBatchContext] = []
         self.passed: Callable[[int], None] | None = None
+        #: Shape and type of what travels between the units of the micro-batches that run.
+        self.activation: tuple[tuple[int, ...], torch.dtype] = (), torch.float32
 
     def forward(self, x: Tensor | None) -> Tensor:
         context, number = self.upcoming.pop(0), 0
@@ -96,6 +98,8 @@ class StageModule(nn.Module):
                 output = run_unit(unit, x)
                 if buffers is not None:
                     _check(x if self.blocks[number] else None, output)
+                    if self.names[number] == "embedding":
+                        _check_embedding(output, *self.activation)
                     _check_buffers(self.names[number], unit, buffers)
                 x = output
         except SpecError:
@@ -118,6 +122,17 @@ def _check(x: Tensor | None, output: object) -> None:
     if x is not None and (output.shape, output.dtype) != (x.shape, x.dtype):
         ours, theirs = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (output, x))
         raise ValueError(f"it makes {ours} of {theirs}: all blocks must give the shape and type that they take")
+
+
+def _check_embedding(output: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """What stages send each other has the shape that the model says, in the type of its parameters.
+
+    Raises:
+        ValueError: this is not what it gives.
+    """
+    if (output.shape, output.dtype) != (shape, dtype):
+        ours = f"{tuple(output.shape[1:])} in {output.dtype}"
+        raise ValueError(f"it makes {ours} of a sample, but the model's activation is {shape[1:]} in {dtype}")
 
 
 def _buffers(unit: nn.Module) -> dict[str, tuple[Tensor, int]]:

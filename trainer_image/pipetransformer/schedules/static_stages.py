@@ -124,5 +124,4 @@ class StaticStages:
         return torch.zeros(shape, dtype=spec.dtype, device=spec.device, requires_grad=needs_gradient)
 
     def _activation_shape(self, batch: Batch) -> tuple[int, ...]:
-        samples, positions, *rest = self._model.activation_shape(batch.micro_batch_size)
-        return (samples, positions if batch.length is None else batch.length, *rest)
+        return self._model.activation_shape(batch.micro_batch_size, batch.length)

@@ -1,12 +1,12 @@
 """What the last stage makes of its outputs: the loss of a round, the metrics of an evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import ModelError, RunningModel
-from ..metrics import Metric
+from ..metrics import Metric, name_of
 from ..models import PipelineModel
 
 _LOSS = RunningModel("loss")
@@ -33,10 +33,8 @@ class Target:
     def loss(self, output: Tensor, rows: Tensor | slice) -> Tensor:
         """Sum of the losses of these rows; their weight is noted."""
         with _LOSS:
-            loss, weight = self._model.loss(output, self._labels[rows], self._sample_weights[rows])
-            if loss.dim() or weight.dim():
-                shapes = f"{tuple(loss.shape)} and {tuple(weight.shape)}"
-                raise ModelError(f"loss gave sums of the shapes {shapes}: both must be scalars")
+            sums = self._model.loss(output, self._labels[rows], self._sample_weights[rows])
+            loss, weight = _scalars("loss", sums, output.device)
             self._weights.append(weight.detach())
         return loss
 
@@ -54,13 +52,28 @@ class Target:
         labels, weights = self._labels[rows], self._sample_weights[rows]
         try:
             for index, metric in enumerate(self._metrics):
-                numerator, denominator = metric(output, labels, weights)
-                self._scores[index] += torch.stack([numerator.double(), denominator.double()]).cpu()
+                parts = _scalars(name_of(metric), metric(output, labels, weights), output.device)
+                self._scores[index] += torch.stack([part.double() for part in parts]).cpu()
+        except ModelError:
+            raise
         except Exception as error:
-            raise ModelError(f"a metric failed: {type(error).__name__}: {error}") from error
+            raise ModelError(f"metric {name_of(metric)} failed: {type(error).__name__}: {error}") from error
         return output.new_zeros(())
 
     def take_scores(self) -> Tensor:
         """(metrics, 2) sums of numerators and denominators in float64, on the CPU."""
         scores, self._metrics, self._scores = self._scores, (), torch.empty(0)
         return scores
+
+
+def _scalars(what: str, sums: Iterable[Tensor | float], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The two sums that `what` gives, of which one may be a number.
+
+    Raises:
+        ModelError: they are no scalars.
+    """
+    first, second = (torch.as_tensor(each, device=device) for each in sums)
+    if first.dim() or second.dim():
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ModelError(f"{what} gave sums of the shapes {shapes}: both must be scalars")
+    return first, second

@@ -9,7 +9,7 @@ from pipetransformer_contract.spec import Model
 from ...data import BYTE_VOCABULARIES, DataInfo
 from ...errors import SpecError
 from .attention import NAME
-from .families import DEFAULT_ARCHITECTURES, known_architectures
+from .families import DEFAULT_ARCHITECTURES, known_architectures, task_of
 
 #: Tokens of a model of bytes, padded; one that has a tokenizer has thousands.
 _MOST_OF_BYTES = 512
@@ -57,7 +57,15 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, str]:
     else:
         for name, value in options.items():
             setattr(config, name, value)
+    if info.task not in (None, task := task_of(architecture)):
+        raise SpecError(
+            "spec.data.options.task",
+            f"what samples ask for is {info.task}, but {architecture} learns {task}: say task: {task}, "
+            "or name another class in spec.model.architecture",
+        )
     if "Classification" in architecture:  # else it would name every token of the vocabulary a label
+        if info.num_classes < 1:
+            raise SpecError("spec.data", f"does not say how many classes it has, which {architecture} must know")
         config.num_labels = info.num_classes
     config._attn_implementation = NAME
     _check(config, spec, info)

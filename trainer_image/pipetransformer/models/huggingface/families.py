@@ -2,7 +2,7 @@
 
 A function gets the whole model and gives its embedding, blocks and head, made of the model's own modules, each a
 module from one tensor to one tensor. Names of weights need no care: they are found by identity. To add an
-architecture, write such a function under `@splits("ItsClass")`.
+architecture, write such a function under `@splits("ItsClass", Task.CLASS)`.
 """
 
 from collections import OrderedDict
@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...data import Task
+
 #: Embedding, blocks and head.
 Units = tuple[nn.Module, list[nn.Module], nn.Module]
 
 _SPLITS: dict[str, Callable[[Any], Units]] = {}
+_TASKS: dict[str, Task] = {}
 
 #: The class that a model type is trained as, unless the job names another.
 DEFAULT_ARCHITECTURES = {
@@ -26,11 +29,12 @@ DEFAULT_ARCHITECTURES = {
 }
 
 
-def splits(architecture: str) -> Callable[[Callable[[Any], Units]], Callable[[Any], Units]]:
-    """Register a function for a class of transformers."""
+def splits(architecture: str, task: Task) -> Callable[[Callable[[Any], Units]], Callable[[Any], Units]]:
+    """Register a function for a class of transformers, and what that learns."""
 
     def register(function: Callable[[Any], Units]) -> Callable[[Any], Units]:
         _SPLITS[architecture] = function
+        _TASKS[architecture] = task
         return function
 
     return register
@@ -39,6 +43,11 @@ def splits(architecture: str) -> Callable[[Callable[[Any], Units]], Callable[[An
 def known_architectures() -> list[str]:
     """Names of the classes that can be split."""
     return sorted(_SPLITS)
+
+
+def task_of(architecture: str) -> Task:
+    """What a class of transformers learns."""
+    return _TASKS[architecture]
 
 
 def split(model: Any) -> Units:
@@ -84,34 +93,34 @@ def _chain(**modules: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(modules))
 
 
-@splits("ViTForImageClassification")
+@splits("ViTForImageClassification", Task.CLASS)
 def _vit(model: Any) -> Units:
     body = model.vit
     head = _chain(norm=body.layernorm, first=FirstPosition(), classifier=model.classifier)
     return body.embeddings, list(body.layers), head
 
 
-@splits("BertForSequenceClassification")
+@splits("BertForSequenceClassification", Task.CLASS)
 def _bert(model: Any) -> Units:
     body = model.bert
     head = _chain(pooler=body.pooler, dropout=model.dropout, classifier=model.classifier)
     return body.embeddings, list(body.encoder.layer), head
 
 
-@splits("BertForMaskedLM")
+@splits("BertForMaskedLM", Task.MASKED_TOKEN)
 def _bert_masked(model: Any) -> Units:
     body = model.bert
     return body.embeddings, list(body.encoder.layer), model.cls
 
 
-@splits("GPT2LMHeadModel")
+@splits("GPT2LMHeadModel", Task.NEXT_TOKEN)
 def _gpt2(model: Any) -> Units:
     body = model.transformer
     embedding = TokensAndPositions(body.wte, body.wpe, body.drop)
     return embedding, list(body.h), _chain(norm=body.ln_f, output=model.lm_head)
 
 
-@splits("LlamaForCausalLM")
+@splits("LlamaForCausalLM", Task.NEXT_TOKEN)
 def _llama(model: Any) -> Units:
     body = model.model
     blocks: list[nn.Module] = [RotaryLayer(layer, body.rotary_emb) for layer in body.layers]

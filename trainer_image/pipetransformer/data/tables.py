@@ -1,0 +1,99 @@
+"""Tables of the `datasets` library: splits and slices of what is saved or on the hub, columns that hold what they
+should, and what is made of their rows once for all workers."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: `save_to_disk` writes the first of several splits, the other of one table.
+_SAVED = ("dataset_dict.json", "state.json")
+
+
+def read_tables(path: str, name: str | None, splits: Sequence[str]) -> list[Any]:
+    """A table for each split, or slice of one, such as `train[:90%]`. A table that was saved alone is called `train`.
+
+    Raises:
+        ValueError: there is no such split.
+    """
+    if not any((Path(path) / file).exists() for file in _SAVED):
+        return list(datasets.load_dataset(path, name, split=list(splits)))
+    saved = datasets.load_from_disk(path)
+    by_name = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
+    return [by_name[split] if split in by_name else _slice(by_name, split) for split in splits]
+
+
+def mapped(table: Any, function: Callable[..., dict[str, Any]], features: Any = None) -> Any:
+    """What `function` makes of batches of rows, in new columns. It is kept beside the table, or in the library's cache
+    where nothing may be written there, and found again by the next worker."""
+    return table.map(
+        function,
+        batched=True,
+        remove_columns=table.column_names,
+        features=features,
+        cache_file_name=_cache_file(table, function),
+    )
+
+
+def column_of(table: Any, name: str) -> pa.ChunkedArray:
+    """A column as it lies in the file."""
+    return table.select_columns(name).with_format("arrow")[:][name]
+
+
+def check_texts(tables: Sequence[Any], name: str) -> None:
+    """Refuse a column that is none of texts.
+
+    Raises:
+        ValueError: naming the first row that has none.
+    """
+    for table in tables:
+        column = column_of(table, name)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise ValueError(f"column {name} holds {column.type}, not texts")
+        _refuse(column, name, pc.is_null(column), "text")
+
+
+def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int]:
+    """The tables with a column of classes as whole numbers, and how many classes there are.
+
+    Raises:
+        ValueError: naming the first row that has none.
+    """
+    feature = tables[0].features[name]
+    if getattr(feature, "dtype", None) == "bool":
+        tables = [table.cast_column(name, datasets.Value("int64")) for table in tables]
+    highest = -1
+    for table in tables:
+        column = column_of(table, name)
+        if not pa.types.is_integer(column.type):
+            raise ValueError(
+                f"column {name} holds {column.type}, not classes: make them numbers from 0, as by `class_encode_column`"
+            )
+        _refuse(column, name, pc.less(pc.fill_null(column, -1), 0), "class")
+        highest = max(highest, pc.max(column).as_py() if len(column) else -1)
+    return list(tables), feature.num_classes if isinstance(feature, datasets.ClassLabel) else highest + 1
+
+
+def _slice(saved: Any, split: str) -> Any:
+    sizes = {name: len(table) for name, table in saved.items()}
+    parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+    return datasets.concatenate_datasets([saved[part.splitname].select(range(part.from_, part.to)) for part in parts])
+
+
+def _cache_file(table: Any, function: Callable[..., Any]) -> str | None:
+    """None where the library's own choice, beside the table, will do."""
+    if all(os.access(Path(file["filename"]).parent, os.W_OK) for file in table.cache_files):
+        return None
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "mapped"
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder / f"cache-{datasets.fingerprint.Hasher.hash((table._fingerprint, function))}.arrow")
+
+
+def _refuse(column: pa.ChunkedArray, name: str, wrong: pa.ChunkedArray, what: str) -> None:
+    row = pc.index(wrong, True).as_py()
+    if row >= 0:
+        raise ValueError(f"column {name}: row {row} is {column[row].as_py()}, which is no {what}")
