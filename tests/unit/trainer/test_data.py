@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,6 +185,30 @@ def test_text_of_the_library_is_packed_without_a_gap() -> None:
     assert targets[0, -1] == inputs[1, 0]
     assert bytes(i - 3 for i in inputs.flatten().tolist() if i > 2).decode().startswith(":mod:`json` exposes")
     assert lengths_of(dataset.train, [0], torch.device("cpu")) is None
+
+
+def text_of(folder: Path, content: bytes, **options: Any) -> Dataset:
+    (folder / "a.txt").write_bytes(content)
+    return load_dataset(Data(name="text", path=str(folder), options=options), dtype=torch.float32)
+
+
+def test_one_long_document_is_packed_and_held_out_in_pages(tmp_path: Path) -> None:
+    dataset = text_of(tmp_path, b"a sentence of some words\n" * 4000, length=32)
+    train, test = len(dataset.train), len(dataset.test)
+    assert (train + test) * 32 == pytest.approx(25 * 4000, rel=0.01)
+    assert test / (train + test) == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"one paragraph of a few words, and no other one", "1 paragraphs are too few: blank lines part them"),
+        ("caf\xe9 ".encode("latin-1") * 100, r"a\.txt is no text in UTF-8: .* byte 0xe9 in position 3"),
+    ],
+)
+def test_text_that_cannot_be_used_says_why(content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=message):
+        text_of(tmp_path, content)
 
 
 def test_masked_text_hides_other_positions_at_every_step_and_asks_for_what_was_there() -> None:

@@ -19,6 +19,8 @@ from .tokens import VOCABULARY, as_lengths, encode_bytes, pack, pad
 PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "unittest", "xml")
 _HELD_OUT_EVERY = 5
 _SHORTEST = 40
+#: Characters; no paragraph of Python's documentation has as many.
+_PAGE = 4096
 _SUFFIXES = {".txt", ".md", ".rst"}
 
 
@@ -30,7 +32,9 @@ def load_text(
     length: int | Sequence[int] = 128,
     packages: Sequence[str] = PACKAGES,
 ) -> Dataset:
-    """Paragraphs as bytes; every fifth of each class is held out.
+    """Paragraphs as bytes; every fifth of each class is held out, the first one first.
+
+    What is packed is parted where it is longer than a page, too, so that one document is enough.
 
     Args:
         path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty for `packages`.
@@ -43,15 +47,18 @@ def load_text(
         ValueError: the task is unknown, or there is too little text.
         OSError, ImportError: a file or package cannot be read.
     """
+    target, (*shorter, longest) = Task(task), as_lengths(length)
     sources = _folder(Path(path)) if path else {package: _docstrings(package) for package in packages}
     train: list[tuple[str, int]] = []
     test: list[tuple[str, int]] = []
     for label, name in enumerate(sorted(sources)):
         found = [part.strip() for text in sources[name] for part in text.split("\n\n")]
+        if target is not Task.CLASS:
+            found = [part[start : start + _PAGE] for part in found for start in range(0, len(part), _PAGE)]
         for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
-    *shorter, longest = as_lengths(length)
-    target = Task(task)
+    if not train:
+        raise ValueError(f"{len(test)} paragraphs are too few: blank lines part them, and the first one is held out")
     if target is not Task.CLASS:
         if shorter:
             raise ValueError("packed samples have one length")
@@ -73,7 +80,11 @@ def _folder(folder: Path) -> dict[str, list[str]]:
     for file in sorted(folder.rglob("*")):
         if file.suffix in _SUFFIXES:
             parts = file.relative_to(folder).parts
-            texts.setdefault(parts[0] if len(parts) > 1 else "", []).append(file.read_text(encoding="utf-8"))
+            try:
+                text = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+            texts.setdefault(parts[0] if len(parts) > 1 else "", []).append(text)
     if not texts:
         raise FileNotFoundError(f"{folder} has no {', '.join(sorted(_SUFFIXES))} files")
     return texts
