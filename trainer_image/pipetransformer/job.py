@@ -34,7 +34,7 @@ from .data import (
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
-from .metrics import ACCURACY, LOSS, Metric, counts_correct, make_metrics
+from .metrics import LOSS, Metric, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_units
 from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
@@ -109,8 +109,8 @@ class Job:
         check_spec(spec)
         check_model(model)
         stages = spec.pipeline.stages
-        accuracy = counts_correct(model, read_batch(dataset.train, [0], None)[1])
-        if not accuracy and spec.evaluation.best_metric == ACCURACY:
+        metrics = make_metrics(spec.evaluation, model, read_batch(dataset.train, [0], None)[1], parts.metrics)
+        if spec.evaluation.best_metric not in metrics:  # which has an accuracy in mind
             evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
             spec = spec.model_copy(update={"evaluation": evaluation})
         return cls(
@@ -122,7 +122,7 @@ class Job:
             schedule=schedule_class(spec.pipeline.schedule, parts.schedule),
             model=model,
             callbacks=parts.callbacks,
-            metrics=make_metrics(spec.evaluation, model, parts.metrics, accuracy=accuracy),
+            metrics=metrics,
             build_units=build,
             micro_batch_size=spec.pipeline.micro_batch_size
             or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),

@@ -18,33 +18,32 @@ Metric = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | float, Tensor | float
 LOSS, ACCURACY = "loss", "accuracy"
 
 
-def counts_correct(model: PipelineModel, targets: Tensor) -> bool:
-    """Whether the model has an accuracy: it says itself what is correct, or its targets are classes."""
-    return type(model).correct is not PipelineModel.correct or not targets.is_floating_point()
-
-
 def make_metrics(
-    spec: Evaluation, model: PipelineModel, own: Iterable[Metric] = (), *, accuracy: bool = True
+    spec: Evaluation, model: PipelineModel, targets: Tensor, own: Iterable[Metric] = ()
 ) -> dict[str, Metric]:
     """Loss and accuracy of the model, what the spec imports and what a program brings, each by its function's name.
+    There is no accuracy where targets are no classes and the model does not say itself what is correct.
 
     Args:
         spec: what it imports, and what decides.
         model: for its loss and what it calls correct.
+        targets: of some samples.
         own: what a program brings.
-        accuracy: whether the model has one.
 
     Raises:
-        SpecError: one does not import, two have one name, or the metric that decides is not among them.
+        SpecError: one does not import, two have one name, or the metric that decides is not among them, but for
+            accuracy.
     """
-    metrics: dict[str, Metric] = {LOSS: model.loss} | ({ACCURACY: _accuracy(model)} if accuracy else {})
+    metrics: dict[str, Metric] = {LOSS: model.loss}
+    if type(model).correct is not PipelineModel.correct or not targets.is_floating_point():
+        metrics[ACCURACY] = _accuracy(model)
     imported = [import_function(path, field="spec.evaluation.metrics") for path in spec.metrics]
     for metric in [*imported, *own]:
         name = name_of(metric)
         if name in metrics:
             raise SpecError("spec.evaluation.metrics", f"two metrics are called {name!r}")
         metrics[name] = metric
-    if spec.best_metric not in metrics:
+    if spec.best_metric not in (*metrics, ACCURACY):
         raise SpecError("spec.evaluation.bestMetric", f"is {spec.best_metric!r}, none of {', '.join(metrics)}")
     return metrics
 

@@ -116,7 +116,7 @@ def test_words_are_masked_by_the_tokenizers_own_token_and_its_other_tokens_never
 
 
 def test_a_saved_table_is_sliced_as_one_of_the_hub(tmp_path: Path) -> None:
-    rows = {"text": [str(number) for number in range(10)], "label": [0, 1] * 5}
+    rows: dict[str, list[Any]] = {"text": [str(number) for number in range(10)], "label": [0, 1] * 5}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "one"))
     splits = {"train": "train[:80%]", "test": "train[80%:]"}
     for path in (str(tmp_path / "one"), save_rows(tmp_path / "two", **rows)):

@@ -120,7 +120,7 @@ def in_one_piece(count: int) -> Any:
                 inputs = unit(inputs)
             weights = weights_of([micro_batch], torch.float32)
             for row, metric in zip(scores, metrics_of(model), strict=True):
-                row += torch.stack(metric(inputs, targets, weights)).double()
+                row += torch.stack([torch.as_tensor(part) for part in metric(inputs, targets, weights)]).double()
     return scores.tolist()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .dataset import DataInfo, Dataset, Split, Task
 from .masked import MaskedTokens
-from .tables import check_texts, column_of, mapped, read_tables, with_classes
+from .tables import check_texts, column_of, mapped, num_classes, read_tables
 from .tokens import PAD, VOCABULARY, Encode, as_lengths, encode_bytes
 
 _LARGEST_VALUE = 255.0
@@ -35,10 +35,11 @@ class _Rows:
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
+        targets = torch.as_tensor(rows["target"], dtype=torch.int64)
         if self.dtype is None:
-            return torch.as_tensor(rows["input"]), torch.as_tensor(rows["target"])
+            return torch.as_tensor(rows["input"]), targets
         images = torch.stack([_image(image) for image in rows["input"]]).to(self.dtype)
-        return images / (_LARGEST_VALUE / 2) - 1, torch.as_tensor(rows["target"])
+        return images / (_LARGEST_VALUE / 2) - 1, targets
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,11 @@ def load_huggingface(
 
 
 def _images(tables: Sequence[Any], image: str, label: str, dtype: torch.dtype) -> Dataset:
-    tables, num_classes = with_classes(tables, label)
+    classes = num_classes(tables, label)
     columns = {image: "input", label: "target"}
     splits = [_Rows(table.select_columns(list(columns)).rename_columns(columns), dtype) for table in tables]
     shape = tuple(splits[0].batch([0])[0].shape[1:])
-    return Dataset(splits[0], splits[1], DataInfo(shape, num_classes, task=Task.CLASS))
+    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=Task.CLASS))
 
 
 def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Sequence[int], target: Task) -> Dataset:
@@ -177,12 +178,12 @@ def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Se
 
 
 def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None, lengths: Sequence[int]) -> Dataset:
-    tables, num_classes = with_classes(tables, label)
+    classes = num_classes(tables, label)
     *shorter, longest = lengths
     tokens = _tokenizer(tokenizer, longest)
     pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.pad)
     splits = [_PaddedRows(mapped(table, pad).with_format("numpy")) for table in tables]
-    info = DataInfo((longest,), num_classes, tokens.num_ids, (*shorter, longest) if shorter else (), Task.CLASS)
+    info = DataInfo((longest,), classes, tokens.num_ids, (*shorter, longest) if shorter else (), Task.CLASS)
     return Dataset(splits[0], splits[1], info)
 
 

@@ -57,25 +57,24 @@ def check_texts(tables: Sequence[Any], name: str) -> None:
         _refuse(column, name, pc.is_null(column), "text")
 
 
-def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int]:
-    """The tables with a column of classes as whole numbers, and how many classes there are.
+def num_classes(tables: Sequence[Any], name: str) -> int:
+    """How many classes there are in a column of whole numbers from 0, or of true and false.
 
     Raises:
-        ValueError: naming the first row that has none.
+        ValueError: it holds something else, or naming the first row that has no class.
     """
-    feature = tables[0].features[name]
-    if getattr(feature, "dtype", None) == "bool":
-        tables = [table.cast_column(name, datasets.Value("int64")) for table in tables]
     highest = -1
     for table in tables:
         column = column_of(table, name)
-        if not pa.types.is_integer(column.type):
+        if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
             raise ValueError(
                 f"column {name} holds {column.type}, not classes: make them numbers from 0, as by `class_encode_column`"
             )
+        column = column.cast(pa.int64())
         _refuse(column, name, pc.less(pc.fill_null(column, -1), 0), "class")
         highest = max(highest, pc.max(column).as_py() if len(column) else -1)
-    return list(tables), feature.num_classes if isinstance(feature, datasets.ClassLabel) else highest + 1
+    feature = tables[0].features[name]
+    return feature.num_classes if isinstance(feature, datasets.ClassLabel) else highest + 1
 
 
 def _slice(saved: Any, split: str) -> Any:
