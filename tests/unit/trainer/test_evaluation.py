@@ -34,6 +34,8 @@ from tests.trainer_harness import Ran, Scripted, run_job
 pytestmark = pytest.mark.timeout(120)
 
 STEPS_PER_EPOCH = 4
+#: A micro-batch, that is scored before the first step.
+REHEARSED = 16
 NO_FREEZE = Freeze(policy=FreezePolicyName.NONE)
 
 
@@ -175,7 +177,7 @@ def test_training_waits_for_callbacks_that_are_told_too_late(tmp_path: Path, mon
 
 
 def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
-    scores, scored = [3, 5, 4, 4, 9], -16  # so many samples are scored before the first step, to see that it works
+    scores, scored = [3, 5, 4, 4, 9], -REHEARSED
 
     def score(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal scored
@@ -188,7 +190,7 @@ def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
         evaluation=evaluation,
         metrics=[score],
         checkpoint=Checkpoint(location=str(tmp_path / "checkpoint")),
-        pipeline=Pipeline(micro_batch_size=16),
+        pipeline=Pipeline(micro_batch_size=REHEARSED),
     )
 
     assert (result.steps, result.best_step, result.best["score"]) == (4, 2, 5)
@@ -201,7 +203,7 @@ def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["never kept", "not copied"])
 def test_the_best_model_is_the_best_of_those_that_could_be_kept(lost: str, tmp_path: Path) -> None:
-    scores, scored = [9, 5, 7, 6], 0
+    scores, scored = [9, 5, 7, 6], -REHEARSED
 
     def score(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal scored
@@ -215,6 +217,7 @@ def test_the_best_model_is_the_best_of_those_that_could_be_kept(lost: str, tmp_p
             evaluation=Evaluation(every_steps=1, best_metric="score", keep_best=keep_best),
             metrics=[score],
             checkpoint=Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1),
+            pipeline=Pipeline(micro_batch_size=REHEARSED),
         )
 
     train_to(1, keep_best=lost == "not copied")
