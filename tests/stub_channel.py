@@ -130,10 +130,16 @@ class StubChannel:
                 present=Present(current, report.step_seconds, report.remaining_steps),
             )
             confirmed = report.layout_generation == present.layout_generation
-            if best is not None and best != current and confirmed and report.outcome is None:
+            if best is not None and best != current and confirmed and not self.ended:
                 self._publish(best, ResizeReason.PACK)
             self._condition.notify_all()
             return self.generations[-1].layout_generation
+
+    def publish(self, layout: Layout) -> None:
+        """A generation that nobody offered."""
+        with self._condition:
+            self._publish(layout, ResizeReason.PACK)
+            self._condition.notify_all()
 
     def _publish(self, layout: Layout, reason: ResizeReason) -> None:
         everyone = [Member(name=name, uid=name, address=address) for name, address in sorted(self._ready.items())]

@@ -198,7 +198,7 @@ class Trainer:
             return Ending.STOPPED  # told in a round that has broken since
         try:
             # No name here may refer to the member: its sockets, whose end tells the others, close with the last one.
-            return self._regroup() if self._member is None else self._train(self._member)
+            return self._regroup(in_group=False) if self._member is None else self._train(self._member)
         except (RuntimeError, OSError) as error:
             if fault := users_fault(error):
                 raise fault from fault.__cause__
@@ -241,7 +241,7 @@ class Trainer:
         if vote.leaving and self._hooks.stop_requested():
             return Ending.STOPPED
         if vote.saw_next and not is_done(self._job, self._state.control):
-            return self._regroup()
+            return self._regroup(in_group=not vote.leaving)
         return None
 
     def _settle_step(self, member: Membership) -> bool:
@@ -285,7 +285,7 @@ class Trainer:
         if member.leader is not None and checkpoint is not None:
             member.leader.checkpointed(self._state.control, checkpoint)
 
-    def _regroup(self) -> Ending | None:
+    def _regroup(self, *, in_group: bool) -> Ending | None:
         """Enter the next generation; when that fails, go on in the old one, or wait for another."""
         old = self._member
         try:
@@ -293,7 +293,7 @@ class Trainer:
                 self._tools(),
                 self._state.joined(self._committer.in_doubt),
                 pending=self._committer.pending,
-                in_group=old is not None,
+                in_group=in_group,
             )
         except RegroupError as error:
             if fault := users_fault(error):

@@ -207,6 +207,23 @@ def test_workers_of_a_job_that_has_ended_leave_a_checkpoint_whoever_hears_of_it(
     assert last.checkpoint is not None and last.checkpoint.step == last.step > 0
 
 
+def test_a_generation_is_not_waited_for_whose_member_has_left_with_the_job(workers: Workers) -> None:
+    workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(0, signal.SIGSTOP)
+    channel.publish(Layout(1, 2))
+    channel.end(unheard=["job-w0"])
+    assert channel.wait_for(lambda: "job-w1" in channel.told, 10)
+    workers.signal(0, signal.SIGCONT)
+    assert workers.wait_for(1) == 0
+    channel.end()
+
+    assert workers.wait_for(0) == 0
+    assert workers.termination(0)["reason"] == "Closed"
+
+
 class Late(StubChannel):
     """Acknowledges the leader's last report only once its heartbeat has heard of the end."""
 

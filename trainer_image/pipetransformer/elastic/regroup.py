@@ -113,7 +113,8 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool, in_group:
         tools: see there.
         state: what this worker holds; changed only by a late commit of a step that others have committed.
         pending: whether this worker holds complete gradients of a step that it has not committed.
-        in_group: whether its present generation is whole: others count on it in the next, or for a checkpoint.
+        in_group: whether its present generation is whole, which others count on in the next one, or for a checkpoint.
+            Who is in none leaves the rendezvous of a job that has ended.
 
     Raises:
         RegroupError: it was not committed, for the reason in `__cause__`.
