@@ -163,7 +163,7 @@ def test_a_released_worker_exits_0_and_a_checkpoint_at_the_new_boundary_is_repor
     ("data", "reason", "message"),
     [
         ("no.such.module:data", "InvalidSpec", "spec.data.name: cannot import"),
-        ("tests.unreadable_data:load", "DataUnreadable", "spec.data: one of the samples 0, "),
+        ("tests.unreadable_data:load", "DataUnreadable", "spec.data: one of the samples 0"),
     ],
 )
 def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(
