@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .data import lengths_of
 from .elastic.groups import ensure_default_group
 from .errors import SpecError
 from .job import Job
@@ -73,6 +74,7 @@ def _train(job: Job, device: torch.device) -> None:
 def _check_dropout(job: Job, block: nn.Module, device: torch.device) -> None:
     """Positions first look like several rows of each sample where the micro-batch divides them, so here it does not."""
     size = next(size for size in itertools.count(2) if job.model.activation[0] % size)
-    set_micro_batch(MicroBatchContext(0, range(size), autocast=job.autocast))
+    lengths = lengths_of(job.dataset.train, [0] * size, device)
+    set_micro_batch(MicroBatchContext(0, range(size), lengths, autocast=job.autocast))
     with torch.no_grad():
         run_unit(block, torch.zeros(job.model.activation_shape(size), dtype=job.dtype, device=device))

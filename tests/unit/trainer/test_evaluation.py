@@ -16,6 +16,8 @@ from torch.utils.data import TensorDataset, random_split
 from pipetransformer import (
     Callback,
     Checkpoint,
+    DataInfo,
+    Dataset,
     Evaluation,
     Freeze,
     Goal,
@@ -23,10 +25,12 @@ from pipetransformer import (
     PipelineModel,
     Result,
     Training,
+    current_micro_batch,
     train,
 )
 from pipetransformer.checkpoint import latest
-from pipetransformer.data import DataInfo, own_dataset
+from pipetransformer.data import own_dataset
+from pipetransformer.data.tokens import PaddedTokens
 from pipetransformer.errors import ModelError
 from pipetransformer_contract.spec import FreezePoint, FreezePolicyName, TrainerSpec
 from tests.trainer_harness import Ran, Scripted, run_job
@@ -281,6 +285,29 @@ def test_parts_of_a_dataset_have_its_classes() -> None:
     assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 2)
     whole.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
     assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 3)
+
+
+class Pooled(nn.Module):
+    """The mean over the positions that are no padding, at each of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = current_micro_batch().lengths
+        assert lengths is not None
+        used = (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
+        return ((x * used).sum(dim=1, keepdim=True) / lengths[:, None, None]).expand_as(x)
+
+
+def test_a_block_of_ones_own_knows_how_long_samples_are_from_the_first_one_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    split = PaddedTokens(torch.randint(9, (64, 6)), torch.arange(64) % 2, torch.arange(64) % 6 + 1)
+    result = run(
+        tmp_path,
+        model=lambda: [nn.Embedding(9, 8), Pooled(), nn.Sequential(nn.Flatten(), nn.Linear(48, 2))],
+        data=Dataset(split, split, DataInfo((6,), 2, 9)),
+    )
+    assert result.steps == 8
+    assert "not warm" not in caplog.text
 
 
 def test_data_without_a_held_out_part_is_not_evaluated(tmp_path: Path) -> None:
