@@ -122,7 +122,7 @@ def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp
 
 @pytest.mark.parametrize(
     ("job_uid", "number", "num_shards"),
-    [("job", 4, 4), ("another", 1, 2), ("another", 1, 8)],
+    [("job", 4, 4), pytest.param("another", 1, 2, marks=pytest.mark.slow), ("another", 1, 8)],
     ids=["the-same", "a-new-job-of-fewer-pipelines", "a-new-job-that-may-have-more"],
 )
 def test_a_job_resumes_from_its_checkpoint_at_another_size(

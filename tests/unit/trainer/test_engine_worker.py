@@ -189,7 +189,7 @@ def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_rou
     assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
 
 
-@pytest.mark.parametrize("unheard", [[], ["job-w0"], ["job-w1"]])
+@pytest.mark.parametrize("unheard", [["job-w0"], ["job-w1"]])
 def test_workers_of_a_job_that_has_ended_leave_a_checkpoint_whoever_hears_of_it(
     workers: Workers, unheard: list[str]
 ) -> None:
