@@ -193,6 +193,12 @@ async def test_a_worker_of_a_job_that_starts_is_replaced_when_its_node_is_delete
     name = await until("a worker that finds no node", left_over)
     await bind(namespace, name, node)
     await namespace.api.request("DELETE", f"/api/v1/nodes/{node}", {})
+
+    async def given_up() -> bool:
+        pod = (await namespace.pods()).get(name)
+        return pod is None or "deletionTimestamp" in pod["metadata"]
+
+    await until("the worker is given up", given_up)
     kubelet.room = 8192
     assert await namespace.layout(1) == (1, 2)
     assert name not in {member["name"] for member in (await namespace.status())["plan"]["members"]}
