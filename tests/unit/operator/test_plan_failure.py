@@ -122,22 +122,6 @@ def test_a_command_that_ends_well_without_training_uses_up_the_budget_and_is_tol
     assert "has to call train()" in world.condition(ConditionType.FAILED).message
 
 
-def test_a_worker_that_fails_in_a_start_is_replaced_ever_later() -> None:
-    world = World(make_job().stages(2).workers(2))
-    world.settle()
-    for seconds in (10, 20, 40):
-        world.end(max(world.workers), exit_code=1)
-        world.settle()
-        world.wait(seconds - 1)
-        world.settle()
-        assert set(world.workers) == {"digits-w0"}
-        world.wait(1)
-        world.settle()
-        assert len(world.workers) == 2
-    world.warm_up()
-    assert (world.status.failures, world.status.resize_failures) == (3, 0)
-
-
 def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no_failure() -> None:
     world = World(make_job().stages(2).workers(2))
     world.settle()
@@ -188,37 +172,6 @@ def test_a_worker_lost_from_a_start_that_takes_long_is_replaced_and_the_others_s
     world.settle()
     world.warm_up()
     assert (world.shape, world.deleted_alive) == ((2, 2), ["digits-w3"] if "node_lost" in change else [])
-
-
-def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_why() -> None:
-    world = World(make_job().stages(2).workers(2))
-    world.settle()
-    world.warm_up(["digits-w0"])
-    rejected = {"disrupted": True, "rejected": True, "phase": WorkerPhase.FAILED, "message": "no healthy devices"}
-    for seconds in (30, 60, 120, 240):
-        world.change(max(world.workers), node="bad", **rejected)
-        assert world.turn().doubted == {"bad"}, "its next workers keep off that node"
-        world.settle()
-        world.wait(seconds - 1)
-        world.settle()
-        assert set(world.workers) == {"digits-w0"}
-        world.wait(1)
-        world.settle()
-        assert len(world.workers) == 2
-    world.change(max(world.workers), **rejected)
-    world.settle()
-    running = world.condition(ConditionType.RUNNING)
-    assert (world.workers, running.reason) == ({}, "WorkerFailed")
-    assert "5 times in a row some ended, now digits-w5 (taken away: no healthy devices)" in running.message
-    assert running.message.endswith("next attempt in 60 s"), "that is the first start that was put off"
-    world.wait(60)
-    world.settle()
-    world.change(max(world.workers), **rejected)
-    world.settle()
-    world.wait(30)
-    world.settle()
-    world.warm_up()
-    assert (world.shape, world.status.failures) == ((2, 1), 0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Scenarios of `plan()`: a job starts, packs, gives back, claims, pauses and ends."""
+"""Scenarios of `plan()`: a job packs, gives back, claims, pauses and ends."""
 
 from dataclasses import replace
 
@@ -19,35 +19,6 @@ def widening() -> World:
 
 def releasing() -> World:
     return World(make_job().stages(4).workers(4).release())
-
-
-def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
-    world = widening()
-    world.settle()
-    assert len(world.workers) == 4
-    assert world.state() == State.STARTING
-    world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
-    assert world.status.plan is None
-    world.warm_up()
-    assert world.shape == (4, 1)
-    assert world.plan.leader == "digits-w0"
-    assert [member.name for member in world.plan.members] == [f"digits-w{i}" for i in range(4)]
-    assert world.state() == State.RUNNING
-
-
-def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes() -> None:
-    world = widening()
-    world.settle()
-    refused = replace(world.observed(), refusal="pods is forbidden: exceeded quota")
-    decided = plan(world.spec, refused, world.now)
-    assert [(event.reason, event.message) for event in decided.events] == [
-        ("CreationRefused", "pods is forbidden: exceeded quota")
-    ]
-    world.status = decided.status
-    assert world.condition(ConditionType.RUNNING).reason == "CreationRefused"
-    assert plan(world.spec, replace(refused, status=world.status), world.now).events == ()
-    world.settle()
-    assert world.condition(ConditionType.RUNNING).reason == "WaitingForWorkers"
 
 
 def test_words_that_no_condition_holds_are_cut() -> None:
@@ -373,38 +344,6 @@ def test_a_job_past_its_deadline_fails() -> None:
     assert world.condition(ConditionType.FAILED).reason == "DeadlineExceeded"
 
 
-def test_a_start_whose_pods_are_not_set_up_is_put_off_and_one_whose_image_is_slow_is_not() -> None:
-    for waiting, stays in (("PodNotSetUp: its volumes", False), ("ContainerCreating", True)):
-        world = World(make_job().stages(2).workers(2))
-        world.settle()
-        world.warm_up(["digits-w0"])
-        world.change("digits-w1", waiting=waiting)
-        world.wait(600)
-        world.settle()
-        assert bool(world.workers) == stays
-
-
-def test_a_start_whose_workers_are_placed_has_longer_and_not_for_ever() -> None:
-    world = World(make_job().stages(2).workers(2))
-    for seconds in (3600, 7200):
-        world.settle()
-        world.warm_up([min(world.workers)])
-        hangs = max(world.workers)
-        world.change(hangs, waiting="PodInitializing: init container fetch is not done")
-        world.wait(seconds - 1)
-        world.settle()
-        assert len(world.workers) == 2
-        world.wait(1)
-        world.settle()
-        running = world.condition(ConditionType.RUNNING)
-        assert (world.workers, running.reason) == ({}, "NotReady")
-        assert f"{hangs}: PodInitializing: init container fetch is not done" in running.message
-        world.wait(120)
-    world.settle()
-    world.warm_up()
-    assert world.shape == (2, 1)
-
-
 def test_every_condition_is_of_the_spec_that_was_looked_at_last() -> None:
     world = World(make_job())
     world.start()
@@ -428,26 +367,6 @@ def test_the_deadlines_time_begins_anew_when_a_job_is_resumed() -> None:
     world.wait(101)
     world.settle()
     assert world.condition(ConditionType.FAILED).reason == "DeadlineExceeded"
-
-
-def test_a_job_that_waits_for_room_starts_in_the_size_that_its_spec_is_given_meanwhile() -> None:
-    world = World(make_job().stages(2).workers(4, most=8))
-    world.unschedulable = True
-    world.settle()
-    world.warm_up()
-    assert len(world.workers) == 4
-    world.builder.workers(2, most=2)
-    world.metadata_generation += 1
-    world.unschedulable = False
-    world.settle()
-    assert sorted(world.workers) == ["digits-w4", "digits-w5"], "those that wait were told of other sizes"
-    assert (world.status.initial_workers, world.status.num_shards) == (2, 2)
-    world.warm_up()
-    world.commit()
-    assert world.shape == (2, 1)
-    world.builder.workers(4, most=8)
-    world.settle()
-    assert (world.status.initial_workers, world.status.num_shards) == (2, 2), "what is in progress goes on as it is"
 
 
 @pytest.mark.parametrize("end", [Outcome.SUCCEEDED, Outcome.FAILED])

@@ -35,11 +35,11 @@ def unit_name(index: int, num_layers: int) -> str:
 class PipelineModel:
     """A model as a list of units, each a module from one tensor to one tensor.
 
-    `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace
-    `loss` and `correct` where the model is no classifier; where targets are floating, and `correct` is not replaced,
-    there is no accuracy. Units that a worker did not ask for live on the meta
-    device: their state has names and shapes, but no memory. Parameters that units share are found when the model is
-    made, and those that want no gradient become buffers: they never train, whatever the boundary.
+    `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace `loss`
+    and `correct` where the model is no classifier; where targets are floating, and `correct` is not replaced, there is
+    no accuracy. Units that a worker did not ask for live on the meta device: their state has names and shapes, but no
+    memory. Parameters that units share are found when the model is made, and those that want no gradient become
+    buffers: they never train, whatever the boundary.
     """
 
     embedding: nn.Module

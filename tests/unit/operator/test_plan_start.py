@@ -1,0 +1,202 @@
+"""Starting: all workers or none, those that end before the job began, and what puts a start off."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipetransformer_operator.api.status import ConditionType, State
+from pipetransformer_operator.plan import WorkerPhase, plan
+from tests.builders import make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def is_replaced_after(world: World, seconds: int) -> None:
+    """The one of two workers that ended is created again then, and no sooner."""
+    world.settle()
+    world.wait(seconds - 1)
+    world.settle()
+    assert set(world.workers) == {"digits-w0"}
+    world.wait(1)
+    world.settle()
+    assert len(world.workers) == 2
+
+
+def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.settle()
+    assert len(world.workers) == 4
+    assert world.state() == State.STARTING
+    world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
+    assert world.status.plan is None
+    world.warm_up()
+    assert world.shape == (4, 1)
+    assert world.plan.leader == "digits-w0"
+    assert [member.name for member in world.plan.members] == [f"digits-w{i}" for i in range(4)]
+    assert world.state() == State.RUNNING
+
+
+def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.settle()
+    refused = replace(world.observed(), refusal="pods is forbidden: exceeded quota")
+    decided = plan(world.spec, refused, world.now)
+    assert [(event.reason, event.message) for event in decided.events] == [
+        ("CreationRefused", "pods is forbidden: exceeded quota")
+    ]
+    world.status = decided.status
+    assert world.condition(ConditionType.RUNNING).reason == "CreationRefused"
+    assert plan(world.spec, replace(refused, status=world.status), world.now).events == ()
+    world.settle()
+    assert world.condition(ConditionType.RUNNING).reason == "WaitingForWorkers"
+
+
+def test_a_start_whose_pods_are_not_set_up_is_put_off_and_one_whose_image_is_slow_is_not() -> None:
+    for waiting, stays in (("PodNotSetUp: its volumes", False), ("ContainerCreating", True)):
+        world = World(make_job().stages(2).workers(2))
+        world.settle()
+        world.warm_up(["digits-w0"])
+        world.change("digits-w1", waiting=waiting)
+        world.wait(600)
+        world.settle()
+        assert bool(world.workers) == stays
+
+
+def test_a_start_whose_workers_are_placed_has_longer_and_not_for_ever() -> None:
+    world = World(make_job().stages(2).workers(2))
+    for seconds in (3600, 7200):
+        world.settle()
+        world.warm_up([min(world.workers)])
+        hangs = max(world.workers)
+        world.change(hangs, waiting="PodInitializing: init container fetch is not done")
+        world.wait(seconds - 1)
+        world.settle()
+        assert len(world.workers) == 2
+        world.wait(1)
+        world.settle()
+        running = world.condition(ConditionType.RUNNING)
+        assert (world.workers, running.reason) == ({}, "NotReady")
+        assert f"{hangs}: PodInitializing: init container fetch is not done" in running.message
+        world.wait(120)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1)
+
+
+def test_a_job_that_waits_for_room_starts_in_the_size_that_its_spec_is_given_meanwhile() -> None:
+    world = World(make_job().stages(2).workers(4, most=8))
+    world.unschedulable = True
+    world.settle()
+    world.warm_up()
+    assert len(world.workers) == 4
+    world.builder.workers(2, most=2)
+    world.metadata_generation += 1
+    world.unschedulable = False
+    world.settle()
+    assert sorted(world.workers) == ["digits-w4", "digits-w5"], "those that wait were told of other sizes"
+    assert (world.status.initial_workers, world.status.num_shards) == (2, 2)
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 1)
+    world.builder.workers(4, most=8)
+    world.settle()
+    assert (world.status.initial_workers, world.status.num_shards) == (2, 2), "what is in progress goes on as it is"
+
+
+def test_a_start_that_never_meets_is_tried_again_ever_later() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.warm_up()
+    generations = []
+    for _ in range(60):
+        world.break_group(["digits-w0", "digits-w1"])
+        generations.append(world.plan.layout_generation)
+        world.wait(1)
+    assert generations[-1] == 5, "after 2, 4, 8 and 16 seconds"
+
+
+def test_a_start_that_cannot_be_placed_whole_holds_nothing_past_its_time() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.unschedulable = True
+    world.settle()
+    world.change("digits-w0", scheduled=True, waiting="")
+    running = world.status.condition(ConditionType.RUNNING)
+    assert running is not None and running.reason == "Unschedulable"
+    world.wait(600)
+    world.settle()
+    assert not world.workers
+    world.wait(59)
+    world.settle()
+    assert not world.workers
+    world.wait(1)
+    world.unschedulable = False
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1)
+
+
+def test_a_slow_image_does_not_put_a_placed_start_off() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.wait(3599)
+    world.settle()
+    assert len(world.workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason"),
+    [
+        ("ImagePullBackOff: no such image", "ImagePull"),
+        ('CreateContainerConfigError: secret "x" not found', "NotReady"),
+    ],
+)
+def test_a_start_whose_containers_cannot_start_holds_no_node_past_its_time(waiting: str, reason: str) -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.change("digits-w1", waiting=waiting)
+    world.wait(600)
+    world.settle()
+    assert not world.workers
+    running = world.status.condition(ConditionType.RUNNING)
+    assert running is not None and (running.status, running.reason) == ("False", reason)
+    assert waiting in running.message
+    world.wait(60)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1)
+
+
+def test_a_worker_that_fails_in_a_start_is_replaced_ever_later() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    for seconds in (10, 20, 40):
+        world.end(max(world.workers), exit_code=1)
+        is_replaced_after(world, seconds)
+    world.warm_up()
+    assert (world.status.failures, world.status.resize_failures) == (3, 0)
+
+
+def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_why() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.warm_up(["digits-w0"])
+    rejected = {"disrupted": True, "rejected": True, "phase": WorkerPhase.FAILED, "message": "no healthy devices"}
+    for seconds in (30, 60, 120, 240):
+        world.change(max(world.workers), node="bad", **rejected)
+        assert world.turn().doubted == {"bad"}, "its next workers keep off that node"
+        is_replaced_after(world, seconds)
+    world.change(max(world.workers), **rejected)
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert (world.workers, running.reason) == ({}, "WorkerFailed")
+    assert "5 times in a row some ended, now digits-w5 (taken away: no healthy devices)" in running.message
+    assert running.message.endswith("next attempt in 60 s"), "that is the first start that was put off"
+    world.wait(60)
+    world.settle()
+    world.change(max(world.workers), **rejected)
+    world.settle()
+    world.wait(30)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.status.failures) == ((2, 1), 0)
