@@ -12,6 +12,7 @@ from ..plan.accounting import JOB_LABEL
 
 GROUP_LABEL = f"{GROUP}/placement-group"
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def placement_group(job: PipeTrainingJob, worker_id: int) -> str:
@@ -21,40 +22,30 @@ def placement_group(job: PipeTrainingJob, worker_id: int) -> str:
     return f"{stages}-{worker_id // stages}"
 
 
-def affinity(job: PipeTrainingJob, group: str, avoided: Sequence[str] = ()) -> dict[str, Any]:
-    """Preferences only: a worker in the wrong place is better than none.
-
-    Whom a worker would lie near may have been on the `avoided` nodes, so to keep off these is then all that is wanted.
-    """
-    if avoided:
-        return {
-            "nodeAffinity": {
-                "preferredDuringSchedulingIgnoredDuringExecution": [
-                    {
-                        "weight": 100,
-                        "preference": {
-                            "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [name]}]
-                        },
-                    }
-                    for name in avoided
-                ]
-            }
-        }
+def proximity(job: PipeTrainingJob, group: str) -> dict[str, Any]:
+    """Kinds of affinity by which a worker lies near its group, and far from the others. Preferences only: a worker in
+    the wrong place is better than none."""
     mine = {JOB_LABEL: job.metadata.name, GROUP_LABEL: group}
     others = [{"key": GROUP_LABEL, "operator": "NotIn", "values": [group]}]
     return {
         "podAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
+            PREFERRED: [
                 _term(100, HOST, {"matchLabels": mine}),
                 _term(50, ZONE, {"matchLabels": mine}),
             ]
         },
         "podAntiAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
+            PREFERRED: [
                 _term(10, HOST, {"matchLabels": {JOB_LABEL: job.metadata.name}, "matchExpressions": others}),
             ]
         },
     }
+
+
+def off(nodes: Sequence[str]) -> dict[str, Any]:
+    """A preference of node affinity for any node but these."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
+    return {"weight": 100, "preference": {"matchFields": fields}}
 
 
 def _term(weight: int, key: str, selector: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..plan import worker_name
 from ..plan.accounting import JOB_LABEL
 from .api import Object
 from .authority import CA_CONFIG_MAP, CA_FILE
-from .placement import GROUP_LABEL, affinity, placement_group
+from .placement import GROUP_LABEL, PREFERRED, off, placement_group, proximity
 from .pods import WORKER_LABEL
 
 CHANNEL_FOLDER = "/var/run/pipetransformer"
@@ -66,7 +66,7 @@ def render(
     will do.
 
     Raises:
-        Refused: the template cannot be added to, for a list in it is none. All else the API server says.
+        Refused: the template cannot be added to, for a list or an object in it is none. All else the API server says.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata, spec = template.get("metadata", {}), copy.deepcopy(template["spec"])
@@ -94,8 +94,7 @@ def render(
     if assignment.tolerations:
         _items(spec, "tolerations").extend(assignment.tolerations)
     group = placement_group(job, worker_id)
-    if "topologySpreadConstraints" not in spec:
-        spec.setdefault("affinity", affinity(job, group, avoided))
+    _place(spec, job, group, avoided)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -199,6 +198,28 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
         return
     mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})})
     _items(spec, "volumes").append({"name": name, **source})
+
+
+def _place(spec: Object, job: PipeTrainingJob, group: str, avoided: Sequence[str]) -> None:
+    """Adds to the template's affinity: the `avoided` nodes in any case, and pods unless the template speaks of them.
+
+    Whom a worker would lie near may have been on the avoided nodes, so to keep off these is then all that is wanted.
+    """
+    affinity = _object(spec, "affinity")
+    if avoided:
+        _items(_object(affinity, "nodeAffinity"), PREFERRED).append(off(avoided))
+    elif "topologySpreadConstraints" not in spec and not {"podAffinity", "podAntiAffinity"} & affinity.keys():
+        affinity.update(proximity(job, group))
+
+
+def _object(holder: Object, field: str) -> Object:
+    """A part of the template, to be added to; made where there is none, or null."""
+    if holder.get(field) is None:
+        holder[field] = {}
+    part = holder[field]
+    if not isinstance(part, dict):
+        raise Refused(f"{field}: must be an object")
+    return part
 
 
 def _items(holder: Object, field: str) -> list[Object]:

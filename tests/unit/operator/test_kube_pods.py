@@ -9,12 +9,13 @@ import pytest
 
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.kube.nodes import DELETED, DOUBT, Nodes
+from pipetransformer_operator.kube.placement import PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid, is_unattended, observable, observe
 from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.kube.rendering import render
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
-from tests.unit.operator.test_kube_rendering import CHANNEL, pod_of, with_containers
+from tests.unit.operator.test_kube_rendering import CHANNEL, pod_of
 
 
 def seen(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def test_deleted_nodes_are_not_remembered_for_ever() -> None:
     assert len(nodes.lost) == DELETED and "node-0" not in nodes.lost
 
 
-def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it_unless_the_template_says_where() -> None:
+def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     nodes, pod = Nodes(lambda: now), seen({"phase": "Pending"})
     pod["spec"]["nodeName"] = "node-1"
@@ -184,14 +185,9 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it_unless_the_t
 
     assert in_doubt() and nodes.doubted == ["node-1"]
     off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}
-    for job, expected in (
-        (make_job(), [{"weight": 100, "preference": off}]),
-        (with_containers({"name": "t", "image": "t"}, affinity={}), None),
-    ):
-        status = JobStatus(num_shards=4)
-        rendered = render(job.job(), 3, status, channel_url=CHANNEL, avoided=nodes.doubted)["spec"]["affinity"]
-        found = rendered.get("nodeAffinity", {}).get("preferredDuringSchedulingIgnoredDuringExecution")
-        assert found == expected
+    status = JobStatus(num_shards=4)
+    rendered = render(make_job().job(), 3, status, channel_url=CHANNEL, avoided=nodes.doubted)["spec"]["affinity"]
+    assert rendered == {"nodeAffinity": {PREFERRED: [{"weight": 100, "preference": off}]}}
     now += DOUBT
     assert not in_doubt() and nodes.doubted == []
 

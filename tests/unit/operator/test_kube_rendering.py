@@ -9,7 +9,7 @@ from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.placement import GROUP_LABEL
+from pipetransformer_operator.kube.placement import GROUP_LABEL, PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid
 from pipetransformer_operator.kube.protection import network_policy
 from pipetransformer_operator.kube.rendering import PriorityClasses, render
@@ -123,8 +123,49 @@ def test_workers_of_a_pipeline_are_wanted_together_unless_the_template_says_othe
     near = pod_of(job, 3)["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][GROUP_LABEL] == "2-1"
     container = {"name": "trainer", "image": "x"}
-    assert pod_of(with_containers(container, affinity={}))["spec"]["affinity"] == {}
-    assert "affinity" not in pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]
+    assert pod_of(with_containers(container, affinity={"podAffinity": {}}))["spec"]["affinity"] == {"podAffinity": {}}
+    assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]
+
+
+A100 = {"key": "gpu", "operator": "In", "values": ["a100"]}
+NEAR: dict[str, Any] = {"podAffinity": {PREFERRED: []}}
+
+
+@pytest.mark.parametrize("spread", [{}, {"topologySpreadConstraints": []}])
+@pytest.mark.parametrize("pods", [{}, NEAR])
+@pytest.mark.parametrize(
+    "nodes",
+    [{}, {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [A100]}]}}],
+)
+def test_what_a_template_says_of_nodes_is_kept_and_takes_neither_placement_nor_the_avoidance_of_bad_nodes_away(
+    nodes: dict[str, Any], pods: dict[str, Any], spread: dict[str, Any]
+) -> None:
+    wishes = {"nodeAffinity": nodes, **pods} if nodes else pods
+    job = with_containers({"name": "trainer", "image": "x"}, affinity=wishes, **spread)
+    placed = pod_of(job)["spec"]["affinity"]
+    assert placed.get("nodeAffinity", {}) == nodes
+    kinds = {"podAffinity", "podAntiAffinity"} & placed.keys()
+    assert kinds == (pods.keys() if pods or spread else {"podAffinity", "podAntiAffinity"})
+    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, avoided=["bad", "worse"])["spec"]["affinity"]
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("bad", "worse")]
+    assert avoiding == wishes | {
+        "nodeAffinity": nodes | {PREFERRED: [{"weight": 100, "preference": {"matchFields": fields}}]}
+    }
+
+
+def test_preferences_of_a_template_for_nodes_stand_beside_the_avoidance_of_bad_ones() -> None:
+    mine = {"weight": 7, "preference": {"matchExpressions": [A100]}}
+    job = with_containers({"name": "trainer", "image": "x"}, affinity={"nodeAffinity": {PREFERRED: [mine]}})
+    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, avoided=["bad"])["spec"]["affinity"]
+    assert [term["weight"] for term in avoiding["nodeAffinity"][PREFERRED]] == [7, 100]
+    assert pod_of(job)["spec"]["affinity"]["nodeAffinity"] == {PREFERRED: [mine]}, "the template is as it was"
+
+
+@pytest.mark.parametrize("wrong", [[], "x", {"nodeAffinity": []}, {"nodeAffinity": {PREFERRED: {}}}])
+def test_an_affinity_that_is_none_is_refused_with_the_fields_name(wrong: Any) -> None:
+    job = with_containers({"name": "trainer", "image": "x"}, affinity=wrong).job()
+    with pytest.raises(Refused, match="must be a"):
+        render(job, 3, JobStatus(), channel_url=CHANNEL, avoided=["bad"])
 
 
 @pytest.mark.parametrize(
