@@ -222,7 +222,7 @@ def measure(baseline: str, milliseconds: int, second_per_sample: float, pairs: i
 def main() -> None:
     """Measure all cases; the figure of a baseline is the lower bound at its worse length of step."""
     parser = argparse.ArgumentParser(prog="benchmarks.overhead", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=30, help="pairs of blocks in each case, at least 10")
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks in each case, at least 10")
     parser.add_argument("--only", choices=LAYOUTS, help="one baseline, and nothing is written")
     arguments = parser.parse_args()
     second_per_sample = calibrate()

@@ -1,7 +1,6 @@
-"""The one collective between rounds: a small float64 all-reduce over the world that carries all that has to be agreed.
+"""The one collective between rounds: all ballots of the world, a few float64 each, summed alike by every worker.
 
-Everything that follows a round (commit, clipping, skipping, freezing, regroup) is computed alike on every worker from
-its sums.
+Everything that follows a round (commit, clipping, skipping, freezing, regroup) is a pure function of these sums.
 """
 
 import math
@@ -10,6 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
+
+from .elastic.exchange import exchange
 
 
 @dataclass
@@ -82,7 +83,9 @@ class Vote:
         if world.size() == 1:
             return self
         own = self.to_list()
-        ballot = torch.tensor([*own, *self.similarities, self.behind], dtype=torch.float64)
-        dist.all_reduce(ballot, group=world)
-        *sums, behind = ballot.tolist()
+        first, *others = exchange(torch.tensor([*own, *self.similarities, self.behind], dtype=torch.float64), world)
+        total = first.clone()
+        for ballot in others:  # one after another, in the order of ranks: the same bits on every processor
+            total += ballot
+        *sums, behind = total.tolist()
         return replace(Vote.from_list(sums[: len(own)]), similarities=sums[len(own) :], behind=behind)

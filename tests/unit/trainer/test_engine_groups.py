@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from pipetransformer.elastic.exchange import exchange
 from pipetransformer.elastic.groups import (
     GenerationGroups,
     PrefixStore,
@@ -20,6 +21,7 @@ from pipetransformer.elastic.groups import (
     ensure_default_group,
     make_group,
 )
+from pipetransformer.vote import Vote
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -111,6 +113,44 @@ def test_a_group_of_our_own_reduces_and_sends_by_its_own_ranks(store: TCPStore) 
         return total.item(), box.item()
 
     assert in_ranks(2, work) == [(3.0, 7.0), (3.0, 7.0)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+def test_all_ranks_have_the_rows_of_all(size: int, store: TCPStore) -> None:
+    groups = in_ranks(size, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, size, TRANSPORT))
+    rows = [[rank + 0.1, -float(rank), float("nan") if rank == 1 else 1e300] for rank in range(size)]
+
+    found = in_ranks(size, lambda rank: exchange(torch.tensor(rows[rank], dtype=torch.float64), groups[rank]))
+
+    for each in found:
+        assert torch.equal(each.nan_to_num(-1.0), torch.tensor(rows, dtype=torch.float64).nan_to_num(-1.0))
+
+
+def test_a_vote_sums_ballots_in_the_order_of_ranks_on_all_of_them(store: TCPStore) -> None:
+    groups = in_ranks(4, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 4, TRANSPORT))
+    losses = [1e16, 1.0, -1e16, 1.0]  # another order gives another sum
+    ballots = [Vote(loss_sum=loss, weight=2.0, square_norms=[float(rank)]) for rank, loss in enumerate(losses)]
+
+    votes = in_ranks(4, lambda rank: ballots[rank].reduce(groups[rank]))
+
+    assert votes == [Vote(loss_sum=1.0, weight=8.0, square_norms=[6.0])] * 4
+
+
+def test_nobody_votes_without_a_rank_that_is_gone(store: TCPStore) -> None:
+    groups = in_ranks(3, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 3, TRANSPORT))
+
+    def vote(rank: int) -> str:
+        group, groups[rank] = groups[rank], None
+        try:
+            if rank != 2:
+                Vote(weight=1.0).reduce(group)
+        except RuntimeError:
+            return "broken"
+        finally:
+            drop_group(group)
+        return "done"
+
+    assert in_ranks(3, vote) == ["broken", "broken", "done"]
 
 
 def test_the_next_generation_meets_with_other_ranks_while_the_present_one_works(store: TCPStore) -> None:
