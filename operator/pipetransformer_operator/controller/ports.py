@@ -4,7 +4,8 @@ A cluster keeps jobs in the API server and runs workers as pods; a local run kee
 workers as processes. The loop cannot tell them apart.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -102,8 +103,9 @@ class WorkerPool(Protocol):
         """
         ...
 
-    def doubt(self, nodes: Iterable[str]) -> None:
-        """Workers on these nodes fell silent, of whatever job: others had better run elsewhere."""
+    def doubt(self, nodes: Mapping[str, datetime]) -> None:
+        """Workers on these nodes fell silent, or were rejected, of whatever job: others had better run elsewhere until
+        the time given."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

@@ -1,11 +1,9 @@
 """Nodes that something is wrong with: as the watch last showed them, and as workers' silence lets one doubt them."""
 
-from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
-#: The control plane has made up its mind about a silent node by then.
-DOUBT = timedelta(seconds=60)
 #: Deleted nodes that are remembered: pods that were bound to them are cleared away within a minute or two.
 DELETED = 1000
 
@@ -48,10 +46,11 @@ class Nodes:
                 self.lost.discard(oldest)
         return news
 
-    def doubt(self, names: Iterable[str]) -> None:
-        """Workers there fell silent, or were rejected: whoever waits for a word of these nodes waits less, and no
-        worker is sent there as long as another node will do."""
-        self._doubted.update(dict.fromkeys(names, self._clock() + DOUBT))
+    def doubt(self, nodes: Mapping[str, datetime]) -> None:
+        """Workers there fell silent, or were rejected: until the time given whoever waits for a word of these nodes
+        waits less, and no worker is sent there as long as another node will do."""
+        for name, until in nodes.items():
+            self._doubted[name] = max(until, self._doubted.get(name, until))
 
     def doubts(self, name: str) -> bool:
         """Whether the node is in doubt now."""

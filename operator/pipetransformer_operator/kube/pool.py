@@ -5,7 +5,7 @@ watch has caught up.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -104,7 +104,7 @@ class KubePool:
         """See `WorkerPool`."""
         await self.protection.apply(job, min_available)
 
-    def doubt(self, nodes: Iterable[str]) -> None:
+    def doubt(self, nodes: Mapping[str, datetime]) -> None:
         """See `WorkerPool`."""
         if self._nodes is not None:
             self._nodes.doubt(nodes)

@@ -11,8 +11,9 @@ import secrets
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from pipetransformer_contract.wire import Env
@@ -108,7 +109,7 @@ class ProcessPool:
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """See `WorkerPool`."""
 
-    def doubt(self, nodes: Iterable[str]) -> None:
+    def doubt(self, nodes: Mapping[str, datetime]) -> None:
         """See `WorkerPool`. There is no other machine."""
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

@@ -22,7 +22,8 @@ class Demand:
     Attributes:
         key: of the job; the order of keys decides between equals.
         pool: what its workers run on: the accelerator's resource, and what the template says of nodes.
-        speeds: steps a second at each number of workers that a legal layout has; empty for a job that is not Auto.
+        speeds: steps a second at each number of workers that it has a legal layout for, and would take if it were more
+            than it has; empty for a job that does not train.
         held: workers that have a node and do not leave.
         share: what it was granted last; None if nothing.
         needs: workers of the smallest layout that it can train with, or start with.
@@ -47,8 +48,10 @@ class Demand:
 
 
 def allocate(demands: Sequence[Demand]) -> dict[str, int | None]:
-    """The share of each job, in workers; None, as many as it can get, for all of a pool while none there waits in vain,
-    or none trains that could make room."""
+    """The share of each job, in workers; None, as many as it can get, for all of a pool where no job has fewer than its
+    share: while none there waits in vain, none trains that could make room, or each has what it should.
+
+    A job that has its share keeps away from what is being freed for one that has not, until that one has it."""
     pools: dict[tuple[str, str], list[Demand]] = {}
     for demand in demands:
         pools.setdefault(demand.pool, []).append(demand)
@@ -75,14 +78,21 @@ def _share_out(demands: Sequence[Demand]) -> dict[str, int | None]:
             shares[key] += step.workers
             if index + 1 < len(steps):
                 heapq.heappush(queue, (-steps[index + 1].gain, key, index + 1, steps))
+    if all(shares[demand.key] <= demand.held for demand in demands):
+        return dict.fromkeys(shares, None)
     return dict(shares)
 
 
 def _capacity(demands: Sequence[Demand]) -> int:
-    """Workers to share out. While one gives up workers and the other claims them, the grants say how many there are."""
-    held = sum(demand.held for demand in demands)
-    granted = sum(demand.held if demand.share is None or demand.asleep else demand.share for demand in demands)
-    return max(held, granted)
+    """Workers to share out. While one gives up workers and the other claims them, the grants say how many there are;
+    who comes then, and has some already, has them of those."""
+    return max(sum(demand.held for demand in demands), sum(map(_granted, demands)))
+
+
+def _granted(demand: Demand) -> int:
+    if demand.share is None:
+        return 0
+    return min(demand.held, demand.share) if demand.asleep else demand.share
 
 
 @dataclass(frozen=True, slots=True)

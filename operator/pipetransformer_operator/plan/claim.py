@@ -1,13 +1,14 @@
 """Which larger layout a job tries next. A claim is tried, not computed: one pipeline's workers, and see if they run.
 
-Up to its starting size a job takes back at once what it lost; beyond that it grows by one pipeline at a time.
+Up to its starting size a job takes back at once what it lost; beyond that it grows by one pipeline at a time. While
+room is made for another job it tries nothing beyond its share, and withdraws what it has begun.
 """
 
 import heapq
 
 from pipetransformer_contract.choose import Layout
 
-from . import layouts
+from . import layouts, share
 from .draft import Draft
 
 
@@ -18,7 +19,7 @@ def target(draft: Draft) -> Layout:
     current = plan.layout
     if draft.sleeps():
         return current
-    ceiling = draft.spec.elastic_policy.max_workers
+    ceiling = share.ceiling(draft)
     best = layouts.best(draft, ceiling)
     if best is None or best.workers <= current.workers:
         return current

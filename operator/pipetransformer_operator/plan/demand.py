@@ -1,6 +1,7 @@
 """What `allocate` needs to know of one job, from the same look at the world that its plan is made from."""
 
 import json
+from bisect import bisect_left
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -48,20 +49,21 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     asleep = not sits_out and _is_asleep(draft)
     waiting = asleep or (not sits_out and _lacks_nodes(draft))
     auto = draft.on_pack is OnPack.AUTO
-    if not (auto or (starting and waiting)) or (starting and sits_out):
+    stays = sits_out or _sleeps_over_something_else(draft) or _is_stuck(draft)
+    if not (auto or (starting and waiting)) or (starting and stays):
         return None
     held = draft.num_placed
     speeds = {} if starting else _speeds(draft)
     if not starting and not speeds:
         return None
-    if sits_out:
+    if stays:
         speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, min(speeds))}
     return Demand(
         key=f"{observed.namespace}/{observed.name}",
         pool=_pool(spec),
         speeds=speeds,
         held=held,
-        share=status.share.workers if status.share else None,
+        share=min(status.share.workers, held if sits_out else status.share.workers) if status.share else None,
         needs=layouts.starting(draft).workers if starting else min(speeds),
         starting=starting,
         waiting=waiting,
@@ -89,6 +91,22 @@ def _is_asleep(draft: Draft) -> bool:
     return condition is None or condition.reason not in _NOT_FOR_WANT_OF_WORKERS
 
 
+def _sleeps_over_something_else(draft: Draft) -> bool:
+    """Whether an attempt is slept over that more workers would not have helped."""
+    starts = draft.status.plan is None and draft.status.resize is not None
+    return draft.asleep and not starts and not _is_asleep(draft)
+
+
+def _is_stuck(draft: Draft) -> bool:
+    """Whether the members do not get into their generation, or leavers not out of it, so that none can join."""
+    plan = draft.status.plan
+    if plan is None or plan.published_time is None or (plan.confirmed and not draft.status.leaving_ids):
+        return False
+    timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
+    again = plan.layout_generation > plan.confirmed_generation + 1
+    return again or draft.now >= plan.published_time + timeout
+
+
 def _lacks_nodes(draft: Draft) -> bool:
     """Whether workers that may be created have no node for a while, or although others made room for them."""
     resize = draft.status.resize
@@ -100,15 +118,25 @@ def _lacks_nodes(draft: Draft) -> bool:
 
 
 def _speeds(draft: Draft) -> dict[int, float]:
-    """Steps a second by the number of workers, for each legal size; by the workers alone where it was not measured."""
-    report = draft.status.last_report
-    offers = report.offers if report else []
-    if not offers:
+    """Steps a second by the number of workers, for each legal size; by the workers alone where it was not measured.
+
+    Larger sizes for which the job would not leave its present layout, for the pause costs more, are left out.
+    """
+    plan, report = draft.status.plan, draft.status.last_report
+    if plan is None or report is None or not report.offers:
         return {}
+    offers = report.offers
     bounds = layouts.bounds_of(draft)
     bounds = replace(bounds, max_pipelines=min(bounds.max_pipelines, MAX_WIDTHS))
     found = choices(offers, bounds, on_pack=draft.on_pack, packing=draft.spec.pipeline.packing)
     seconds = {Layout(offer.stages, time.pipelines): time.seconds for offer in offers for time in offer.step_seconds}
     measured = all(seconds.get(layout, 0.0) > 0 for layout in found)
-    speeds = ((layout, 1 / seconds[layout] if measured else float(layout.workers)) for layout in found)
-    return {layout.workers: speed for layout, speed in speeds}
+    speeds = {layout.workers: 1 / seconds[layout] if measured else float(layout.workers) for layout in found}
+    larger = sorted(workers for workers in speeds if workers > plan.layout.workers)
+    pays = bisect_left(larger, True, key=lambda workers: _grows_to(draft, workers) > plan.layout.workers)
+    return {workers: speed for workers, speed in speeds.items() if workers not in larger[:pays]}
+
+
+def _grows_to(draft: Draft, workers: int) -> int:
+    best = layouts.best(draft, workers)
+    return best.workers if best else 0

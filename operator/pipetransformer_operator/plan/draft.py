@@ -32,6 +32,9 @@ from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, 
 _CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 #: A worker that says nothing for so long may be lost if it beats at the shortest pace; the others have more time.
 SILENCE = timedelta(seconds=20)
+#: The control plane has made up its mind about a silent node by then. For a node that rejected a worker it begins with
+#: the job's next attempt.
+DOUBT = timedelta(seconds=60)
 
 
 class Draft:
@@ -340,8 +343,13 @@ class Draft:
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
             min_available=self.min_available,
-            doubted=self.refusing | {worker.node for name in self.suspects if (worker := self._by_name.get(name))},
+            doubted=self._doubted(),
         )
+
+    def _doubted(self) -> dict[str, datetime]:
+        silent = {worker.node for name in self.suspects if (worker := self._by_name.get(name))}
+        attempt = max(self.now, self.status.next_resize_time or self.now)
+        return dict.fromkeys(silent, self.now + DOUBT) | dict.fromkeys(self.refusing, attempt + DOUBT)
 
     def _missing(self) -> tuple[int, ...]:
         return tuple(key for key in self.joining_ids if self.name_of(key) not in self._by_name)

@@ -45,6 +45,7 @@ def publish(draft: Draft) -> bool:
     if layout.workers <= plan.layout.workers:
         if yields:
             back_off(draft)
+            draft.keep_workers(set(draft.status.worker_ids) - set(draft.joining_ids))
         elif status.not_committed:
             draft.update(not_committed=None)
     return True

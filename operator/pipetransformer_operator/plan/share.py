@@ -2,7 +2,8 @@
 where jobs yield to pods of other owners, all obey.
 
 A job above its share gives whole pipelines back and sleeps over its next claim. One below it tries at once, whatever
-attempts failed before. Claims may go beyond it, at the pace of claims: that is how free workers are found.
+attempts failed before. None claims beyond it: what is being freed is for those below theirs. Once all have what they
+should, none has a share, and claims go on at their pace: that is how free workers are found.
 
 What others gave up may be of no use to it: no node is of its kind, or somebody else was quicker. Then nobody makes room
 for it for a while, twice as long each time, and it tries by itself as if it were alone.
@@ -39,8 +40,16 @@ def take(draft: Draft) -> None:
         draft.prepare_anew(draft.now)  # from now on others make room
     if draft.on_pack is OnPack.AUTO:
         words = f"may have {share.workers} workers" if share else "may have what it gets"
-        why = "others want some" if share else "none waits for workers"
+        why = "others want some" if share else "no room is made for anybody"
         draft.tell(Reason.SHARE_CHANGED, f"The job {words}: {why}")
+
+
+def ceiling(draft: Draft) -> int:
+    """Workers up to which the job may grow, even if its share was computed for the layout before."""
+    most, share = draft.spec.elastic_policy.max_workers, draft.status.share
+    if share is None or share.yields or draft.on_pack is not OnPack.AUTO:
+        return most
+    return min(most, share.workers)
 
 
 def is_open(draft: Draft) -> bool:

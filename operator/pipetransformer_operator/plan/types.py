@@ -201,7 +201,7 @@ class Plan:
         min_available: so many workers must stay when others take some away; None before the first layout, and once
             none of a job that has ended holds anything.
         doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet; and those that
-            rejected workers.
+            rejected workers. The time is until when.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 
@@ -212,7 +212,7 @@ class Plan:
     requeue_after: float | None = None
     expired: bool = False
     min_available: int | None = None
-    doubted: frozenset[str] = frozenset()
+    doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def worker_name(job: str, worker_id: int) -> str:

@@ -44,7 +44,19 @@ def test_a_job_makes_room_for_one_that_waits_to_start() -> None:
 
 
 def test_a_job_keeps_its_smallest_layout_and_makes_no_room_in_vain() -> None:
-    assert allocate([auto("a", (2, 4, 8), 8), starting("b", 7)]) == {"a": 8, "b": 0}
+    assert allocate([auto("a", (2, 4, 8), 8), starting("b", 7)]) == {"a": None, "b": None}
+    demands = [auto("a", (2, 4, 8), 8), starting("b", 7), starting("c", 2)]
+    assert allocate(demands) == {"a": 4, "b": 0, "c": 2}
+
+
+def test_who_has_its_share_is_held_to_it_until_the_last_has_what_is_freed_for_it() -> None:
+    demands = [auto("a", range(1, 7), 3), auto("b", range(1, 7), 2, waiting=True), auto("c", range(1, 7), 1)]
+    assert allocate(demands) == {"a": 2, "b": 2, "c": 2}
+    demands = [replace(demand, share=2) for demand in demands]
+    demands[0] = replace(demands[0], held=2)
+    assert allocate(demands) == {"a": 2, "b": 2, "c": 2}, "what is on its way is nobody else's"
+    demands[2] = replace(demands[2], held=2)
+    assert allocate(demands) == {"a": None, "b": None, "c": None}
 
 
 def test_of_those_that_wait_the_higher_priority_starts_first() -> None:
@@ -86,7 +98,7 @@ def test_shares_stay_while_workers_change_hands() -> None:
     for held, got in ((8, 2), (6, 2), (6, 4)):
         giver = replace(giver, held=held, share=6, waiting=held == 6)
         taker = replace(taker, held=got, share=4, waiting=got < 4 and held == 8)
-        assert allocate([giver, taker]) == (first if giver.waiting or taker.waiting else {"a": None, "b": None})
+        assert allocate([giver, taker]) == (first if got < 4 else {"a": None, "b": None})
 
 
 def test_nobody_makes_room_for_a_job_whose_workers_run_on_something_else() -> None:
@@ -97,8 +109,12 @@ def test_nobody_makes_room_for_a_job_whose_workers_run_on_something_else() -> No
 def test_a_grant_that_somebody_else_took_is_forgotten() -> None:
     giver = auto("a", range(2, 13, 2), 4, share=4, asleep=True)
     taker = auto("b", range(2, 13, 2), 2, share=6, asleep=True)
-    shares = allocate([giver, taker])
-    assert sum(share or 0 for share in shares.values()) == 6
+    assert allocate([giver, taker]) == {"a": None, "b": None}, "six are all there are, and shared fairly"
+
+
+def test_who_got_more_than_its_share_and_sleeps_does_not_count_twice_what_another_was_granted() -> None:
+    asleep = [auto("a", range(1, 7), 1, share=1, asleep=True), auto("b", range(1, 7), 3, share=2, asleep=True)]
+    assert allocate([*asleep, auto("c", range(1, 7), 1, share=3, waiting=True)]) == {"a": 2, "b": 2, "c": 2}
 
 
 def demands() -> st.SearchStrategy[list[Demand]]:
@@ -125,13 +141,15 @@ def test_shares_are_legal_sizes_and_never_more_than_there_is(made: list[Demand])
     assert shares.keys() == {demand.key for demand in made}
     if not any(demand.waiting for demand in made) or all(demand.starting for demand in made):
         assert set(shares.values()) <= {None}
+    if set(shares.values()) <= {None}:
         return
+    assert any((shares[demand.key] or 0) > demand.held for demand in made), "somebody gets more, or none is asked"
     for demand in made:
         share = shares[demand.key]
         assert share in ({0, demand.needs} if demand.starting else demand.speeds)
     total = sum(share or 0 for share in shares.values())
     held = sum(demand.held for demand in made)
-    granted = sum(d.held if d.share is None or d.asleep else d.share for d in made)
+    granted = sum(min(d.held, d.share) if d.asleep else d.share for d in made if d.share is not None)
     floors = sum(demand.needs for demand in made if not demand.starting)
     assert total <= max(held, granted, floors)
 
@@ -139,12 +157,14 @@ def test_shares_are_legal_sizes_and_never_more_than_there_is(made: list[Demand])
 @settings(max_examples=200, deadline=None)
 @given(demands())
 def test_shares_that_everybody_has_are_not_changed(made: list[Demand]) -> None:
+    """Whether what was granted is still remembered or not."""
     shares = allocate(made)
     obeyed = [
         replace(demand, held=share, share=share) if (share := shares[demand.key]) is not None else demand
         for demand in made
     ]
-    assert allocate(obeyed) == shares
+    assert set(allocate(obeyed).values()) <= {None}
+    assert set(allocate([replace(demand, share=None) for demand in obeyed]).values()) <= {None}
 
 
 @settings(max_examples=200, deadline=None)

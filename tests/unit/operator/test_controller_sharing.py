@@ -1,7 +1,7 @@
 """The controller's look at all jobs together: shares reach the status of those jobs that compete, and no others."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -59,7 +59,7 @@ class Cluster:
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """Nobody takes workers away."""
 
-    def doubt(self, nodes: Iterable[str]) -> None:
+    def doubt(self, nodes: Mapping[str, datetime]) -> None:
         """Nodes are well."""
 
     async def next_change(self) -> None:

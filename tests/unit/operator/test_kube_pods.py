@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from pipetransformer_operator.api import JobStatus
-from pipetransformer_operator.kube.nodes import DELETED, DOUBT, Nodes
+from pipetransformer_operator.kube.nodes import DELETED, Nodes
 from pipetransformer_operator.kube.placement import PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid, is_unattended, observable, observe
 from pipetransformer_operator.kube.pool import KubePool
@@ -176,7 +176,8 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     nodes, pod = Nodes(lambda: now), seen({"phase": "Pending"})
     pod["spec"]["nodeName"] = "node-1"
-    nodes.doubt({"node-1"})
+    nodes.doubt({"node-1": now + timedelta(minutes=5)})
+    nodes.doubt({"node-1": now + timedelta(minutes=1)})
 
     def in_doubt() -> bool:
         worker = observe(pod, "trainer", nodes)
@@ -188,7 +189,9 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     status = JobStatus(num_shards=4)
     rendered = render(make_job().job(), 3, status, channel_url=CHANNEL, avoided=nodes.doubted)["spec"]["affinity"]
     assert rendered == {"nodeAffinity": {PREFERRED: [{"weight": 100, "preference": off}]}}
-    now += DOUBT
+    now += timedelta(minutes=4)
+    assert in_doubt()
+    now += timedelta(minutes=1)
     assert not in_doubt() and nodes.doubted == []
 
 

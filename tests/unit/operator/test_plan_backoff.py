@@ -4,6 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_operator.kube.nodes import Nodes
+from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import World
 
@@ -26,6 +28,23 @@ def asleep(job: JobBuilder) -> World:
             world.settle()
     world.unschedulable = False
     return world
+
+
+def test_claims_keep_off_a_node_that_rejected_one_however_late_the_next_is() -> None:
+    world = World(make_job().stages(1).workers(2, most=8))
+    nodes = Nodes(lambda: world.now)
+    world.start()
+    for minutes in (1, 2, 4, 8, 16, 32, 60):
+        world.change(max(world.workers), node="bad", disrupted=True, rejected=True, phase=WorkerPhase.FAILED)
+        nodes.doubt(world.turn().doubted)
+        world.settle()
+        assert len(world.workers) == 2
+        world.wait(60 * minutes)
+        assert nodes.doubted == ["bad"]
+        world.settle()
+        assert len(world.workers) == 3, "this is when a pod is made, and told whom to keep off"
+    world.wait(60)
+    assert nodes.doubted == []
 
 
 def test_what_a_job_lost_of_its_own_comes_back_at_once_although_it_sleeps_over_a_claim() -> None:

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
-from pipetransformer_operator.api.status import Share, State
+from pipetransformer_operator.api.status import ConditionType, Reason, Share, State
 from pipetransformer_operator.plan import WorkerPhase, allocate, demand_of
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import World
@@ -61,6 +62,14 @@ class Cluster:
             for world in self.worlds.values():
                 self._train(world)
             self._share()
+
+    def fair(self) -> dict[str, int]:
+        """What `allocate` names where all nodes are to be shared out anew."""
+        looks = {name: replace(world.observed(), name=name) for name, world in self.worlds.items()}
+        found = [demand_of(self.worlds[name].spec, look, self.worlds[name].now) for name, look in looks.items()]
+        demands = [replace(demand, held=0, share=0, waiting=True, asleep=False) for demand in found if demand]
+        shares = allocate([replace(demands[0], share=self.nodes), *demands[1:]])
+        return {name: shares[f"default/{name}"] or 0 for name in self.worlds}
 
     def _schedule(self) -> None:
         free = self.nodes - sum(w.scheduled for world in self.worlds.values() for w in world.workers.values())
@@ -248,6 +257,44 @@ def test_a_job_that_sleeps_over_a_layout_that_its_members_could_not_commit_waits
     assert demand is not None and demand.asleep, "now no node was found"
 
 
+def sizes_wanted(world: World) -> list[int]:
+    demand = demand_of(world.spec, world.observed(), world.now)
+    assert demand is not None
+    return sorted(demand.speeds)
+
+
+def test_nobody_makes_room_for_a_job_that_sleeps_over_an_image_that_cannot_be_pulled() -> None:
+    world = World(auto(2, 4))
+    world.start()
+    assert sizes_wanted(world) == [1, 2, 3, 4]
+    world.change("digits-w2", phase=WorkerPhase.PENDING, waiting="ErrImagePull: no such host")
+    world.wait(600)
+    world.settle()
+    assert (world.condition(ConditionType.RESIZING).reason, sizes_wanted(world)) == (Reason.IMAGE_PULL, [1, 2])
+    world.wait(60)
+    world.settle()
+    assert sizes_wanted(world) == [1, 2, 3, 4]
+
+
+def test_nobody_makes_room_for_a_job_whose_members_do_not_get_into_their_generation() -> None:
+    world = World(auto(2, 8))
+    world.start()
+    world.warm_up()
+    assert (world.plan.confirmed, sizes_wanted(world)[-1]) == (False, 8)
+    world.wait(600)
+    assert sizes_wanted(world)[-1] == 3
+
+
+def test_nobody_makes_room_for_a_job_that_would_not_leave_its_layout_for_so_few() -> None:
+    world = World(auto(1, 4).set("pipeline.packing", "Measured"))
+    times = [StepTime(pipelines=width, seconds=seconds) for width, seconds in enumerate((1.0, 0.9, 0.6, 0.5), start=1)]
+    measured = [Offer(stages=1, bytes_per_worker=1, step_seconds=times, pause_seconds=199.8)]
+    world.settle()
+    world.warm_up()
+    world.commit(offered=measured, step_seconds=1.0)
+    assert sizes_wanted(world) == [1, 3, 4], "a pause costs each of the 999 remaining steps a fifth of a second"
+
+
 @ORDERS
 @pytest.mark.parametrize("pause", [1, 3])
 def test_who_gives_workers_up_does_not_compete_for_them_while_they_leave(pause: int, last_first: bool) -> None:
@@ -281,6 +328,71 @@ def test_whatever_pauses_and_orders_are_two_jobs_leave_no_node_idle_and_share_fa
     sizes = cluster.size("a"), cluster.size("b")
     assert sum(sizes) == min(nodes, first + second)
     assert abs(sizes[0] - sizes[1]) <= 1 or sizes[0] == first or sizes[1] == second
+
+
+@ORDERS
+def test_a_node_that_is_freed_for_one_job_is_not_taken_by_the_claim_of_another(last_first: bool) -> None:
+    cluster = Cluster(6, pause=2, last_first=last_first)
+    cluster.add("a", auto(1, 8))
+    cluster.run(20)
+    cluster.add("b", auto(1, 8))
+    cluster.run(40)
+    assert (cluster.size("a"), cluster.size("b")) == (3, 3)
+    third = cluster.add("c", auto(1, 8))
+    for name in "ab":  # both have a claim at the scheduler, and lead or follow the newcomer's there
+        cluster.worlds[name].status = cluster.worlds[name].status.model_copy(update={"next_resize_time": None})
+    cluster.run(30)
+    assert [cluster.size(name) for name in "abc"] == [2, 2, 2]
+    assert third.status.grants_in_vain == 0
+
+
+class Competitor(NamedTuple):
+    """A job of a cluster that is shared: workers at most, how speed grows with them, ticks until the next job comes."""
+
+    most: int
+    exponent: float
+    ticks: int
+
+    def offers(self) -> list[Offer]:
+        times = [StepTime(pipelines=width, seconds=width**-self.exponent) for width in range(1, self.most + 1)]
+        return [Offer(stages=1, bytes_per_worker=1, step_seconds=times)]
+
+
+COMPETITORS = st.builds(Competitor, st.integers(1, 8), st.sampled_from([0.3, 0.5, 0.7, 0.9, 1.0]), st.integers(1, 40))
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    jobs=st.lists(COMPETITORS, min_size=3, max_size=5),
+    spare=st.integers(0, 5),
+    pause=st.integers(0, 3),
+    last_first=st.booleans(),
+)
+@example([Competitor(1, 1.0, 9), Competitor(1, 0.5, 3), Competitor(6, 0.3, 30)], 2, 2, True)
+def test_jobs_of_any_speeds_come_to_the_shares_that_allocate_names_and_rest_there(
+    jobs: list[Competitor], spare: int, pause: int, last_first: bool
+) -> None:
+    cluster = Cluster(len(jobs) + spare, pause=pause, last_first=last_first)
+    names = "abcde"[: len(jobs)]
+    for name, job in zip(names, jobs, strict=True):
+        cluster.add(name, auto(1, job.most)).offered = job.offers()
+        cluster.run(job.ticks)
+    idle = longest = 0
+    for _ in range(100):
+        cluster.run(1)
+        sizes = [cluster.size(name) for name in names]
+        useful = any(size < job.most for size, job in zip(sizes, jobs, strict=True))
+        idle = idle + 1 if useful and sum(sizes) < cluster.nodes else 0
+        longest = max(longest, idle)
+    assert longest <= 4 + 4 * pause, "two times in a row some give up, and others join"
+    generations = [world.plan.layout_generation for world in cluster.worlds.values()]
+    assert {name: cluster.size(name) for name in names} == cluster.fair()
+    for _ in range(60):
+        cluster.run(1)
+        assert {name: cluster.size(name) for name in names} == cluster.fair(), (
+            "claims go on, and none gives up for them"
+        )
+    assert [world.plan.layout_generation for world in cluster.worlds.values()] == generations
 
 
 def test_a_job_whose_grant_was_in_vain_tries_on_by_itself_and_has_room_made_for_it_after_an_edit() -> None:

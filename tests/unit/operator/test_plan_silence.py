@@ -8,6 +8,7 @@ import pytest
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import WorkerPhase, plan
+from pipetransformer_operator.plan.draft import DOUBT
 from tests.builders import make_job
 from tests.unit.operator.world import World, training
 
@@ -128,7 +129,7 @@ def test_a_node_whose_member_fell_silent_is_in_doubt_and_no_word_of_it_is_waited
     world.change("digits-w3", node="node-1")
     world.wait(100)
     world.silent, world.lost_peers = {"digits-w3"}, {"digits-w3"}
-    assert world.turn().doubted == {"node-1"}
+    assert world.turn().doubted == {"node-1": world.now + DOUBT}
 
     other = World(make_job().stages(2).workers(2))
     other.settle()

@@ -1,11 +1,13 @@
 """Starting: all workers or none, those that end before the job began, and what puts a start off."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import WorkerPhase, plan
+from pipetransformer_operator.plan.draft import DOUBT
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -184,7 +186,8 @@ def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_w
     rejected = {"disrupted": True, "rejected": True, "phase": WorkerPhase.FAILED, "message": "no healthy devices"}
     for seconds in (30, 60, 120, 240):
         world.change(max(world.workers), node="bad", **rejected)
-        assert world.turn().doubted == {"bad"}, "its next workers keep off that node"
+        until = world.now + timedelta(seconds=seconds) + DOUBT
+        assert world.turn().doubted == {"bad": until}, "its next workers keep off that node"
         is_replaced_after(world, seconds)
     world.change(max(world.workers), **rejected)
     world.settle()
