@@ -120,12 +120,14 @@ def _lacks_nodes(draft: Draft) -> bool:
 def _speeds(draft: Draft) -> dict[int, float]:
     """Steps a second by the number of workers, for each legal size; by the workers alone where it was not measured.
 
-    Larger sizes for which the job would not leave its present layout, for the pause costs more, are left out.
+    Larger sizes for which the job would not leave its present layout, for the pause costs more, are left out. Before
+    its first offers it has what it has.
     """
     plan, report = draft.status.plan, draft.status.last_report
-    if plan is None or report is None or not report.offers:
-        return {}
-    offers = report.offers
+    assert plan is not None
+    offers = report.offers if report else []
+    if not offers:
+        return {plan.layout.workers: 1.0}
     bounds = layouts.bounds_of(draft)
     bounds = replace(bounds, max_pipelines=min(bounds.max_pipelines, MAX_WIDTHS))
     found = choices(offers, bounds, on_pack=draft.on_pack, packing=draft.spec.pipeline.packing)
