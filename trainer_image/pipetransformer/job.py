@@ -28,8 +28,8 @@ from .data import (
     load_dataset,
     own_dataset,
     padded_lengths,
+    pipelines_of,
     read_batch,
-    shards_of,
 )
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
@@ -204,6 +204,7 @@ class Job:
         return StepModel(
             costs=assumed_costs(self.num_layers) if costs is None else costs,
             global_batch=self.order.global_batch,
+            num_shards=self.order.num_shards,
             micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
             one_forward_one_backward=schedule is not ScheduleName.GPIPE,
             unit_bytes=self.unit_bytes,
@@ -255,11 +256,13 @@ class Job:
 
     def users(self, pipelines: int) -> Callable[[str, int], int]:
         """Which of so many pipelines uses a sample, told its split (`train` or `test`) and its id."""
-        by_shard = [p for p in range(pipelines) for _ in shards_of(p, pipelines, self.order.num_shards)]
+        by_shard, by_part = pipelines_of(pipelines, self.order.num_shards), pipelines_of(pipelines, pipelines)
         ends = [(p + 1) * len(self.dataset.test) // pipelines for p in range(pipelines)]
 
         def pipeline(split: str, sample_id: int) -> int:
-            return by_shard[self.order.shard(sample_id)] if split == "train" else bisect_right(ends, sample_id)
+            if split == "train":
+                return by_shard[self.order.shard(sample_id)]
+            return by_part[bisect_right(ends, sample_id)]
 
         return pipeline
 

@@ -21,11 +21,14 @@ from pipetransformer.data import (
     inputs_change,
     lengths_of,
     load_dataset,
+    pipelines_of,
     read_batch,
     shards_of,
 )
 from pipetransformer.errors import SpecError
+from pipetransformer.job import Job
 from pipetransformer_contract.spec import Data
+from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
 
 sizes = st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(1, 9), st.integers(0, 3)).filter(
     lambda size: size[0] >= size[2]
@@ -71,10 +74,26 @@ def test_order_depends_on_seed_and_epoch() -> None:
     assert order().batch(0) != order().batch(order().steps_per_epoch)
 
 
-def test_shards_of_pipelines_are_contiguous_and_balanced() -> None:
-    assert [shards_of(p, 3, 8) for p in range(3)] == [range(2), range(2, 5), range(5, 8)]
+def test_pipelines_serve_about_as_many_shards_each() -> None:
+    shared = [shards_of(p, 3, 8) for p in range(3)]
+    assert [len(shards) for shards in shared] == [2, 3, 3]
+    assert sorted(shard for shards in shared for shard in shards) == list(range(8))
+    assert pipelines_of(3, 8) == [next(p for p in range(3) if shard in shared[p]) for shard in range(8)]
     with pytest.raises(ValueError, match="only 2 shards"):
         shards_of(0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "global_batch", "pipelines"), [(8, 12, 2), (8, 20, 4), (16, 24, 2), (16, 24, 4), (64, 96, 32)]
+)
+def test_what_a_batch_has_beyond_a_multiple_of_the_shards_is_shared_by_all_pipelines(
+    num_shards: int, global_batch: int, pipelines: int
+) -> None:
+    cursor = order(1003, global_batch, num_shards)
+    for step in range(cursor.steps_per_epoch):
+        batch = cursor.batch(step)
+        shares = [sum(len(batch[s]) for s in shards_of(p, pipelines, num_shards)) for p in range(pipelines)]
+        assert max(shares) <= -(-sum(shares) // pipelines) + (step == cursor.steps_per_epoch - 1)
 
 
 @given(sizes, st.integers(1, 9), st.integers(1, 10))
@@ -90,6 +109,18 @@ def test_dealing_gives_every_sample_once_whatever_the_width(
     assert {len(micro_batch.sample_ids) for micro_batch in flat} == {micro_batch_size}
     real = sorted(i for micro_batch in flat for i in micro_batch.real_ids)
     assert real == sorted(i for shard in batch for i in shard)
+
+
+@pytest.mark.parametrize("pipelines", [1, 3, 4])
+def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> None:
+    job = Job.load(make_spec(ADAMW))
+    users = job.users(pipelines)
+    for split, dealt in (
+        ("train", job.training_micro_batches(2, pipelines, 5)),
+        ("test", job.test_micro_batches(pipelines, 5)),
+    ):
+        for pipeline, micro_batches in enumerate(dealt):
+            assert {users(split, i) for micro_batch in micro_batches for i in micro_batch.real_ids} == {pipeline}
 
 
 def test_a_pipeline_without_samples_gets_one_padded_micro_batch() -> None:

@@ -203,6 +203,7 @@ def step_model(
     micro_batch_size: int | None = 8,
     cache_bytes: int = 0,
     one_forward_one_backward: bool = True,
+    num_shards: int = 64,
 ) -> StepModel:
     """A batch of 64; each pass takes `fixed` and what a sample takes times the micro-batch size."""
 
@@ -223,6 +224,7 @@ def step_model(
     return StepModel(
         costs=costs,
         global_batch=64,
+        num_shards=num_shards,
         micro_batch_size=micro_batch_size,
         one_forward_one_backward=one_forward_one_backward,
         unit_bytes=[100] * 14,
@@ -243,6 +245,12 @@ def test_predicted_steps_take_m_and_k_less_one_turns_of_the_slowest_stage() -> N
     assert predicted(model, 0, 1, 4) == pytest.approx(36 * 2)
     assert predicted(model, 12, 1, 1) == pytest.approx(12 * 8)
     assert predicted(model, 6, 2, 1) == pytest.approx(12 * (8 + 1))
+
+
+def test_a_step_takes_as_long_as_the_pipeline_that_serves_most_shards() -> None:
+    model = step_model(num_shards=4)
+    assert predicted(model, 0, 1, 3) == predicted(model, 0, 1, 2) == pytest.approx(36 * 4)
+    assert predicted(model, 0, 1, 4) == pytest.approx(36 * 2)
 
 
 def test_gpipe_waits_for_the_slowest_forward_and_the_slowest_backward() -> None:

@@ -70,7 +70,7 @@ def test_redone_steps_count_apart(tmp_path: Path) -> None:
 
 def test_a_lost_sample_is_found(tmp_path: Path) -> None:
     commit_all(tmp_path)
-    commit_step(tmp_path, 3, generation=100, drop=2)
+    commit_step(tmp_path, 2, generation=100, drop=2)
     assert both(tmp_path) == (2, 0, 1)
 
 

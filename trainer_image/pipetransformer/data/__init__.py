@@ -16,7 +16,7 @@ from .dataset import (
 )
 from .digest import digest, inputs_change
 from .load import load_dataset
-from .micro_batches import MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
+from .micro_batches import MicroBatch, deal, default_micro_batch_size, pipelines_of, shards_of, weights_of
 from .order import EpochOrder
 from .own import own_dataset
 from .tokens import BYTE_VOCABULARIES
@@ -42,6 +42,7 @@ __all__ = [
     "load_dataset",
     "own_dataset",
     "padded_lengths",
+    "pipelines_of",
     "read_batch",
     "shards_of",
     "weights_of",

@@ -4,6 +4,7 @@ static at every layout."""
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -51,15 +52,31 @@ def default_micro_batch_size(global_batch: int, stages: int, pipelines: int = 1)
     return max(1, -(-global_batch // (_MICRO_BATCHES_PER_STAGE * stages * pipelines)))
 
 
-def shards_of(pipeline: int, pipelines: int, num_shards: int) -> range:
-    """The contiguous shards that a pipeline serves.
+def shards_of(pipeline: int, pipelines: int, num_shards: int) -> Sequence[int]:
+    """The shards that a pipeline serves.
+
+    Batches take from shards in turn, so what one has beyond a multiple of C comes from neighbours. A pipeline serves a
+    run of the shards in bit-reversed order (van der Corput), in which neighbours lie far apart, so such a rest is
+    spread over all pipelines; and most samples keep their pipeline when the width changes by little.
 
     Raises:
         ValueError: there are more pipelines than shards.
     """
     if pipelines > num_shards:
         raise ValueError(f"{pipelines} pipelines, but the data has only {num_shards} shards")
-    return range(pipeline * num_shards // pipelines, (pipeline + 1) * num_shards // pipelines)
+    return _spread(num_shards)[pipeline * num_shards // pipelines : (pipeline + 1) * num_shards // pipelines]
+
+
+def pipelines_of(pipelines: int, num_shards: int) -> Sequence[int]:
+    """The pipeline that serves each shard."""
+    serves = {shard: pipeline for pipeline in range(pipelines) for shard in shards_of(pipeline, pipelines, num_shards)}
+    return [serves[shard] for shard in range(num_shards)]
+
+
+@lru_cache(maxsize=4)
+def _spread(num_shards: int) -> Sequence[int]:
+    bits = (num_shards - 1).bit_length()
+    return sorted(range(num_shards), key=lambda number: f"{number:0{bits}b}"[::-1])
 
 
 def deal(

@@ -27,6 +27,7 @@ class StepModel:
     Attributes:
         costs: of the units.
         global_batch: samples of a step.
+        num_shards: C of the data order, which pipelines share.
         micro_batch_size: samples of a micro-batch; None to choose it for each layout.
         one_forward_one_backward: whether pipelines of at least K micro-batches run 1F1B; GPipe otherwise.
         unit_bytes: parameter bytes of each unit.
@@ -38,6 +39,7 @@ class StepModel:
 
     costs: ModelCosts
     global_batch: int
+    num_shards: int
     micro_batch_size: int | None
     one_forward_one_backward: bool
     unit_bytes: Sequence[int]
@@ -175,7 +177,9 @@ class StepModel:
         return self._costs_at[size]
 
     def _samples(self, pipelines: int) -> int:
-        return -(-self.global_batch // pipelines)
+        """Of the pipeline that serves most shards."""
+        shards = -(-self.num_shards // pipelines)
+        return -(-self.global_batch * shards // self.num_shards)
 
     def _count(self, micro_batch_size: int, pipelines: int) -> int:
         """Micro-batches of a pipeline's share of the batch (M)."""
