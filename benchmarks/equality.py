@@ -170,6 +170,8 @@ def compare(scenario: Scenario, folder: Path, precision: str = "Float64") -> Com
             make_spec(scenario, schedule, precision), scenario.script, folder / schedule.value, faults=scenario.faults
         )
         compared.add(schedule, worst_difference(run, alone))
+        if spared := {worker for worker, fault in scenario.faults.items() if fault.ends} - run.lost_at.keys():
+            raise ValueError(f"workers {sorted(spared)} were not killed")
         compared.deaths += len(run.lost_at)
     return compared
 

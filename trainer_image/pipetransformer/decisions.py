@@ -3,13 +3,13 @@
 from .errors import SpecError
 from .freeze import FreezeObservation, PolicyCopy
 from .job import Job
-from .models import unit_name
+from .non_finite import NO_TARGETS, Beginning
 from .state import Control, WorkerState
 from .vote import Vote
 
 
-def check_progress(job: Job, control: Control, vote: Vote) -> None:
-    """Give up when too many steps in a row were not finite.
+def check_progress(job: Job, control: Control, began: Beginning) -> None:
+    """Give up when too many steps in a row were not finite, the last of which began to be so there.
 
     Raises:
         SpecError: which step it was last, and where.
@@ -17,15 +17,13 @@ def check_progress(job: Job, control: Control, vote: Vote) -> None:
     limit = job.spec.training.max_skipped_steps
     if control.skipped_steps <= limit:
         return
-    unit = vote.first_non_finite_unit
-    place = "the loss" if unit is None else f"the gradient of {unit_name(unit, job.num_layers)}"
     advice = "A lower learningRate or a maxGradientNorm may help"
-    if not vote.weight > 0:
-        place, advice = "the mean loss of no targets", "A larger globalBatchSize, or targets for more samples, may help"
+    if began is NO_TARGETS:
+        advice = "A larger globalBatchSize, or targets for more samples, may help"
     raise SpecError(
         "spec.training.maxSkippedSteps",
         f"{control.skipped_steps} steps in a row were not finite, {limit} may be skipped; at step"
-        f" {control.step - 1} it was {place}. {advice}",
+        f" {control.step - 1} it was {began}. {advice}",
         reason="NonFinite",
     )
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipetransformer_contract.choose import Packing
-from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report
+from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report, ResizeReason
 
 from .callbacks import Callback, Teller
 from .errors import StorageError
 from .job import Job
 from .layout import StageLayout
-from .models import unit_name
 from .partition import Cut, ModelCosts, Prediction, StepModel, make_offers, paper_bytes
 from .record import Role, RunRecord
 from .state import Control
@@ -33,6 +32,8 @@ _REPORT_SECONDS = 1.0
 _STEPS_TO_OFFER = 5
 #: Expected pause of a regroup before one was measured.
 _ASSUMED_PAUSE_SECONDS = 1.0
+#: Their pauses say little of what a change costs: those that were left may have waited long for a pod.
+_UNPLANNED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
 class Reporter(Protocol):
@@ -91,7 +92,8 @@ class Leader:
     ) -> None:
         """Note the generation once its first step tells how long training paused."""
         layout = self._layout
-        self._pause_seconds = pause_seconds
+        unplanned = layout.generation.reason in _UNPLANNED
+        self._pause_seconds = sum(phases.values()) if unplanned else pause_seconds
         self.record.generation_committed(
             generation=layout.number,
             stages=layout.stages,
@@ -117,16 +119,16 @@ class Leader:
         line = {**line, "samples_per_second": line["samples"] / seconds}
         self.record.step(**line)
         self._teller.tell(Callback.on_step, line)
-        if not vote.finite:
-            unit = vote.first_non_finite_unit
-            place = "loss" if unit is None else unit_name(unit, self._job.num_layers)
-            self.record.event("StepSkipped", step=line["step"], reason="NonFinite", place=place)
         measured = len(self._seconds) == _STEPS_TO_OFFER or (
             len(self._seconds) > _STEPS_TO_OFFER and control.costs != self._measured_costs
         )
         if measured:
             self._predict(control)
         self._submit(control, urgent=measured)
+
+    def skipped(self, control: Control, place: str) -> None:
+        """The newest step changed nothing, since there it began to be no number: in a unit, or in the loss."""
+        self.record.event("StepSkipped", step=control.step - 1, reason="NonFinite", place=place)
 
     def frozen(self, control: Control) -> None:
         """The boundary changed before step `control.step`."""

@@ -14,30 +14,44 @@ _CURVES = ("loss", "gradient_norm", "learning_rate", "samples_per_second", "froz
 class TensorBoard(Callback):
     """Writes `train/...` at each step and `test/...` at each evaluation into a folder.
 
-    A leader that goes on from an earlier step hides what the one before it wrote of later ones.
+    A run that goes back to an earlier step hides what was written of later ones, by whichever leader.
     """
 
     def __init__(self, log_dir: str | Path) -> None:
         self._log_dir = str(log_dir)
         self._writer: SummaryWriter | None = None
+        self._last = -1
+        self._evaluated: dict[int, Mapping[str, float]] = {}
 
     def on_step(self, line: Mapping[str, Any]) -> None:
         step = int(line["step"])
+        writer = self._writer_at(step)
         for name in _CURVES:
             if line[name] is not None:
-                self._open(step).add_scalar(f"train/{name}", line[name], step)
+                writer.add_scalar(f"train/{name}", line[name], step)
+        self._last = step
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
-        writer = self._open(step)
-        for name, value in metrics.items():
-            writer.add_scalar(f"test/{name}", value, step)
+        writer = self._writer_at(step)
+        self._evaluated[step] = metrics
+        self._write_evaluation(writer, step)
         writer.flush()
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _open(self, step: int) -> SummaryWriter:
-        if self._writer is None:
+    def _writer_at(self, step: int) -> SummaryWriter:
+        """One that goes on at `step`; a new one hides what was written of it and of later steps."""
+        if self._writer is None or step <= self._last:
+            if self._writer is not None:
+                self._writer.close()
             self._writer = SummaryWriter(self._log_dir, purge_step=step)
+            self._last = step - 1
+            self._write_evaluation(self._writer, step)
         return self._writer
+
+    def _write_evaluation(self, writer: SummaryWriter, step: int) -> None:
+        """Of the model before `step`."""
+        for name, value in self._evaluated.get(step, {}).items():
+            writer.add_scalar(f"test/{name}", value, step)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer_contract.choose import Packing
-from pipetransformer_contract.messages import DurableCheckpoint
+from pipetransformer_contract.messages import DurableCheckpoint, ResizeReason
 
 from .best import load_best
 from .caching import WorkerCache
@@ -43,6 +43,7 @@ from .measuring import measure_costs, measurement_due
 from .membership import Membership, drop_groups
 from .moments import Hooks, Moment
 from .monitoring import Meter, Position
+from .non_finite import find_beginning
 from .reserve import Reserve
 from .rounds import Rounds
 from .state import Control, UnitCodec, WorkerState
@@ -225,7 +226,11 @@ class Trainer:
             vote = self._rounds.train(self._state, self._policy, member)
         round_seconds = time.perf_counter() - started
         self.meter.stepped(round_seconds)
-        check_progress(self._job, self._state.control, vote)
+        if not vote.finite:
+            began = find_beginning(self._job, self._state.control, vote, member, self._watchdog)
+            if member.leader is not None:
+                member.leader.skipped(self._state.control, began.unit or began.what)
+            check_progress(self._job, self._state.control, began)
         if vote.behind:
             self._barrier.pass_after(self._teller.catch_up, member.groups)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
@@ -324,13 +329,16 @@ class Trainer:
         self._policy = PolicyCopy(self._job.policy, control.policy)
         if control.step == 0:
             move_boundary(self._job, self._policy, self._state)
+        began = wall_clock() - result.phases.total
+        # From a suspended job's last round to its next start nobody paused.
+        started = layout.generation.reason is ResizeReason.START
         self._member = member = Membership(
             layout=layout,
             groups=result.groups,
             store=result.store,
             transfers=result.transfers,
             phases=result.phases,
-            paused_at=control.round_ended_at or wall_clock() - result.phases.total,
+            paused_at=began if started else control.round_ended_at or began,
             first_step=control.step,
             outgrown=outgrown,
         )

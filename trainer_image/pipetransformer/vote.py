@@ -43,9 +43,19 @@ class Vote:
         return self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
 
     @property
-    def first_non_finite_unit(self) -> int | None:
-        """The first unit with a gradient that is no number; None when only the loss is none."""
-        return next((unit for unit, square in enumerate(self.square_norms) if not math.isfinite(square)), None)
+    def non_finite_unit(self) -> int | None:
+        """The unit in whose backward a gradient became no number, None where all are numbers.
+
+        A backward hands it down, so of the lowest units that have it, it is the highest. Units without parameters that
+        train tell nothing; one far above may have it by a parameter that it shares with a low one.
+        """
+        found = None
+        for unit, square in enumerate(self.square_norms):
+            if not math.isfinite(square):
+                found = unit
+            elif square > 0 and found is not None:
+                break
+        return found
 
     @property
     def loss(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.spec import TrainerSpec
-from tests.chaos import Chaos, draw
+from tests.chaos import KILLS, Chaos, draw
 from tests.ledger_checker import check
 from tests.trainer_harness import Ran, Scripted, run_job
 from tests.unit.trainer.test_engine_numerics import ADAMW, TOLERANCE, TRAINING_SAMPLES, make_spec
@@ -68,8 +68,10 @@ def run_chaos(chaos: Chaos, seed: int, folder: Path) -> Ran:
 @pytest.mark.parametrize("draw_number", range(2))
 def test_a_job_survives_deaths_at_any_moment(draw_number: int, unharmed: Ran, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1000, 1_000_000)  # printed with what it draws
-    run = run_chaos(draw(seed, STEPS), seed, tmp_path)
+    chaos = draw(seed, STEPS)
+    run = run_chaos(chaos, seed, tmp_path)
 
+    assert sorted(run.lost_at) == sorted(chaos.faults)
     check_run(run, unharmed)
 
 
@@ -78,6 +80,7 @@ def test_a_job_survives_deaths_at_any_moment(draw_number: int, unharmed: Ran, tm
 def test_a_hundred_deaths_change_nothing_and_cost_seconds(seed: int, unharmed: Ran, tmp_path: Path) -> None:
     run = run_chaos(draw(seed, STEPS), seed, tmp_path)
 
+    assert len(run.lost_at) == KILLS
     check_run(run, unharmed)
     seconds = seconds_to_the_next_step(run)
     print(f"seconds from each death to the next new step: {[round(s, 2) for s in seconds]}")

@@ -80,6 +80,26 @@ def test_a_leader_that_lost_its_group_meets_the_same_layout_again() -> None:
     assert followers[0].next_generation(1) == again
 
 
+def test_a_rank_that_is_left_over_waits_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    follower = Follower(World(TCPStore("127.0.0.1", store.port), 1, ADDRESSES))
+    threading.Timer(1.2, follower.close).start()  # longer than it had been silent
+
+    with pytest.raises(RendezvousClosedError):
+        follower.next_generation(0)
+
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_waits_for_a_leader_that_has_gone_ends() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    follower = Follower(World(TCPStore("127.0.0.1", store.port), 1, ADDRESSES))
+    del store
+
+    with pytest.raises(RendezvousClosedError, match="rank 0 has gone"):
+        follower.next_generation(0)
+
+
 def test_the_end_of_the_run_releases_who_waits() -> None:
     chooser, followers = make_chooser(Layout(2, 1))
 

@@ -1,18 +1,19 @@
 """A step whose loss or gradient is no number changes nothing, in every layout."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import pipetransformer
-from pipetransformer import Result, Training
-from pipetransformer.data import Dataset, TensorSplit, load_dataset
+from pipetransformer import PipelineModel, Result, Training
+from pipetransformer.data import DataInfo, Dataset, TensorSplit, load_dataset
 from pipetransformer.errors import SpecError
 from pipetransformer.vote import Vote
 from pipetransformer_contract.spec import Data
@@ -79,6 +80,58 @@ def test_data_without_any_target_are_found_out(tmp_path: Path) -> None:
         train_on([-100, -100], tmp_path, max_skipped_steps=1)
 
 
-def test_a_vote_names_the_first_unit_that_is_not_finite() -> None:
-    assert Vote(weight=1.0, square_norms=[1.0, float("inf"), float("nan")]).first_non_finite_unit == 1
-    assert Vote(loss_sum=float("nan"), weight=1.0, square_norms=[1.0]).first_non_finite_unit is None
+@pytest.mark.parametrize(
+    ("square_norms", "expected"),
+    [
+        ([1.0, 1.0], None),
+        ([math.nan, math.inf, 1.0], 1),
+        ([math.nan, math.nan, math.nan], 2),
+        ([1.0, math.inf, 1.0], 1),  # of the weights alone
+        ([0.0, math.nan, 0.0, math.nan, 1.0], 3),  # the first is frozen, and a block has no parameters
+        ([0.0, math.nan, 1.0, math.nan], 1),  # the embedding's only weight is the head's, too
+    ],
+)
+def test_a_gradient_that_is_no_number_began_above_all_that_it_was_handed_down_to(
+    square_norms: list[float], expected: int | None
+) -> None:
+    assert Vote(weight=1.0, square_norms=square_norms).non_finite_unit == expected
+
+
+class Bad(nn.Linear):
+    """Divides by nothing, forward or, beside what it gives, only backward."""
+
+    def __init__(self, *, backward: bool) -> None:
+        super().__init__(4, 4)
+        self.backward = backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + (y * 0.0).sqrt() if self.backward else y / torch.zeros(())
+
+
+def bad_model(info: DataInfo, num_layers: int = 4, *, backward: bool) -> PipelineModel:
+    """The third block fails."""
+    blocks: list[nn.Module] = [nn.Linear(4, 4) for _ in range(num_layers)]
+    blocks[2] = Bad(backward=backward)
+    return PipelineModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), blocks, nn.Linear(4, 10), (4,))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("backward", "what"), [(False, "output"), (True, "gradient")])
+def test_the_place_where_a_step_began_to_be_no_number_is_named(
+    backward: bool, what: str, stages: int, tmp_path: Path
+) -> None:
+    model = {"name": "tests.unit.trainer.test_non_finite:bad_model", "numLayers": 4, "options": {"backward": backward}}
+    spec = make_spec(
+        MOMENTUM,
+        model=model,
+        training={"steps": 9, "globalBatchSize": 8, "maxSkippedSteps": 1},
+        pipeline={"stages": stages},
+    )
+    run = run_job(spec, [Scripted(stages, 1, range(stages))], tmp_path)
+
+    assert len(run.endings) == stages
+    for ending in run.endings.values():
+        assert f"2 steps in a row were not finite, 1 may be skipped; at step 1 it was the {what} of blocks.2" in ending
+    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert [event["place"] for event in events if event["kind"] == "StepSkipped"] == ["blocks.2"] * 2

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.partition import CASES, Shape, greedy, largest
 from pipetransformer.partition import (
     Cut,
     MemoryBound,
@@ -148,14 +149,25 @@ def test_stages_beyond_the_active_units_stay_empty() -> None:
     [
         (4, [4, 3, 2, 1]),
         (1, [1]),
-        (64, [64, 32, 16, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]),
-        (96, [96, 48, 24, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]),
+        (24, [24, 23, 22, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1]),
+        (64, [64, 63, 62, 60, 56, 48, 32, 23, 16, 11, 8, 6, 4, 3, 2, 1]),
+        (1024, [1024, 1023, 1022, 1020, 1016, 1008, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1]),
     ],
 )
-def test_offers_hold_the_halvings_and_then_the_shortest_pipelines(initial: int, expected: list[int]) -> None:
+def test_offers_hold_the_halvings_then_what_few_losses_leave_then_what_lies_between(
+    initial: int, expected: list[int]
+) -> None:
+    assert offered_stages(initial) == expected
+
+
+@given(initial=st.integers(1, 511), lost=st.integers(1, 60))
+def test_a_long_pipeline_that_loses_workers_keeps_most_of_the_others(initial: int, lost: int) -> None:
     offered = offered_stages(initial)
+    assert offered == sorted(set(offered), reverse=True) and offered[0] == initial
     assert len(offered) == min(initial, 16)
-    assert set(expected) <= set(offered)
+    if lost * 8 <= initial:
+        left = initial - lost
+        assert max(stages for stages in offered if stages <= left) >= left - lost
 
 
 def paper_offers(boundary: int) -> list[Offer]:
@@ -189,6 +201,14 @@ def test_an_offer_predicts_every_width_that_fits_and_what_never_fits_is_not_offe
         (1, [4, 5]),
     ]
     assert (found[-1].bytes_per_worker, found[-1].pause_seconds) == (100, 0.5)
+
+
+@pytest.mark.parametrize(("case", "percent"), list(zip(CASES, (12.7, 6.5, 9.1), strict=True)))
+def test_the_papers_greedy_makes_a_larger_largest_stage(case: tuple[Shape, int, int], percent: float) -> None:
+    shape, frozen, stages = case
+    sizes = shape.sizes(frozen)
+    worse = largest(sizes, greedy(sizes, stages)) / largest(sizes, partition(sizes, stages)) - 1
+    assert 100 * worse == pytest.approx(percent, abs=0.1)
 
 
 #: Twelve blocks of 1 s forward, 2 s backward and 10 bytes kept for a sample, between ends that cost nothing.

@@ -31,6 +31,20 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert result.steps == 8
 
 
+def test_the_time_between_two_runs_is_no_pause(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=3, global_batch_size=16))
+    marker = max((tmp_path / "checkpoint").glob("step-*/DONE.json"))
+    info = json.loads(marker.read_text())
+    info["state"]["round_ended_at"] -= 3600
+    marker.write_text(json.dumps(info))
+
+    run(tmp_path, checkpoint=checkpoint)
+
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [entry["pause_seconds"] < 60 for entry in summary["generations"]] == [True, True]
+
+
 def test_a_run_that_goes_on_numbers_its_generations_above_all_that_was_kept_or_noted(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {
         "checkpoint": Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1),

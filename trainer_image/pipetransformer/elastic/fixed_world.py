@@ -22,8 +22,8 @@ from pipetransformer_contract.messages import Generation, Member, Report, Resize
 from .groups import Store
 
 _JOB_UID = "fixed-world"
-#: A follower looks so often whether it was told to stop.
-_WAIT = datetime.timedelta(seconds=1)
+#: A follower looks so often: torch warns of each wait in its store that comes to nothing.
+_LOOK_SECONDS = 0.1
 #: What a rank needs to read how the run ended.
 _LEAVE = datetime.timedelta(seconds=10)
 _CLOSED = "closed"
@@ -95,12 +95,12 @@ class Follower:
                     return generation
             key = f"generation/{len(self._generations)}"
             try:
-                self._world.store.wait([key], _WAIT)
+                if not self._world.store.check([key]):
+                    self._stopped.wait(_LOOK_SECONDS)
+                    continue
+                content = self._world.store.get(key).decode()
             except dist.DistNetworkError as error:
                 raise RendezvousClosedError("rank 0 has gone") from error
-            except dist.DistStoreError:
-                continue
-            content = self._world.store.get(key).decode()
             if content == _CLOSED:
                 break
             self._generations.append(Generation.model_validate_json(content))

@@ -1,8 +1,10 @@
 """What the model can do now at each number of stages: the trainer's half of a choice of layout."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipetransformer_contract.messages import MAX_OFFERS, Offer, StepTime
 
@@ -20,12 +22,22 @@ class Prediction:
 
 
 def offered_stages(initial: int) -> list[int]:
-    """At most 16 numbers of stages, descending: the halvings of the initial one first, then the shortest pipelines."""
-    halvings = [initial]
-    while halvings[-1] % 2 == 0:
-        halvings.append(halvings[-1] // 2)
-    others = [stages for stages in range(1, initial + 1) if stages not in halvings]
-    return sorted([*halvings, *others][:MAX_OFFERS], reverse=True)
+    """At most 16 numbers of stages, descending.
+
+    First the halvings of the initial one, which the paper packs to; then what is left of it without 1, 2, 4, ...
+    workers, and a single stage; then lengths between those that differ most, by their ratio.
+    """
+    wanted = [initial]
+    while wanted[-1] % 2 == 0:
+        wanted.append(wanted[-1] // 2)
+    wanted += [initial - 2**power for power in range(initial.bit_length()) if 2**power < initial]
+    offered = sorted(list(dict.fromkeys([*wanted, 1]))[:MAX_OFFERS], reverse=True)
+    while len(offered) < min(initial, MAX_OFFERS):
+        longer, shorter = max(
+            (pair for pair in pairwise(offered) if pair[0] - pair[1] > 1), key=lambda pair: pair[0] / pair[1]
+        )
+        offered = sorted([*offered, round(math.sqrt(longer * shorter))], reverse=True)
+    return offered
 
 
 def make_offers(

@@ -18,26 +18,33 @@ class Batch:
         micro_batches: at least one.
         sample_ids: of all of them, padding included.
         length: what all samples are cut to, None for the length of the input.
+        training: whether a backward follows.
     """
 
-    def __init__(self, split: Split, name: str, step: int | None, micro_batches: Sequence[MicroBatch]) -> None:
+    def __init__(
+        self,
+        split: Split,
+        name: str,
+        step: int | None,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        forward_only: bool = False,
+    ) -> None:
         """
         Args:
             split: that the samples are of.
             name: of the split, `train` or `test`: cached activations belong to it.
             step: see above.
             micro_batches: see above.
+            forward_only: of a step, too.
         """
         self._split, self._name = split, name
         self.step = step
+        self.training = step is not None and not forward_only
         self.micro_batches = micro_batches
         self.sample_ids = sample_ids_of(micro_batches)
         self.length = micro_batches[0].length
         self._inputs: Tensor | None = None
-
-    @property
-    def training(self) -> bool:
-        return self.step is not None
 
     @property
     def micro_batch_size(self) -> int:

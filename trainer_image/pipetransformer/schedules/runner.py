@@ -106,10 +106,7 @@ class StageRunner:
         Returns:
             (metrics, 2) sums of numerators and denominators in float64; zero on all but the last stage.
         """
-        most = _EVALUATED_TOGETHER * self.spec.stages
-        parts = [
-            some[start : start + most] for some in _by_length(micro_batches) for start in range(0, len(some), most)
-        ]
+        parts = self._parts(micro_batches)
         modes = [unit.training for unit in self._module.units]
         self._module.eval()
         self._target.begin_scores(metrics)
@@ -119,6 +116,28 @@ class StageRunner:
         for unit, mode in zip(self._module.units, modes, strict=True):
             unit.train(mode)
         return self._target.take_scores()
+
+    def first_non_finite(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> int | None:
+        """The first unit of the stage, by its index in the model, that makes what is no number of one of these
+        micro-batches, as they trained at `step`. Forward only, a few at a time; leaves no trace."""
+        units, start = list(self._module.units), self.spec.span.start
+        finite = torch.ones(len(units), dtype=torch.bool, device=self.spec.device)
+
+        def note(number: int, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            finite[number] &= output.isfinite().all()
+            if number > 0:  # a cache may have given it
+                finite[number - 1] &= inputs[0].isfinite().all()
+
+        handles = [unit.register_forward_hook(partial(note, number)) for number, unit in enumerate(units)]
+        self._target.begin_scores(())
+        try:
+            with torch.no_grad():
+                for part in self._parts(micro_batches):
+                    self._run(Batch(split, "train", step, part, forward_only=True), lambda: ())
+        finally:
+            for handle in handles:
+                handle.remove()
+        return next((start + number for number, good in enumerate(finite.tolist()) if not good), None)
 
     def measure(self, micro_batch_size: int, split: Split) -> list[UnitCost]:
         """What each unit of the stage costs for a micro-batch of that many samples; leaves no trace in units or
@@ -139,6 +158,11 @@ class StageRunner:
             x = torch.randn(shape, generator=generator, dtype=spec.dtype, device=spec.device)
         units, finish = list(self._module.units), loss if spec.is_last else None
         return Probe(units, self._module.num_frozen, finish, batch.context(spec, ids), spec.device).measure(x)
+
+    def _parts(self, micro_batches: Sequence[MicroBatch]) -> list[Sequence[MicroBatch]]:
+        """Of one length each, and few enough to hold."""
+        most = _EVALUATED_TOGETHER * self.spec.stages
+        return [some[start : start + most] for some in _by_length(micro_batches) for start in range(0, len(some), most)]
 
     def _run(self, batch: Batch, following: Callable[[], Sequence[int]]) -> list[Tensor]:
         """Run the batch, before those samples; on the last stage the losses of its micro-batches."""
