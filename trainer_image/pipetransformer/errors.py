@@ -1,11 +1,17 @@
-"""What ends a job whoever trains it: the user's spec, model or storage is wrong. A worker exits with code 2.
+"""What ends a job whoever trains it: the user's spec, model or storage is wrong. A worker exits with code 2. And what
+ends this worker alone: its accelerator failed. It exits with code 1, and another may do better.
 
-A connection that breaks raises a `RuntimeError` or an `OSError` and is survived, and code of the user's may raise the
-same. So wherever such code runs, what it raises becomes an error of this module.
+A connection that breaks raises a `RuntimeError` or an `OSError` and is survived, and code of the user's, or a broken
+accelerator, may raise the same. So wherever such code runs, what it raises becomes an error of this module.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+import torch
+
+#: What CUDA calls an index out of bounds, or any other `assert` in a kernel, of the user's.
+_USERS_ASSERT = "device-side assert"
 
 
 class SpecError(ValueError):
@@ -48,18 +54,37 @@ class ModelError(RuntimeError):
     reason = "ModelFailed"
 
 
+class DeviceError(RuntimeError):
+    """The accelerator of this worker failed."""
+
+    reason = "DeviceFailed"
+
+
 class BrokenGroupError(RuntimeError):
     """A connection broke in the middle of what belongs to the model: gradients are summed while its backward runs."""
 
 
-def users_fault(error: BaseException) -> SpecError | ModelError | CallbackError | None:
-    """Whose error `error` is or comes from, where that is the user's: torch wraps what a stage of its raises."""
-    return next((cause for cause in _causes(error) if isinstance(cause, SpecError | ModelError | CallbackError)), None)
+#: What no other generation of this worker would survive.
+Fault = SpecError | ModelError | CallbackError | DeviceError
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """What `error` is or comes from, if that ends this worker: torch wraps what a stage of its raises. None where a
+    connection may have broken."""
+    causes = list(_causes(error))
+    if fault := _fault_among(causes):
+        return fault
+    failure = _device_failure(causes)
+    if failure is None:
+        return None
+    fault = _blame(failure, f"{type(failure).__name__}: {failure}")
+    fault.__cause__ = failure
+    return fault
 
 
 class RunningModel:
-    """A context in which whatever is raised becomes a `ModelError` that says `what` failed; but for a broken
-    connection, and for what already says whose fault it is."""
+    """A context in which whatever is raised becomes a `ModelError` that says `what` failed, or a `DeviceError`; but for
+    a broken connection, and for what already says whose fault it is."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -68,11 +93,12 @@ class RunningModel:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not isinstance(error, Exception) or users_fault(error):
+        if not isinstance(error, Exception):
             return
         *_, origin = causes = list(_causes(error))
-        if not any(isinstance(cause, BrokenGroupError) for cause in causes):
-            raise ModelError(f"{self._what} failed: {type(origin).__name__}: {origin}") from error
+        if not _fault_among(causes) and not any(isinstance(cause, BrokenGroupError) for cause in causes):
+            words = f"{self._what} failed: {type(origin).__name__}: {origin}"
+            raise _blame(_device_failure(causes), words) from error
 
 
 @contextmanager
@@ -93,6 +119,27 @@ def storing(where: str) -> Iterator[None]:
         yield
     except (OSError, StaleCheckpointError) as error:
         raise StorageError(f"{where}: {error}") from error
+
+
+def _blame(failure: torch.AcceleratorError | None, words: str) -> ModelError | DeviceError:
+    """Whose fault it is, given what the accelerator says."""
+    return ModelError(words) if failure is None or _USERS_ASSERT in str(failure) else DeviceError(words)
+
+
+def _device_failure(causes: Sequence[BaseException]) -> torch.AcceleratorError | None:
+    """What the accelerator failed with. Kernels fail after they were called, and libraries tell it in words of their
+    own; but all that is asked of CUDA from then on fails alike."""
+    found = next((cause for cause in causes if isinstance(cause, torch.AcceleratorError)), None)
+    if found is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        try:
+            torch.cuda.current_stream().query()  # waits for nothing
+        except torch.AcceleratorError as error:
+            return error
+    return found
+
+
+def _fault_among(causes: Sequence[BaseException]) -> Fault | None:
+    return next((cause for cause in causes if isinstance(cause, Fault)), None)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

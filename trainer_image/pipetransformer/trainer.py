@@ -32,7 +32,7 @@ from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.watchdog import ROUND, Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import users_fault
+from .errors import fault_of
 from .evaluation import evaluate, evaluation_due, rehearse
 from .final_model import gather_model, write_final_model
 from .freeze import PolicyCopy
@@ -158,6 +158,7 @@ class Trainer:
 
         Raises:
             ModelError: the model failed.
+            DeviceError: the accelerator failed.
             SpecError: the training diverged, or the freeze policy failed.
             StorageError: a checkpoint or the model cannot be written.
             CallbackError: a callback failed.
@@ -201,7 +202,7 @@ class Trainer:
             # No name here may refer to the member: its sockets, whose end tells the others, close with the last one.
             return self._regroup(in_group=False) if self._member is None else self._train(self._member)
         except (RuntimeError, OSError) as error:
-            if fault := users_fault(error):
+            if fault := fault_of(error):
                 raise fault from fault.__cause__
             if self._alone:  # nobody's connection could have broken
                 raise
@@ -301,7 +302,7 @@ class Trainer:
                 in_group=in_group,
             )
         except RegroupError as error:
-            if fault := users_fault(error):
+            if fault := fault_of(error):
                 raise fault from fault.__cause__
             logger.warning("%s", error)
             self._committer.in_doubt = error.in_doubt or self._committer.in_doubt

@@ -26,7 +26,7 @@ from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSend
 from .elastic.groups import Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, GenerationSource, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, SpecError, StorageError, WorkersDifferError
+from .errors import CallbackError, DeviceError, SpecError, StorageError, WorkersDifferError
 from .job import Job
 from .moments import Hooks
 from .monitoring import serve
@@ -37,6 +37,7 @@ from .trainer import Ending, Trainer
 
 logger = logging.getLogger(__name__)
 
+EXIT_WORKER = 1
 EXIT_SPEC = 2
 EXIT_STOPPED = 143
 #: For the report of the checkpoint that a worker leaves when it is told to stop.
@@ -119,8 +120,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     except SpecError as error:
         return _refuse(identity, error.reason, str(error))
     except StorageError as error:  # maybe here and now only: another worker may be able to
-        _refuse(identity, error.reason, str(error))
-        return WorkerEnd(1)
+        return _give_up(identity, error.reason, str(error))
 
     agent = OneGeneration.from_environment()
     stop = threading.Event()
@@ -186,6 +186,8 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
         trainer.fail(error.reason, message)
         return _refuse(identity, error.reason, message)
+    except DeviceError as error:
+        return _give_up(identity, error.reason, str(error))
     finally:
         heartbeats.stop()
         reports.stop()
@@ -201,9 +203,16 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
 
 
 def _refuse(identity: WorkerIdentity, reason: str, message: str) -> WorkerEnd:
+    """The job cannot be trained."""
+    _give_up(identity, reason, message)
+    return WorkerEnd(EXIT_SPEC)
+
+
+def _give_up(identity: WorkerIdentity, reason: str, message: str) -> WorkerEnd:
+    """Not by this worker."""
     logger.error("%s: %s", reason, message)
     _terminate(identity, "Failed", reason, message)
-    return WorkerEnd(EXIT_SPEC)
+    return WorkerEnd(EXIT_WORKER)
 
 
 def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str) -> None:

@@ -47,8 +47,8 @@ class Nodes:
         return news
 
     def doubt(self, nodes: Mapping[str, datetime]) -> None:
-        """Workers there fell silent, or were rejected: until the time given whoever waits for a word of these nodes
-        waits less, and no worker is sent there as long as another node will do."""
+        """Workers there fell silent, were rejected, or had an accelerator that failed: until the time given whoever
+        waits for a word of these nodes waits less, and no worker is sent there as long as another node will do."""
         for name, until in nodes.items():
             self._doubted[name] = max(until, self._doubted.get(name, until))
 

@@ -45,7 +45,7 @@ class Draft:
         min_available: as the plan's.
         spared_ids: of workers that are not wanted any more, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
-        refusing: nodes that refused workers which were to join.
+        unfit: nodes that refused workers which were to join, or whose accelerator failed.
     """
 
     def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
@@ -56,7 +56,7 @@ class Draft:
         self.expired = False
         self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
-        self.refusing: frozenset[str] = frozenset()
+        self.unfit: frozenset[str] = frozenset()
         self.min_available: int | None = None
         self.label_errors = label_errors(observed.labels, spec)
         self._events: list[PlanEvent] = []
@@ -349,7 +349,7 @@ class Draft:
     def _doubted(self) -> dict[str, datetime]:
         silent = {worker.node for name in self.suspects if (worker := self._by_name.get(name))}
         attempt = max(self.now, self.status.next_resize_time or self.now)
-        return dict.fromkeys(silent, self.now + DOUBT) | dict.fromkeys(self.refusing, attempt + DOUBT)
+        return dict.fromkeys(silent, self.now + DOUBT) | dict.fromkeys(self.unfit, attempt + DOUBT)
 
     def _missing(self) -> tuple[int, ...]:
         return tuple(key for key in self.joining_ids if self.name_of(key) not in self._by_name)

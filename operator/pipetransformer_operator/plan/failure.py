@@ -13,7 +13,7 @@ from pipetransformer_contract.messages import Member, ResizeReason
 from ..api.status import ConditionType, Reason, ResizePhase
 from . import layouts, start
 from .draft import Draft
-from .finish import says_left, says_succeeded, words
+from .finish import blames_device, says_left, says_succeeded, words
 from .prepare import back_off, cancel, enter, is_late, try_at_once, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker
@@ -85,7 +85,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     ended = [workers[key] for key in joiners if not workers[key].alive]
     failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
     disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
-    draft.refusing = frozenset(worker.node for worker in ended if worker.rejected)
+    gone = [workers[key] for key in why if key in workers]
+    draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
     if not starting and not members and preparing and (failed_joiners or disrupted):
         key = [*failed_joiners, *disrupted][0]
         cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")

@@ -12,6 +12,8 @@ from .types import Worker
 
 #: Exit code of a trainer that cannot do what its spec says.
 EXIT_USER_ERROR = 2
+#: What a trainer gives as the reason when its accelerator failed.
+DEVICE_FAILED = "DeviceFailed"
 #: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
 FINISH_GRACE = timedelta(seconds=30)
 #: Of one worker, among others.
@@ -76,6 +78,11 @@ def says_succeeded(worker: Worker | None) -> bool:
 def says_left(worker: Worker) -> bool:
     """Whether a worker exited because it was told to leave, although it is wanted again."""
     return worker.exit_code == 0 and _outcome(worker) == "Left"
+
+
+def blames_device(worker: Worker) -> bool:
+    """Whether a worker ended because its accelerator failed."""
+    return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
 
 
 def _refusal(draft: Draft) -> Worker | None:

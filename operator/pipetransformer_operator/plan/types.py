@@ -42,7 +42,7 @@ class Worker:
     did not take it at all (then `rejected`, too), which is no failure.
     `draining` says that its node takes no pods any more.
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
-    `node_doubted` says that other workers there fell silent lately, or were rejected.
+    `node_doubted` says that other workers there fell silent lately, were rejected, or had an accelerator that failed.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
@@ -201,7 +201,7 @@ class Plan:
         min_available: so many workers must stay when others take some away; None before the first layout, and once
             none of a job that has ended holds anything.
         doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet; and those that
-            rejected workers. The time is until when.
+            rejected workers, or whose accelerator failed. The time is until when.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 

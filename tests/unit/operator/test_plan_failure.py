@@ -65,6 +65,20 @@ def test_a_preempted_claim_takes_its_pipeline_along_and_is_not_claimed_again_at_
     assert world.status.failures == 0
 
 
+def test_a_worker_whose_accelerator_failed_is_replaced_on_another_node_if_there_is_one() -> None:
+    world = training()
+    world.change("digits-w2", node="node-b")
+    message = '{"outcome": "Failed", "reason": "DeviceFailed", "message": "loss failed: CUDA error: ECC"}'
+    world.end("digits-w2", exit_code=1, message=message)
+    assert set(world.turn().doubted) == {"node-b"}
+    world.settle()
+    assert (world.shape, world.status.failures, world.status.finished) == ((2, 1), 1, False)
+    world.commit()
+    world.leave()
+    world.warm_up()
+    assert world.shape == (2, 2)
+
+
 def test_drains_and_resizes_never_use_up_the_budget() -> None:
     world = World(make_job().stages(2).workers(4).set("runPolicy.backoffLimit", 0))
     world.start()

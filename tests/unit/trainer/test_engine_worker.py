@@ -16,6 +16,7 @@ from pipetransformer_contract.messages import Ready, Report
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 from tests import forked
+from tests.broken_device import WORDS
 from tests.forked import Forked
 from tests.ledger_checker import check
 from tests.stub_channel import StubChannel
@@ -280,6 +281,22 @@ def test_a_worker_whose_peer_died_says_so_holds_its_state_and_goes_as_soon_as_it
     workers.signal(0)
     assert workers.wait_for(0) == 143
     assert workers.termination(0)["reason"] == "Stopped"
+
+
+def test_a_worker_whose_accelerator_breaks_ends_alone_and_says_so(workers: Workers) -> None:
+    model = {"name": "tests.broken_device:make_model", "numLayers": 4}
+    workers.start(SPEC | {"model": model, "freeze": {"policy": "None"}})
+    channel = workers.channel
+
+    assert workers.wait_for(1) == 1
+    end = workers.termination(1)
+    assert (end["outcome"], end["reason"]) == ("Failed", "DeviceFailed")
+    assert end["message"] == f"forward of head failed: AcceleratorError: {WORDS}"
+    assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
+    assert channel.beats[-1].step > 0
+    assert channel.outcome is None, "another may train in its place"
+    channel.end()
+    assert workers.wait_for(0) == 0
 
 
 def test_a_worker_that_is_told_to_stop_in_a_round_that_then_breaks_does_not_wait_for_the_next_generation(

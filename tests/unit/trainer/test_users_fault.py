@@ -22,10 +22,22 @@ from pipetransformer import (
     PipelineModel,
     Training,
 )
-from pipetransformer.errors import CallbackError, ModelError, SpecError, StorageError
+from pipetransformer.errors import (
+    BrokenGroupError,
+    CallbackError,
+    DeviceError,
+    ModelError,
+    RunningModel,
+    SpecError,
+    StorageError,
+    fault_of,
+)
 from tests.unit.trainer.test_evaluation import positives, run
 
 pytestmark = pytest.mark.timeout(120)
+
+BROKEN = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+OUT_OF_BOUNDS = torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
 class Broken(Callback):
@@ -128,6 +140,15 @@ class NoWayBack(nn.Linear):
         return Backward.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
 
 
+class Fails(nn.Linear):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(8, 8)
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
 class Averaging(nn.Linear):
     def __init__(self) -> None:
         super().__init__(8, 8)
@@ -174,6 +195,8 @@ class Unreadable(TorchDataset[Any]):
         ),
         ({"model": around(Averaging())}, SpecError, r"spec\.model: blocks\.0\.mean changes in each forward"),
         ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
+        ({"model": around(Fails(OUT_OF_BOUNDS))}, ModelError, r"forward of blocks\.0 failed: .* device-side assert"),
+        ({"model": around(Fails(BROKEN))}, DeviceError, r"forward of blocks\.0 failed: AcceleratorError: CUDA .* ECC"),
         ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
         (
             {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
@@ -211,3 +234,39 @@ def test_a_model_that_cannot_be_saved_is_no_broken_connection(tmp_path: Path) ->
         pytest.raises(ModelError, match="cannot be saved: RuntimeError: tensors share memory"),
     ):
         run(tmp_path)
+
+
+def raised(error: Exception, cause: Exception | None = None) -> Exception:
+    """The error as it is caught where the cause was, too."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (RuntimeError("Connection closed by peer"), None),
+        (BROKEN, DeviceError),
+        (OUT_OF_BOUNDS, ModelError),
+        (raised(RuntimeError("of a schedule"), raised(BrokenGroupError("of a hook"), BROKEN)), DeviceError),
+        (raised(RuntimeError("of a schedule"), SpecError("spec.model", "no")), SpecError),
+    ],
+)
+def test_what_ends_a_worker_is_told_from_a_broken_connection(error: Exception, fault: type[Exception] | None) -> None:
+    found = fault_of(error)
+    assert found is None if fault is None else type(found) is fault
+
+
+@pytest.mark.parametrize(("sticky", "kind"), [(BROKEN, DeviceError), (OUT_OF_BOUNDS, ModelError), (None, ModelError)])
+def test_whom_a_library_blames_for_a_broken_accelerator_is_asked_of_cuda(
+    sticky: Exception | None, kind: type[Exception]
+) -> None:
+    """As CUDA does that has failed once; not tried on an accelerator."""
+    stream = mock.Mock(query=mock.Mock(return_value=False, side_effect=sticky))
+    with (
+        mock.patch("torch.cuda.is_initialized", return_value=True),
+        mock.patch("torch.cuda.current_stream", return_value=stream),
+        pytest.raises(kind, match="loss failed: RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"),
+        RunningModel("loss"),
+    ):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelError
+from ..errors import RunningModel
 from ..models import MicroBatchContext, run_unit, set_micro_batch
 from ..partition import UnitCost
 
@@ -45,13 +45,10 @@ class Probe:
             ModelError: a unit failed.
         """
         saved = [_SavedBytes(unit) for unit in self.units]
-        try:
-            with self._without_trace():
-                self._pass(x, to_input=True, saved=saved)
-                passes = [self._pass(x, to_input=True) for _ in range(_REPEATS)]
-                first = self._pass(x, to_input=False)
-        except Exception as error:
-            raise ModelError(f"measuring failed: {type(error).__name__}: {error}") from error
+        with RunningModel("measuring"), self._without_trace():
+            self._pass(x, to_input=True, saved=saved)
+            passes = [self._pass(x, to_input=True) for _ in range(_REPEATS)]
+            first = self._pass(x, to_input=False)
         forward, backward = (
             [statistics.median(times) for times in zip(*laps, strict=True)] for laps in zip(*passes, strict=True)
         )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..cache import FrozenPrefix
-from ..errors import BrokenGroupError, ModelError, SpecError
+from ..errors import BrokenGroupError, RunningModel, SpecError
 from ..models import MicroBatchContext, run_unit, set_micro_batch
 from .choice import ScheduleClass
 
@@ -102,10 +102,9 @@ class StageModule(nn.Module):
                         _check_embedding(output, *self.activation)
                     _check_buffers(self.names[number], unit, buffers)
                 x = output
-        except SpecError:
-            raise
-        except Exception as error:
-            raise ModelError(f"forward of {self.names[number]} failed: {type(error).__name__}: {error}") from error
+        except Exception:
+            with RunningModel(f"forward of {self.names[number]}"):
+                raise
         # Shapes are static; an evaluation may leave buffers alone that training changes.
         self.checked = torch.is_grad_enabled()
         return x

@@ -50,14 +50,10 @@ class Target:
     def score(self, output: Tensor, rows: Tensor | slice) -> Tensor:
         """Count these rows; what a schedule takes for their loss."""
         labels, weights = self._labels[rows], self._sample_weights[rows]
-        try:
-            for index, metric in enumerate(self._metrics):
+        for index, metric in enumerate(self._metrics):
+            with RunningModel(f"metric {name_of(metric)}"):
                 parts = _scalars(name_of(metric), metric(output, labels, weights), output.device)
                 self._scores[index] += torch.stack([part.double() for part in parts]).cpu()
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(f"metric {name_of(metric)} failed: {type(error).__name__}: {error}") from error
         return output.new_zeros(())
 
     def take_scores(self) -> Tensor:
