@@ -4,10 +4,11 @@ A report is the whole state of the job as its leader knows it. It is sent again 
 (`layout_generation`, `step`), so a replay is harmless and a lost one costs nothing.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .wire import Wire
 
@@ -19,6 +20,12 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _check_distinct(keys: Sequence[int], name: str) -> None:
+    """Refuses a key that is there twice: it is an error here, and not only once the status is to be written."""
+    if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
+        raise ValueError(f"more than one has {name} {twice[0]}")
 
 
 class Member(Wire):
@@ -38,7 +45,7 @@ class ResizeReason(StrEnum):
     DEEPEN = "Deepen"  #: more stages on no more workers, because blocks train again
     RELEASE = "Release"  #: fewer workers, because the model no longer needs them
     CLAIM = "Claim"  #: more workers
-    FAILURE = "Failure"  #: a member was lost
+    FAILURE = "Failure"  #: a member was lost, or members that live lost each other
     DRAIN = "Drain"  #: a member was taken away: preempted, evicted, drained or deleted
     SPEC = "Spec"  #: the user changed elasticPolicy
     BALANCE = "Balance"  #: the same layout, its stages cut anew
@@ -77,8 +84,16 @@ class Generation(Wire):
 class Ready(Wire):
     """A worker that could join: where its store listens, and what it runs."""
 
-    address: Name
+    address: Name = Field(description="host:port of its store.")
     versions: dict[Name, Annotated[str, Field(max_length=253)]] = Field(default_factory=dict, max_length=16)
+
+    @field_validator("address")
+    @classmethod
+    def _has_a_port(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+            raise ValueError(f"{address!r} is not HOST:PORT, such as 10.0.0.7:29500")
+        return address
 
 
 class StepTime(Wire):
@@ -98,6 +113,12 @@ class Offer(Wire):
     step_seconds: list[StepTime] = Field(default_factory=list, max_length=64, description="By width.")
     bytes_per_worker: Count = Field(description="Largest stage's share of memory.")
     pause_seconds: Seconds = Field(default=0.0, description="Expected cost of moving there.")
+
+    @field_validator("step_seconds")
+    @classmethod
+    def _widths_differ(cls, times: list[StepTime]) -> list[StepTime]:
+        _check_distinct([time.pipelines for time in times], "pipelines")
+        return times
 
 
 class DurableCheckpoint(Wire):
@@ -147,6 +168,12 @@ class Report(Wire):
         default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$", description="Of a failure, in one word."
     )
     message: str = Field(default="", max_length=MAX_MESSAGE, description="Of a failure.")
+
+    @field_validator("offers")
+    @classmethod
+    def _lengths_differ(cls, offers: list[Offer]) -> list[Offer]:
+        _check_distinct([offer.stages for offer in offers], "stages")
+        return offers
 
     def newer_than(self, other: "Report | None") -> bool:
         """Whether this report says more than `other` does (a replay does not)."""

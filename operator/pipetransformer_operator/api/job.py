@@ -76,7 +76,8 @@ class RunPolicy(SpecModel):
     """What the operator does about failures, delays and the end."""
 
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
-        default=3, description="Lost workers before the job fails."
+        default=3,
+        description="Failures before the job fails: lost workers, and generations in a row in which no step is made.",
     )
     stall_timeout_seconds: Positive | None = Field(
         default=None, description="Without a step for so long: condition Stalled."

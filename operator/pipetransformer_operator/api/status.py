@@ -33,9 +33,9 @@ class ConditionType(StrEnum):
     """What conditions are about."""
 
     ADMITTED = "Admitted"  #: the job may have workers
-    RUNNING = "Running"  #: a generation is published and its members train
+    RUNNING = "Running"  #: a generation was confirmed, and its members train
     RESIZING = "Resizing"  #: another layout is being prepared or committed
-    STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`
+    STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`, or generation after generation breaks
     SUSPENDED = "Suspended"  #: `spec.suspend` is true
     COMPLETE = "Complete"  #: the model is trained and durable
     FAILED = "Failed"  #: it will not be tried again
@@ -73,6 +73,7 @@ class Reason(StrEnum):
     PROGRESSING = "Progressing"
     NO_PROGRESS = "NoProgress"
     NOT_HEARD = "NotHeard"  #: no member reaches the operator
+    GROUP_BROKEN = "GroupBroken"  #: all members live, and they lost their connections; of Running, too
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
     RESUMED = "Resumed"
@@ -93,7 +94,6 @@ class Reason(StrEnum):
     WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; they are replaced first
     WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
     SHARE_CHANGED = "ShareChanged"
-    GROUP_BROKEN = "GroupBroken"  #: all members live, and they lost their connections
     GPUS_RELEASED = "GPUsReleased"
 
 
@@ -153,6 +153,9 @@ class PublishedPlan(Wire):
     boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
     confirmed_generation: Count = Field(default=0, description="Newest generation that the leader reported committed.")
     published_time: datetime | None = Field(default=None, description="When it was published.")
+    broken_before: Count = Field(
+        default=0, description="Generations in a row before it in which no step was made, although all members live."
+    )
 
     @property
     def layout(self) -> Layout:

@@ -134,6 +134,9 @@ class Channel:
                 f"layoutGeneration: {report.layout_generation} was never published,"
                 f" the newest is {board.layout_generation}",
             )
+        if report.boundary > report.num_layers:
+            text = f"boundary: {report.boundary} of {report.num_layers} blocks cannot be frozen"
+            raise RefusedError(Refusal.DOES_NOT_FIT, text)
         try:
             await board.put_report(reporter, report, timeout=DURABLE_SECONDS)
         except NotYetDurable as error:
@@ -218,6 +221,7 @@ async def _body(request: web.Request, kind: type[Message]) -> Message:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        message = f"{field}: {first['msg']}" if field else first["msg"]
+        words = first["msg"].removeprefix("Value error, ")
+        message = f"{field}: {words}" if field else words
         wrong = Refusal.NO_JSON if first["type"] == "json_invalid" else Refusal.DOES_NOT_FIT
         raise RefusedError(wrong, message) from error

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ..api import PipeTrainingJob
@@ -147,14 +147,16 @@ class JobLoop:
             return None
         arrived = self.board.arrived
         observed = self.observe(job)
-        started = time.perf_counter()
-        decided = plan(job.spec, observed, self._clock())
-        seconds = time.perf_counter() - started
-        words_wait = self._words_wait(job, decided)
-        if decided.status != job.status and not words_wait:
-            await self._store.write_status(job, decided.status)
-            self._written = asyncio.get_running_loop().time()
-        self._recorder.decided(job, observed, decided, seconds)
+        try:
+            decided, words_wait = await self._decide(job, observed)
+        except Refused as error:
+            report = observed.report
+            if report is None:
+                raise
+            what = f"step {report.step} in generation {report.layout_generation}"
+            logger.warning("%s: the status is written without the leader's report of %s: %s", self.key, what, error)
+            arrived = 0  # its sender is not told that it is durable, and sends the next
+            decided, words_wait = await self._decide(job, replace(observed, report=None))
         await self.board.show(
             decided.status.plan,
             job_uid=job.metadata.uid,
@@ -163,6 +165,23 @@ class JobLoop:
         await self.board.settle(arrived)
         await self._apply(job, decided)
         return min(filter(None, (words_wait, decided.requeue_after)), default=None)
+
+    async def _decide(self, job: PipeTrainingJob, observed: Observed) -> tuple[Plan, float]:
+        """The plan, its status written; and the seconds for which that may wait.
+
+        Raises:
+            Conflict: the job changed meanwhile.
+            Unavailable: it was not written.
+        """
+        started = time.perf_counter()
+        decided = plan(job.spec, observed, self._clock())
+        seconds = time.perf_counter() - started
+        words_wait = self._words_wait(job, decided)
+        if decided.status != job.status and not words_wait:
+            await self._store.write_status(job, decided.status)
+            self._written = asyncio.get_running_loop().time()
+        self._recorder.decided(job, observed, decided, seconds)
+        return decided, words_wait
 
     def _words_wait(self, job: PipeTrainingJob, decided: Plan) -> float:
         """Seconds for which the new status may wait: while a job starts, its words change with every pod."""

@@ -2,7 +2,8 @@
 
 Workers say with each heartbeat what they have committed and whether they wait for a newer generation: then their group
 broke, or never met. When all of them live, another generation follows: with the same layout if anyone has committed
-this one, else with the layout before it, and the attempt is slept over.
+this one, else with the layout before it, and the attempt is slept over. Where each breaks without a step the job says
+so, and in the end it fails: they cannot reach each other, or each of them fails alike.
 """
 
 from datetime import datetime, timedelta
@@ -12,11 +13,14 @@ from pipetransformer_contract.messages import Member, ResizeReason
 from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
 from . import layouts
 from .draft import Draft
+from .failure import count
 from .prepare import back_off
 from .types import EventType
 
-#: Between generations that nobody commits, at most; from two seconds on, doubled each time.
+#: Between generations in which no step is made, at most; from two seconds on, doubled each time.
 LONGEST_PAUSE_SECONDS = 300
+#: So many in a row, in two minutes at least, are a failure of the job, and so is each that follows: networks come back.
+BROKEN_IN_A_ROW = 6
 #: Generations that have no layout to go back to.
 _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
@@ -30,22 +34,23 @@ def under_way(draft: Draft) -> bool:
         _mend(draft, plan, since)
     elif not plan.confirmed:
         _check_deadline(draft, plan)
-    return draft.status.plan is not plan or not plan.confirmed
+    return draft.status.finished or draft.status.plan is not plan or not plan.confirmed
 
 
 def _mend(draft: Draft, plan: PublishedPlan, since: datetime) -> None:
     if not all(_is_outside(draft, plan, member, since) for member in draft.state_holders):
         return  # the others notice soon, or are lost
-    due = since
-    if not plan.confirmed and plan.published_time:
-        attempts = plan.layout_generation - plan.confirmed_generation
-        pause = timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**attempts))
-        due = max(due, plan.published_time + pause)
+    due, broken = since, plan.broken_before + 1
+    if (broken > 1 or not plan.confirmed) and plan.published_time:
+        due = max(due, plan.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
     if draft.now < due:
         draft.wake_at(due)
     elif plan.confirmed or plan.reason in _FINAL or _committed_by_some(draft, plan):
         draft.tell(Reason.GROUP_BROKEN, f"Generation {plan.layout_generation} lost its connections", EventType.WARNING)
-        draft.publish(plan.layout, [*plan.members, *plan.leavers], ResizeReason.FAILURE)
+        if broken >= BROKEN_IN_A_ROW:
+            count(draft, f"{broken} generations in a row broke although all members live")
+        if not draft.status.finished:
+            draft.publish(plan.layout, [*plan.members, *plan.leavers], ResizeReason.FAILURE, broken)
     else:
         _go_back(draft, plan, "its members could not meet, or could not move their state")
 

@@ -17,7 +17,7 @@ from . import quota
 from .draft import Draft
 from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
-from .stall import hears_nobody, stall_time
+from .stall import hears_nobody, stall_time, why_broken
 from .types import EventType, Queue
 
 _STATES = (
@@ -119,6 +119,11 @@ def _running(draft: Draft) -> None:
     elif _recovering(draft, plan):
         message = "too few workers are left for any layout; they hold their state until replacements are ready: "
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft)[1])
+    elif broken := why_broken(draft):
+        draft.set_condition(ConditionType.RUNNING, False, Reason.GROUP_BROKEN, broken)
+    elif not plan.confirmed_generation:
+        message = f"generation {plan.layout_generation} is published: its members meet, and read what they go on from"
+        draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
         message = f"generation {plan.layout_generation}: {_size(plan)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
@@ -187,7 +192,9 @@ def _stalled(draft: Draft) -> None:
     report, stall, before = draft.status.last_report, stall_time(draft), draft.status.condition(ConditionType.STALLED)
     stood = draft.status.is_true(ConditionType.STALLED)
     silent = hears_nobody(draft)
-    if stall is None or report is None:
+    if broken := why_broken(draft):
+        draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
+    elif stall is None or report is None:
         if silent:
             _not_heard(draft)
         elif before is not None:

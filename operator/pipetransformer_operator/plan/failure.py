@@ -98,7 +98,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     described = ", ".join(f"{wanted[key]} ({why[key]})" for key in sorted(why))
     counts = bool(failed or (starting and failed_joiners))
     if counts:
-        _count(draft, described)
+        draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
+        count(draft, described)
     elif members or stranded:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
     if starting and not draft.status.finished:
@@ -132,10 +133,10 @@ def _is_excused(worker: Worker | None) -> bool:
     return worker is None or worker.disrupted or worker.terminating or says_left(worker)
 
 
-def _count(draft: Draft, described: str) -> None:
+def count(draft: Draft, described: str) -> None:
+    """Counts a failure of the job against its budget; past it the job ends."""
     failures, limit = draft.status.failures + 1, draft.spec.run_policy.backoff_limit
     draft.update(failures=failures)
-    draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
     if failures > limit:
         draft.fail(
             Reason.BACKOFF_LIMIT_EXCEEDED,

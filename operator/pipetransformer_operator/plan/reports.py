@@ -19,7 +19,9 @@ def fold(draft: Draft) -> None:
         return
     if report.layout_generation > draft.status.layout_generation or not report.newer_than(last):
         return
-    if last is not None and not _decides(report, last):
+    plan, stepped = draft.status.plan, report.step > (last.step if last else 0)
+    mended = plan is not None and plan.broken_before > 0 and stepped
+    if last is not None and not mended and not _decides(report, last):
         due = last.time + _interval(draft)
         if draft.now < due:
             draft.wake_at(due)
@@ -31,6 +33,8 @@ def fold(draft: Draft) -> None:
         checkpoint=checkpoint,
         num_shards=(checkpoint.num_shards if checkpoint else None) or draft.status.num_shards,
     )
+    if plan is not None and mended:
+        draft.update(plan=plan.model_copy(update={"broken_before": 0}))
     before = last.boundary if last else 0
     if report.boundary != before:
         draft.tell(

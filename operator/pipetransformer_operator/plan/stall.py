@@ -17,6 +17,8 @@ from .draft import SILENCE, Draft
 NAMED_SILENCE = timedelta(seconds=10)
 #: Reports of progress that must be overdue, where many jobs share one operator, and each reports rarely.
 REPORTS_AWAITED = 3
+#: So many generations in a row may break before it is said: the network was away for a moment.
+BROKEN_ALLOWED = 1
 #: Somebody else says something within so long, if anybody does.
 NEXT_WORD = timedelta(seconds=1)
 
@@ -34,6 +36,18 @@ def is_stalled(draft: Draft) -> bool:
     """Whether the job makes no steps."""
     stall = stall_time(draft)
     return stall is not None and draft.now >= stall
+
+
+def why_broken(draft: Draft) -> str:
+    """Why a job whose members all live makes no steps, if one generation after the other breaks; else empty."""
+    plan, report = draft.status.plan, draft.status.last_report
+    if plan is None or plan.broken_before <= BROKEN_ALLOWED or not all(map(draft.alive, plan.members)):
+        return ""
+    return (
+        f"no step was made since step {report.step if report else 0}: {plan.broken_before} generations in a row broke,"
+        " and all members live; either they do not reach each other or each fails alike, their logs say which; what"
+        " lasts for minutes counts against spec.runPolicy.backoffLimit"
+    )
 
 
 def _is_awaited(draft: Draft) -> bool:

@@ -46,6 +46,8 @@ BURST = 5
 READY = {"address": "10.0.0.1:1"}
 BEAT = {"layoutGeneration": 1, "step": 1}
 DEEP = b'{"address": ' + b"[" * 30000 + b"]" * 30000 + b"}"
+OFFER = {"stages": 2, "bytesPerWorker": 1}
+WIDTHS = [{"pipelines": 1, "seconds": 0.1}, {"pipelines": 2, "seconds": 0.1}, {"pipelines": 1, "seconds": 0.2}]
 OTHER = headers() | {"X-Pipetransformer-Worker": "digits-w1"}
 ROWS = [
     Row(Refusal.NO_TOKEN, "a bearer token is needed", given={}, body=READY),
@@ -72,6 +74,23 @@ ROWS = [
     Row(Refusal.DOES_NOT_FIT, "step", path="/v1/report", body=report() | {"step": -1}),
     Row(Refusal.DOES_NOT_FIT, "loss", path="/v1/report", body=report() | {"loss": "NaN"}),
     Row(Refusal.DOES_NOT_FIT, "offers", path="/v1/report", body=report() | {"offers": [{}] * 17}),
+    Row(
+        Refusal.DOES_NOT_FIT,
+        "offers: more than one has stages 2",
+        path="/v1/report",
+        body=report() | {"offers": [OFFER, OFFER]},
+    ),
+    Row(
+        Refusal.DOES_NOT_FIT,
+        "offers.0.stepSeconds: more than one has pipelines 1",
+        path="/v1/report",
+        body=report() | {"offers": [OFFER | {"stepSeconds": WIDTHS}]},
+    ),
+    Row(Refusal.DOES_NOT_FIT, "boundary: 20 of 12", path="/v1/report", body=report() | {"boundary": 20}),
+    *(
+        Row(Refusal.DOES_NOT_FIT, f"address: '{address}' is not HOST:PORT", body={"address": address})
+        for address in ("10.0.0.1", "10.0.0.1:", ":29500", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:http")
+    ),
     Row(Refusal.TOO_MANY, "asks too often", body=READY, times=BURST + 1),
     Row(Refusal.TOO_MANY, "bad tokens", given=headers("nonsense"), body=READY, times=BURST + 1),
     Row(Refusal.CANNOT_TELL, "the API server is away", given=headers("unseen"), body=READY),

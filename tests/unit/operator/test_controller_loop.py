@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipetransformer_contract.messages import Heartbeat, Ready
+from pipetransformer_contract.messages import Heartbeat, Ready, Report
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.api.status import Condition, ConditionStatus, ConditionType, Reason
 from pipetransformer_operator.channel import pulse
-from pipetransformer_operator.channel.board import Ended, Reporter
+from pipetransformer_operator.channel.board import Ended, NotYetDurable, Reporter
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop, Pace
 from pipetransformer_operator.controller.manager import Controller
@@ -177,6 +177,53 @@ async def test_a_job_that_takes_the_name_of_a_deleted_one_finds_nothing_of_what_
 
     assert controller.boards[KEY] is not old and not controller.boards[KEY].ready
     await controller.stop()
+
+
+class Particular(Cluster):
+    """Takes no status with a report of that step, as an API server whose bounds are not known here."""
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        if status.last_report is not None and status.last_report.step == 7:
+            raise Refused("422 status.lastReport: Duplicate value")
+        await super().write_status(job, status)
+
+
+async def test_a_report_that_no_status_can_hold_is_left_out_and_holds_up_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = make_job().stages(1).workers(2).job()
+    cluster = Particular(4, job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "job"})}))
+    loop = make_loop(cluster)
+    workers = [Reporter(f"digits-w{number}", f"uid-digits-w{number}") for number in range(2)]
+
+    async def turn() -> None:
+        await loop.turn(cluster.jobs[KEY])
+
+    async def report(step: int) -> asyncio.Task[None]:
+        said = Report(job_uid="job", layout_generation=1, step=step, boundary=0, num_layers=2, bytes_budget=1)
+        sending = asyncio.create_task(loop.board.put_report(workers[0], said, timeout=0.05))
+        await asyncio.sleep(0)
+        return sending
+
+    await turn()
+    await turn()
+    for worker in workers:
+        loop.board.put_ready(worker, Ready(address="10.0.0.1:1"))
+    await turn()
+    refused = await report(7)
+    cluster.workers["digits"].pop()
+
+    await turn()
+
+    assert cluster.status("digits").worker_ids != [0, 1], "the lost one is replaced"
+    assert "without the leader's report of step 7 in generation 1: 422" in caplog.text
+    with pytest.raises(NotYetDurable):
+        await refused
+    taken = await report(8)
+    await turn()
+    await taken
+    last = cluster.status("digits").last_report
+    assert last is not None and last.step == 8
 
 
 class Failing(Cluster):

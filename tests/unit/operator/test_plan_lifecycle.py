@@ -363,7 +363,7 @@ def test_the_deadlines_time_begins_anew_when_a_job_is_resumed() -> None:
     world.builder.suspended(False)
     world.settle()
     world.warm_up()
-    assert world.state() == State.RUNNING
+    assert world.state() == State.STARTING
     world.wait(101)
     world.settle()
     assert world.condition(ConditionType.FAILED).reason == "DeadlineExceeded"

@@ -4,6 +4,8 @@ After each turn `check` compares what was and what is; an operator that dies bet
 half executed. In the end the world is put right, and the job has to come to rest in a layout that it should have.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Share, State
 from pipetransformer_operator.plan import Plan, Worker, WorkerPhase
+from pipetransformer_operator.plan.commit import BROKEN_IN_A_ROW
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import QUEUE, FakeQueue
 from tests.unit.operator.world import LAYERS, World
@@ -30,6 +33,11 @@ class Checked(World):
     def __init__(self, builder: JobBuilder) -> None:
         super().__init__(builder)
         self.real_failures = 0
+        self.breaks = 0
+
+    def commit(self, *args: Any, **kwargs: Any) -> None:
+        self.breaks = 0
+        super().commit(*args, **kwargs)
 
     def turn(self, *, executed: bool = True) -> Plan:
         before, workers = self.status, dict(self.workers)
@@ -197,7 +205,9 @@ class Life(RuleBasedStateMachine):
         names = [m.name for m in (*plan.members, *plan.leavers)] if plan else []
         living = [name for name in names if name in self.world.workers and self.world.workers[name].alive]
         if living:
-            self.world.real_failures += not everyone  # the others may never come: they hang
+            self.world.breaks += 1
+            cannot_meet = self.world.breaks >= BROKEN_IN_A_ROW
+            self.world.real_failures += cannot_meet or not everyone  # the others may never come: they hang
             self.world.break_group(living if everyone else [living[number % len(living)]])
 
     # -- what the cluster does

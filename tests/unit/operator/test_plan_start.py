@@ -36,6 +36,8 @@ def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
     assert world.shape == (4, 1)
     assert world.plan.leader == "digits-w0"
     assert [member.name for member in world.plan.members] == [f"digits-w{i}" for i in range(4)]
+    assert world.state() == State.STARTING, "they meet first"
+    world.commit()
     assert world.state() == State.RUNNING
 
 

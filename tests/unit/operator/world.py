@@ -166,6 +166,7 @@ class World:
         offered: list[Offer] | None = None,
         step_seconds: float | None = None,
         num_shards: int | None = None,
+        steps: int = 10,
     ) -> None:
         """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed.
 
@@ -174,7 +175,7 @@ class World:
         last = self.report
         boundary = boundary if boundary is not None else (last.boundary if last else 0)
         durable = last.checkpoint if last else None
-        step = last.step + 10 if last else 1
+        step = last.step + steps if last else 1
         since = last.boundary_step if last and last.boundary == boundary else step if boundary else 0
         if checkpoint is not None:
             stale = checkpoint < boundary
