@@ -96,6 +96,12 @@ class Data(SpecModel):
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the function that loads the data."
     )
+    loader_processes: Annotated[int, Field(ge=0, le=256)] = Field(
+        default=0,
+        description="Processes of each worker that read the samples of its next steps while one is trained, for data "
+        "that are decoded or tokenized as they are read. Each takes a CPU and has a copy of the dataset object; none "
+        "uses /dev/shm. 0 reads samples in the step.",
+    )
     rules = (
         Rule(
             f"self.name in ['digits', 'text', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",

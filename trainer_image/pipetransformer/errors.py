@@ -7,6 +7,7 @@ accelerator, may raise the same. So wherever such code runs, what it raises beco
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -26,6 +27,10 @@ class SpecError(ValueError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From a process that reads samples: what `__init__` takes is not what an exception keeps."""
+        return SpecError.__new__, (SpecError, *self.args), self.__dict__
 
 
 class CallbackError(RuntimeError):

@@ -34,6 +34,7 @@ from pipetransformer_contract.wire import Env
 
 from .callbacks import Callback
 from .checks import check_rules
+from .data import importing_main
 from .fixed_run import run_fixed
 from .freeze import FreezePolicy
 from .metrics import Metric
@@ -69,6 +70,7 @@ def train(
     *,
     model: Model | ModelFunction,
     data: Data | OwnData,
+    loader_processes: int = 0,
     training: Training,
     freeze: Freeze | FreezePolicy | None = None,
     pipeline: Pipeline | None = None,
@@ -86,6 +88,7 @@ def train(
         model: a `Model` of ours, or a function without arguments that builds yours: a `PipelineModel`, or a list of
             modules (embedding, blocks, head). Every process calls it with `training.seed` set.
         data: `Data` of ours, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target).
+        loader_processes: of each worker, that read samples ahead; as `Data` says it.
         training: how long, and how; in a pod the manifest's, as `freeze`, `pipeline`, `cache`, `evaluation` and
             `checkpoint` are.
         freeze: a `Freeze` of ours or a policy of yours; the paper's schedule by default.
@@ -106,6 +109,8 @@ def train(
         SystemExit: this process was told to stop, or it is a worker of the operator whose part has ended otherwise than
             with the finished model.
     """
+    if importing_main():
+        raise RuntimeError("processes that read samples import this program: train under `if __name__ == '__main__':`")
     parts = Parts(
         model=None if isinstance(model, Model) else model,
         data=None if isinstance(data, Data) else data,
@@ -116,7 +121,7 @@ def train(
     )
     spec = TrainerSpec(
         model=Model(name=SCRIPT) if parts.model is not None else model,
-        data=Data(name=SCRIPT) if parts.data is not None else data,
+        data=_data(data, loader_processes),
         training=training,
         freeze=Freeze(policy=FreezePolicyName.SCRIPT) if parts.freeze is not None else freeze or Freeze(),
         pipeline=(pipeline or Pipeline()).model_copy(update={"schedule": ScheduleName.SCRIPT} if schedule else {}),
@@ -131,6 +136,11 @@ def train(
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)
     return _result(control, Path(run_dir))
+
+
+def _data(data: Data | OwnData, loader_processes: int) -> Data:
+    said = data if isinstance(data, Data) else Data(name=SCRIPT)
+    return said.model_copy(update={"loader_processes": loader_processes}) if loader_processes else said
 
 
 def _absolute(location: str) -> str:

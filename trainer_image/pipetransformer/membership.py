@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from .cache import ActivationCache
 from .committing import Committer
+from .data import Readers
 from .elastic.groups import GenerationGroups, Store, drop_group
 from .elastic.phases import Phases
 from .job import Job
@@ -58,6 +59,7 @@ class Membership:
         state: WorkerState,
         committer: Committer,
         activations: ActivationCache | None,
+        readers: Readers | None,
         device: torch.device,
     ) -> None:
         """Make what depends on the present boundary: the runner, the optimizer, the reduction of gradients.
@@ -67,6 +69,7 @@ class Membership:
             state: that trains.
             committer: of the worker, which has the optimizer.
             activations: the worker's cache.
+            readers: of its samples.
             device: of training.
         """
         layout = self.layout
@@ -84,7 +87,9 @@ class Membership:
             recompute=job.spec.training.activation_checkpointing,
         )
         units = [state.units[index] for index in layout.span]
-        self.runner = StageRunner(spec, job.model, units, activations, lambda step: job.training_samples(step, layout))
+        self.runner = StageRunner(
+            spec, job.model, units, activations, lambda step: job.training_samples(step, layout), readers
+        )
         if self.reducer is not None:
             self.reducer.close()
         self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)

@@ -5,6 +5,7 @@ rounds, decided alike on all workers from the vote. When the group breaks, the w
 group and waits for the next generation.
 """
 
+import contextlib
 import gc
 import logging
 import time
@@ -22,7 +23,7 @@ from .best import load_best
 from .caching import WorkerCache
 from .callbacks import Teller
 from .committing import Committer
-from .data import digest
+from .data import Readers, digest
 from .decisions import check_progress, is_done, move_boundary
 from .durable import Checkpointer
 from .elastic.barrier import Barrier
@@ -90,6 +91,7 @@ class Trainer:
         self._cache = WorkerCache(job, worker, run_dir, self.meter)
         self._checkpointer = Checkpointer(job)
         self._policy = PolicyCopy(job.policy, {})
+        self._readers = Readers.of(job.dataset, job.spec.data.loader_processes)
         self._data = digest(job.dataset, job.order.num_shards)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
@@ -163,6 +165,10 @@ class Trainer:
             StorageError: a checkpoint or the model cannot be written.
             CallbackError: a callback failed.
         """
+        with contextlib.nullcontext() if self._readers is None else self._readers:
+            return self._live()
+
+    def _live(self) -> Ending:
         gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
         warm_up(self._job, self._transport.device, self._reserve)
         self._watchdog.start()
@@ -403,7 +409,8 @@ class Trainer:
         self._hooks.broke()
 
     def _equip(self, member: Membership) -> None:
-        member.equip(self._job, self._state, self._committer, self._cache.activations, self._transport.device)
+        device = self._transport.device
+        member.equip(self._job, self._state, self._committer, self._cache.activations, self._readers, device)
 
     def _finish(self, member: Membership) -> None:
         """Make the model durable, the best if that is kept; all wait until it is."""

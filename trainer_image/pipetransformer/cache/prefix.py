@@ -6,7 +6,7 @@ batch only, and every batch has the shape that it has without a cache, so the sa
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,7 @@ class Source:
         augmentation: variant of a sample at this step; None for one that is not seen again, which is not cached.
         enter: called before the units compute a batch of these samples.
         upcoming: samples, with their variants, that the next round will ask for.
+        expect: called, before `inputs` is, with those of them whose inputs will be asked for.
     """
 
     split: str
@@ -35,6 +36,7 @@ class Source:
     augmentation: Callable[[int], int | None]
     enter: Callable[[Sequence[int]], None]
     upcoming: Callable[[], Iterable[tuple[int, int | None]]] = lambda: ()
+    expect: Callable[[Collection[int]], None] = lambda samples: None
 
 
 @dataclass
@@ -119,12 +121,16 @@ class FrozenPrefix:
             num_units = 0 if place is None else place[0]
             if num_units < len(self._units):
                 now.waiting[num_units].append(sample)
-        if now.waiting[0]:
-            now.inputs = dict(zip(now.waiting[0], source.inputs(now.waiting[0]), strict=True))
+        uncached = set()
         for sample, augmentation in source.upcoming():
             place = None if augmentation is None else cache.find(source.split, sample, augmentation)
-            if place is not None:
+            if place is None:
+                uncached.add(sample)
+            else:
                 now.ahead[place[1]] = None
+        source.expect(uncached)
+        if now.waiting[0]:
+            now.inputs = dict(zip(now.waiting[0], source.inputs(now.waiting[0]), strict=True))
         return now
 
     def _read_ahead(self, cache: ActivationCache, now: _Round) -> None:

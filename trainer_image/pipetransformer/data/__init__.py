@@ -19,6 +19,7 @@ from .load import load_dataset
 from .micro_batches import MicroBatch, deal, default_micro_batch_size, pipelines_of, shards_of, weights_of
 from .order import EpochOrder
 from .own import own_dataset
+from .readers import Readers, Wanted, importing_main
 from .tokens import BYTE_VOCABULARIES
 
 __all__ = [
@@ -30,13 +31,16 @@ __all__ = [
     "MicroBatch",
     "PaddedLengths",
     "PaddedSplit",
+    "Readers",
     "Split",
     "Task",
     "TensorSplit",
+    "Wanted",
     "augmentation_key",
     "deal",
     "default_micro_batch_size",
     "digest",
+    "importing_main",
     "inputs_change",
     "lengths_of",
     "load_dataset",

@@ -1,11 +1,11 @@
 """Samples that run through a pipeline together, one micro-batch after another."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch import Tensor
 
 from ..cache import Source
-from ..data import MicroBatch, Split, augmentation_key, lengths_of, read_batch
+from ..data import MicroBatch, Readers, Split, Wanted, augmentation_key, lengths_of, read_batch
 from ..models import MicroBatchContext, set_micro_batch
 from .stage import StageSpec
 
@@ -28,6 +28,8 @@ class Batch:
         step: int | None,
         micro_batches: Sequence[MicroBatch],
         *,
+        following: Callable[[], Iterable[Wanted]] = lambda: (),
+        readers: Readers | None = None,
         forward_only: bool = False,
     ) -> None:
         """
@@ -36,6 +38,8 @@ class Batch:
             name: of the split, `train` or `test`: cached activations belong to it.
             step: see above.
             micro_batches: see above.
+            following: which samples come next, to read ahead.
+            readers: of the split; None to read where this is called.
             forward_only: of a step, too.
         """
         self._split, self._name = split, name
@@ -44,6 +48,8 @@ class Batch:
         self.micro_batches = micro_batches
         self.sample_ids = sample_ids_of(micro_batches)
         self.length = micro_batches[0].length
+        self._following, self._readers = following, readers
+        self._uncached: Collection[int] | None = None
         self._inputs: Tensor | None = None
 
     @property
@@ -52,14 +58,14 @@ class Batch:
 
     def labels(self) -> Tensor:
         """Of all samples, on the CPU. Their inputs, which are read with them, are kept."""
-        inputs, labels = read_batch(self._split, self.sample_ids, self.step)
+        inputs, labels = self._read(self.sample_ids)
         self._inputs = self._cut(inputs)
         return labels
 
     def inputs(self, wanted: Sequence[int]) -> Tensor:
         """(len(wanted), *input shape) of some of the samples, on the CPU."""
         if self._inputs is None:
-            return self._cut(read_batch(self._split, wanted, self.step)[0])
+            return self._cut(self._read(wanted)[0])
         if wanted == self.sample_ids:
             return self._inputs
         row = {sample_id: number for number, sample_id in enumerate(self.sample_ids)}
@@ -70,18 +76,28 @@ class Batch:
         lengths = lengths_of(self._split, sample_ids, spec.device)
         return MicroBatchContext(self.step or 0, tuple(sample_ids), lengths, spec.autocast, spec.recompute)
 
-    def source(self, spec: StageSpec, following: Callable[[], Sequence[int]]) -> Source:
-        """For the frozen prefix of a first stage; `following` says which samples come next, to read ahead."""
-        next_step = None if self.step is None else self.step + 1
+    def source(self, spec: StageSpec) -> Source:
+        """For the frozen prefix of a first stage."""
         return Source(
             split=self._name,
             inputs=self.inputs,
             augmentation=lambda sample_id: augmentation_key(self._split, sample_id, self.step),
             enter=lambda sample_ids: set_micro_batch(self.context(spec, sample_ids)),
             upcoming=lambda: [
-                (sample_id, augmentation_key(self._split, sample_id, next_step)) for sample_id in following()
+                (sample_id, augmentation_key(self._split, sample_id, step)) for step, sample_id in self._following()
             ],
+            expect=self._expect,
         )
+
+    def _expect(self, sample_ids: Collection[int]) -> None:
+        self._uncached = sample_ids
+
+    def _read(self, sample_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if self._readers is None:
+            return read_batch(self._split, sample_ids, self.step)
+        uncached = self._uncached
+        following = (wanted for wanted in self._following() if uncached is None or wanted[1] in uncached)
+        return self._readers.read(self._name, sample_ids, self.step, following)
 
     def _cut(self, inputs: Tensor) -> Tensor:
         return inputs if self.length is None else inputs[:, : self.length]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cache import ActivationCache, FrozenPrefix
-from ..data import MicroBatch, Split, weights_of
+from ..data import MicroBatch, Readers, Split, Wanted, weights_of
 from ..errors import RunningModel
 from ..freezing import first_trainable
 from ..metrics import Metric
@@ -50,6 +50,7 @@ class StageRunner:
         units: Sequence[nn.Module],
         cache: ActivationCache | None = None,
         samples_of: Callable[[int], Sequence[int]] = lambda step: (),
+        readers: Readers | None = None,
     ) -> None:
         """
         Args:
@@ -58,10 +59,12 @@ class StageRunner:
             units: the modules of `spec.span`, on the device.
             cache: of this worker; used by a first stage.
             samples_of: what this pipeline will train at a step, to read ahead.
+            readers: of this worker's samples; None to read them in the round.
         """
         self.spec = spec
         self._model = model
         self._samples_of = samples_of
+        self._readers = readers
         num_frozen = min(max(first_trainable(spec.boundary) - spec.span.start, 0), len(units))
         frozen = units[:num_frozen] if spec.is_first else ()
         if cache is not None:
@@ -86,11 +89,12 @@ class StageRunner:
 
     def train(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
         """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters."""
-        samples_of = self._samples_of
         self._target.take_weights()  # of a round that broke
         losses: list[Tensor] = []
-        for some in _by_length(micro_batches):
-            losses += self._run(Batch(split, "train", step, some), lambda: samples_of(step + 1))
+        parts = _by_length(micro_batches)
+        for number, part in enumerate(parts, start=1):
+            following = partial(_after, step, parts[number:], self._samples_of)
+            losses += self._run(Batch(split, "train", step, part, following=following, readers=self._readers))
         if not losses:
             return RoundSums()
         # One wait for the device, not one a micro-batch.
@@ -112,7 +116,8 @@ class StageRunner:
         self._target.begin_scores(metrics)
         with torch.no_grad():
             for part, following in zip(parts, [*parts[1:], []], strict=True):
-                self._run(Batch(split, name, None, part), partial(sample_ids_of, following))
+                wanted = partial(_wanted, None, following)
+                self._run(Batch(split, name, None, part, following=wanted, readers=self._readers))
         for unit, mode in zip(self._module.units, modes, strict=True):
             unit.train(mode)
         return self._target.take_scores()
@@ -133,7 +138,7 @@ class StageRunner:
         try:
             with torch.no_grad():
                 for part in self._parts(micro_batches):
-                    self._run(Batch(split, "train", step, part, forward_only=True), lambda: ())
+                    self._run(Batch(split, "train", step, part, readers=self._readers, forward_only=True))
         finally:
             for handle in handles:
                 handle.remove()
@@ -164,8 +169,8 @@ class StageRunner:
         most = _EVALUATED_TOGETHER * self.spec.stages
         return [some[start : start + most] for some in _by_length(micro_batches) for start in range(0, len(some), most)]
 
-    def _run(self, batch: Batch, following: Callable[[], Sequence[int]]) -> list[Tensor]:
-        """Run the batch, before those samples; on the last stage the losses of its micro-batches."""
+    def _run(self, batch: Batch) -> list[Tensor]:
+        """Run the batch; on the last stage the losses of its micro-batches."""
         spec = self.spec
         self._module.upcoming = [batch.context(spec, micro_batch.sample_ids) for micro_batch in batch.micro_batches]
         if spec.is_last:
@@ -173,7 +178,7 @@ class StageRunner:
             self._target.set(batch.labels().to(spec.device), weights.to(spec.device))
         if self._prefix is not None:
             ids = [micro_batch.sample_ids for micro_batch in batch.micro_batches]
-            self._prefix.begin(batch.source(spec, following), ids)
+            self._prefix.begin(batch.source(spec), ids)
         shape = self._model.activation_shape(batch.micro_batch_size, batch.length)
         self._module.activation = shape, spec.dtype
         if spec.stages > 1:
@@ -192,6 +197,16 @@ class StageRunner:
             with _BACKWARD:
                 torch.autograd.backward(loss)
         return loss.detach()
+
+
+def _after(step: int, rest: Sequence[Sequence[MicroBatch]], samples_of: Callable[[int], Sequence[int]]) -> list[Wanted]:
+    """What is trained after a part of a step: the rest of it, and the next one."""
+    later = [wanted for part in rest for wanted in _wanted(step, part)]
+    return later + [(step + 1, sample) for sample in samples_of(step + 1)]
+
+
+def _wanted(step: int | None, micro_batches: Sequence[MicroBatch]) -> list[Wanted]:
+    return [(step, sample) for sample in sample_ids_of(micro_batches)]
 
 
 def _by_length(micro_batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
