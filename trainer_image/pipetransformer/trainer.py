@@ -261,7 +261,8 @@ class Trainer:
         moved."""
         control = self._state.control
         moved = False
-        if control.step == 0 and len(self._job.dataset.test):
+        begins = member.layout.generation.reason is ResizeReason.START and control.step == member.first_step
+        if (begins or control.step == 0) and len(self._job.dataset.test):
             rehearse(self._job, member, self._watchdog)
         if control.decided_step != control.step:
             moved = move_boundary(self._job, self._policy, self._state)

@@ -2,14 +2,14 @@
 autograd, load and compile kernels for the job's shapes, import the optimizers, find memory. A joiner's first step is in
 everybody's pause."""
 
+import copy
 import itertools
 import logging
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from .data import lengths_of
+from .data import lengths_of, read_batch
 from .elastic.groups import ensure_default_group
 from .errors import SpecError
 from .job import Job
@@ -26,14 +26,13 @@ def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
     """Train a model of one block, all of it zeros, for one micro-batch; fill `reserve` with what a stage may need.
 
     Raises:
-        SpecError: the block drops what does not have samples first.
+        SpecError: a unit drops what does not have samples first.
     """
+    _check_dropout(job)
     try:
         _train(job, device)
         if device.type == "cpu":
             reserve.fill(job.stage_bytes)
-    except SamplesFirstError as error:
-        raise SpecError("spec.model", f"{job.model.unit_name(1)}: {error}") from error
     except Exception:  # whatever it is, only the first step can tell whether it is more than the zeros
         logger.warning("this worker is not warm", exc_info=True)
 
@@ -48,7 +47,6 @@ def _train(job: Job, device: torch.device) -> None:
         }
         state.put_unit(index, unit, zeros)
         unit.to(device)  # what is not part of the state
-    _check_dropout(job, state.units[1], device)
     ensure_default_group()
     assert dist.group.WORLD is not None
     spec = StageSpec(
@@ -71,10 +69,26 @@ def _train(job: Job, device: torch.device) -> None:
     optimizer.step()
 
 
-def _check_dropout(job: Job, block: nn.Module, device: torch.device) -> None:
-    """Positions first look like several rows of each sample where the micro-batch divides them, so here it does not."""
-    size = next(size for size in itertools.count(2) if job.model.activation[0] % size)
+def _check_dropout(job: Job) -> None:
+    """Positions first look like several rows of each sample where the micro-batch divides them: each unit is tried with
+    one that does not, on the meta device, where nothing is computed.
+
+    Raises:
+        SpecError: a unit drops what does not have samples first.
+    """
+    device, positions = torch.device("meta"), job.model.activation[0]
+    # One more, or one less, where the embedding adds a class token, or the head takes it off.
+    size = next(size for size in itertools.count(2) if all((positions + more) % size for more in (-1, 0, 1)))
     lengths = lengths_of(job.dataset.train, [0] * size, device)
     set_micro_batch(MicroBatchContext(0, range(size), lengths, autocast=job.autocast))
-    with torch.no_grad():
-        run_unit(block, torch.zeros(job.model.activation_shape(size), dtype=job.dtype, device=device))
+    inputs, _ = read_batch(job.dataset.train, [0], 0)
+    x = inputs.to(device).expand(size, *inputs.shape[1:])
+    for index, shell in enumerate(job.model.units):
+        try:
+            with torch.no_grad():
+                run_unit(copy.deepcopy(shell).to(device).train(), x)
+        except SamplesFirstError as error:
+            raise SpecError("spec.model", f"{job.model.unit_name(index)}: {error}") from error
+        except Exception:  # what asks for values fails on this device
+            logger.debug("dropout of %s is not checked", job.model.unit_name(index), exc_info=True)
+        x = torch.empty(job.model.activation_shape(size), dtype=job.dtype, device=device)

@@ -276,6 +276,17 @@ def test_what_was_cut_off_may_take_twice_as_long_each_time_until_it_ends_well(wa
     assert watchdog.limit("round") == limit
 
 
+def test_whoever_was_cut_off_by_a_peer_that_is_a_little_less_patient_waits_longer_next_time() -> None:
+    watchdog = Watchdog(floor_seconds=0.2, first_seconds=0.2)
+
+    for seconds, times in ((0.15, 2), (0.1, 2)):
+        connections, peers = Connections(), threading.Event()
+        with pytest.raises(ConnectionError), watchdog.timing("round", connections):
+            assert not peers.wait(seconds)
+            raise ConnectionError
+        assert watchdog.limit("round") == times * 0.2
+
+
 def test_what_failed_does_not_count_as_how_long_it_takes() -> None:
     watchdog = Watchdog(floor_seconds=5, first_seconds=60)
 

@@ -283,6 +283,18 @@ def test_an_option_that_would_draw_a_checkpoints_weights_anew_is_refused(
         build(spec, info)
 
 
+@pytest.mark.parametrize("family", ["bert-masked", "gpt2", "llama-tied"])
+def test_an_option_that_would_draw_a_tied_embedding_anew_is_refused(family: str, tmp_path: Path) -> None:
+    options, _, cls = FAMILIES[family]
+    config = transformers.AutoConfig.for_model(**options, num_hidden_layers=2, vocab_size=VOCABULARY)
+    cls(config).save_pretrained(tmp_path)
+    info = DataInfo((LENGTH,), VOCABULARY + 1, VOCABULARY + 1)
+    spec = Model(name="huggingface", path=str(tmp_path), num_layers=2, options={"vocab_size": VOCABULARY + 1})
+    spec = spec.model_copy(update={"architecture": cls.__name__})
+    with pytest.raises(SpecError, match=rf"spec\.model\.options: vocab_size do not fit .* \({VOCABULARY}, 16\) is"):
+        build(spec, info)
+
+
 def test_a_checkpoint_without_weights_of_the_model_is_refused(tmp_path: Path) -> None:
     config = transformers.BertConfig(num_hidden_layers=1, vocab_size=VOCABULARY, **SMALL)
     transformers.BertModel(config).save_pretrained(tmp_path)

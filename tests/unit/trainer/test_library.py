@@ -136,7 +136,8 @@ async def test_agents_and_their_processes_leave_when_the_job_has_failed(tmp_path
     failed = status.condition(ConditionType.FAILED)
     assert failed is not None and failed.reason == "DeadlineExceeded", logs(tmp_path)
     assert status.checkpoint is not None and status.checkpoint.step > 0
-    assert all(": Closed" in log for log in logs(tmp_path)), logs(tmp_path)
+    ended = [": Closed" in log for log in logs(tmp_path)]
+    assert ended and all(ended), logs(tmp_path)
 
 
 def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> None:

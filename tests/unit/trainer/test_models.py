@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -284,6 +284,19 @@ def test_a_module_in_several_blocks_drops_other_elements_in_each() -> None:
         assert same(units[one], units[other])
         set_micro_batch(MicroBatchContext(0, (0, 1)))
         assert not torch.equal(run_unit(units[one].train(), x), run_unit(units[other].train(), x))
+
+
+def test_a_function_that_gives_the_same_modules_again_gets_the_same_places() -> None:
+    modules = [nn.Identity(), *[nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))] * 2, nn.Linear(8, 2)]
+    own = OwnModel(lambda: modules, torch.ones(1, 8), seed=0, dtype=torch.float64)
+    set_micro_batch(MicroBatchContext(0, (0, 1)))
+
+    def places(units: Iterable[nn.Module]) -> list[int]:
+        return [m.place for unit in units for m in unit.modules() if isinstance(m, KeyedDropout)]
+
+    first, *again = (places(own.build_units(range(4)).values()) for _ in range(3))
+    assert len(set(first)) == 2 and again == [first, first]
+    assert places(own.shape().units) == first
 
 
 def two_linears(info: DataInfo, width: int = 4) -> PipelineModel:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipetransformer import Checkpoint, Evaluation, Freeze, Goal, Training
-from pipetransformer.errors import SpecError, StorageError
+from pipetransformer.errors import ModelError, SpecError, StorageError
 from pipetransformer_contract.spec import FreezePoint, FreezePolicyName
 from tests.unit.trainer.test_evaluation import Log, model, run, samples
 
@@ -71,6 +71,18 @@ def test_a_run_that_goes_on_numbers_its_generations_above_all_that_was_kept_or_n
     with events.open("a") as file:
         file.write(json.dumps(committed[-1] | {"generation": 7}) + "\n")
     assert generation_of_run(4) == 8
+
+
+def test_what_fails_in_an_evaluation_of_a_run_that_goes_on_fails_before_its_first_step(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
+
+    def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("no such class")
+
+    with pytest.raises(ModelError, match="metric broken failed: RuntimeError: no such class"):
+        run(tmp_path, checkpoint=checkpoint, metrics=[broken])
+    assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_run_does_not_go_on_from_another_ones_checkpoint(tmp_path: Path) -> None:

@@ -92,8 +92,22 @@ class OfPositions(nn.Module):
         return dropped.transpose(0, 1)
 
 
-def over_positions() -> list[nn.Module]:
-    return [nn.Sequential(nn.Linear(4, 128), nn.Unflatten(1, (16, 8))), OfPositions(), nn.Flatten()]
+def over_positions(unit: int) -> Callable[[], list[nn.Module]]:
+    """A model in which this unit drops what has positions first, and whose micro-batch divides their number."""
+    model = [nn.Sequential(nn.Linear(4, 128), nn.Unflatten(1, (16, 8))), nn.Identity(), nn.Identity(), nn.Flatten()]
+    model[unit] = nn.Sequential(*([model[0], OfPositions()] if unit == 0 else [OfPositions(), model[unit]]))
+    return lambda: [*model]
+
+
+class Number(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Any:
+        total, of = super().loss(output, target, weight)
+        return total.item(), of
+
+
+class Detached(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return super().loss(output.detach(), target, weight)
 
 
 def of_shape(*activation: int) -> Callable[[], PipelineModel]:
@@ -203,10 +217,23 @@ class Unreadable(TorchDataset[Any]):
             ModelError,
             r"loss gave sums of the shapes \(\) and \(1,\): both must be scalars",
         ),
+        *(
+            (
+                {"model": over_positions(unit)},
+                SpecError,
+                rf"spec\.model: {name}: dropout of \(16, 6, 8\) in a micro-batch of 6 samples, .* batch_first=True",
+            )
+            for unit, name in enumerate(("embedding", r"blocks\.0", r"blocks\.1", "head"))
+        ),
         (
-            {"model": over_positions},
-            SpecError,
-            r"spec\.model: blocks\.0: dropout of \(16, 3, 8\) in a micro-batch of 3 samples, .* batch_first=True",
+            {"model": lambda: Number(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
+            ModelError,
+            "loss failed: TypeError: its sum is a float, which has no gradient: give the tensor",
+        ),
+        (
+            {"model": lambda: Detached(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
+            ModelError,
+            "backward failed: RuntimeError: .* does not require grad",
         ),
         ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),
         ({"model": around(nn.TransformerEncoderLayer(8, 2, 8))}, SpecError, r"blocks\.0 is a .* with batch_first=True"),

@@ -1,6 +1,6 @@
 """Data that a program brings as objects: torch's map-style datasets as splits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, cast
 
 import torch
@@ -64,8 +64,9 @@ def _num_classes(samples: Any, targets: Tensor) -> int:
     """As the whole says that these are a part of, 0 if it does not."""
     while isinstance(samples, Subset):
         samples = samples.dataset
-    if hasattr(samples, "classes"):
-        return len(samples.classes)
+    classes = getattr(samples, "classes", None)
+    if isinstance(classes, Sized):
+        return len(classes)
     if isinstance(samples, TensorDataset) and not targets.is_floating_point():
         return int(samples.tensors[1].max()) + 1
     return 0

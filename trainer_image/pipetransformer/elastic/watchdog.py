@@ -37,7 +37,7 @@ class Watchdog:
         self._floor_seconds = floor_seconds
         self._first_seconds = first_seconds
         self._seconds: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_RUNS))
-        #: How often an activity was overdue since it last ended well.
+        #: How often an activity was overdue, or nearly, since it last ended well.
         self._overdue: dict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
         self._watched: tuple[Connections, Callable[[], bool]] | None = None
@@ -57,7 +57,8 @@ class Watchdog:
         """Seconds that an activity may take, by the last runs of the same name that ended well.
 
         Twice as many each time that it was overdue since: it may only be slower now, as a round in which blocks train
-        again, or in fewer pipelines.
+        again, or in fewer pipelines. One that broke when more than half of its time was over counts, too: limits differ
+        a little, and whoever's is the shortest breaks the others'.
 
         Args:
             activity: its name.
@@ -78,12 +79,12 @@ class Watchdog:
     @contextlib.contextmanager
     def timing(self, activity: str, connections: Connections, rounds: float | None = None) -> Iterator[None]:
         """Shut `connections` if the block takes longer than its activity may; see `limit`."""
-        begun, deadline = time.monotonic(), Deadline(self.limit(activity, rounds))
+        begun, limit = time.monotonic(), self.limit(activity, rounds)
         try:
-            with self.watching(connections, deadline.is_past):
+            with self.watching(connections, Deadline(limit).is_past):
                 yield
         except BaseException:
-            self._overdue[activity] += deadline.is_past()
+            self._overdue[activity] += time.monotonic() - begun > limit / 2
             raise
         self._overdue[activity] = 0
         self._seconds[activity].append(time.monotonic() - begun)

@@ -36,15 +36,19 @@ def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:
     """
     for number, (path, module) in enumerate(list(unit.named_modules(remove_duplicate=False))):
         place = place_of(index, number)
-        if type(module) is nn.Dropout:
-            keyed = KeyedDropout(module.p, seed=seed, place=place)
+        if type(module) in (nn.Dropout, _PlacedDropout):
+            keyed = _PlacedDropout(module.p, seed=seed, place=place)
             if not path:
                 return keyed
             unit.set_submodule(path, keyed)
-        elif type(module) is nn.MultiheadAttention and module.dropout:
+        elif type(module) in (nn.MultiheadAttention, KeyedMultiheadAttention) and module.dropout:
             module.__class__ = KeyedMultiheadAttention
             object.__setattr__(module, "randomness", (seed, place))
     return unit
+
+
+class _PlacedDropout(KeyedDropout):
+    """In place of one of torch's. A function that gives the same modules again gets them with new places."""
 
 
 def place_of(index: int, number: int) -> int:

@@ -193,7 +193,8 @@ class StageRunner:
         if not training:
             return self._target.score(output, rows)
         loss = self._target.loss(output, rows)
-        if loss.requires_grad:  # else all is frozen, and the head has no parameters
+        trains = loss.requires_grad or any(parameter.requires_grad for parameter in self._module.parameters())
+        if trains:  # else all is frozen, and the head has no parameters
             with _BACKWARD:
                 torch.autograd.backward(loss)
         return loss.detach()

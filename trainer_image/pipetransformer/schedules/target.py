@@ -34,6 +34,8 @@ class Target:
         """Sum of the losses of these rows; their weight is noted."""
         with _LOSS:
             sums = self._model.loss(output, self._labels[rows], self._sample_weights[rows])
+            if not isinstance(sums[0], Tensor):
+                raise TypeError(f"its sum is a {type(sums[0]).__name__}, which has no gradient: give the tensor")
             loss, weight = _scalars("loss", sums, output.device)
             self._weights.append(weight.detach())
         return loss

@@ -158,21 +158,23 @@ class _Skeleton:
         return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
 
     def _check_loaded(self, missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]) -> None:
-        """Only what is in the head may be drawn instead of read.
+        """Only what is in the head, and in no other unit, may be drawn instead of read.
 
         Raises:
             SpecError: other weights are missing, or of other sizes.
         """
-        ours, path = self.names(), self._spec.path
+        path, tensors = self._spec.path, self.whole.state_dict(keep_vars=True)
+        *body, head = (set(map(id, unit.state_dict(keep_vars=True).values())) for unit in self.model.units)
+        may_be_drawn = {name for name, tensor in tensors.items() if id(tensor) in head.difference(*body)}
         sizes = [
             f"{name} {tuple(theirs)} is {tuple(wanted)} here"
             for name, theirs, wanted in sorted(mismatched)
-            if not ours.get(name, "").startswith("head.")
+            if name not in may_be_drawn
         ]
         if sizes:
             options = ", ".join(self._spec.options)
             raise SpecError("spec.model.options", f"{options} do not fit the weights in {path}: {_some(sizes)}")
-        lost = sorted(name for name in missing if not ours.get(name, "").startswith("head."))
+        lost = sorted(set(missing) - may_be_drawn)
         if lost:
             message = f"{path} has no weights of {self._class.__name__}: {_some(lost)} are missing"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable")
