@@ -224,7 +224,10 @@ class Resize(Wire):
     start_time: datetime = Field(description="When its present phase began.")
     deadline: datetime | None = Field(default=None, description="When it is cancelled or taken back.")
     replacements: Count = Field(
-        default=0, description="Times in a row that workers ended before the job began; each doubles the wait."
+        default=0, description="Times in a row that workers ended before they joined; in a start each doubles the wait."
+    )
+    trouble_time: datetime | None = Field(
+        default=None, description="Since when a container of a start cannot be started; absent while all can."
     )
 
 
@@ -344,6 +347,10 @@ class JobStatus(Wire):
     failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
     resize_failures: Count = Field(
         default=0, description="Preparations cancelled in a row; each doubles the wait for the next."
+    )
+    slow_starts: Count = Field(
+        default=0,
+        description="Starts in a row put off although all workers had a node; each doubles the time of the next.",
     )
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
     not_committed: LayoutSize | None = Field(

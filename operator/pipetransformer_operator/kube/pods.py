@@ -85,6 +85,7 @@ def observe(
         uid=metadata["uid"],
         phase=phase,
         terminating="deletionTimestamp" in metadata,
+        end_time=datetime.fromisoformat(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         node=node,
         address=status.get("podIP") or "",
         exit_code=None if ended is None else int(ended["exitCode"]),

@@ -35,6 +35,8 @@ SILENCE = timedelta(seconds=20)
 #: The control plane has made up its mind about a silent node by then. For a node that rejected a worker it begins with
 #: the job's next attempt.
 DOUBT = timedelta(seconds=60)
+#: After a pod's time to end: by then a kubelet has killed it and said so, if anybody can reach it.
+OVERDUE = timedelta(minutes=5)
 
 
 class Draft:
@@ -123,6 +125,15 @@ class Draft:
         worker = self.worker(member)
         return worker is not None and worker.alive and worker.id in self._wanted_ids
 
+    def is_stuck(self, worker: Worker) -> bool:
+        """Whether its pod may stay for days: its node is lost, or it should long be gone, where nodes are not seen."""
+        if worker.node_lost or worker.end_time is None:
+            return worker.node_lost
+        due = worker.end_time + OVERDUE
+        if self.now < due:
+            self.wake_at(due)
+        return self.now >= due
+
     @property
     def wanted(self) -> list[Worker]:
         """Observed workers that ought to exist, by id."""
@@ -186,9 +197,10 @@ class Draft:
         """
         missing = max(0, count - len(ids))
         if self.status.quota_requests:
-            if short := quota.short(self.status, self.observed, missing):
+            stuck = {worker.id for worker in self.observed.workers if self.is_stuck(worker)}
+            if short := quota.short(self.status, self.observed, missing, stuck):
                 self.ask_queue(self.status.quota_requests[0].queue, short)
-            missing = quota.allowed(self.status, self.observed, missing)
+            missing = quota.allowed(self.status, self.observed, missing, stuck)
         status = self.status
         created = range(status.next_worker_id, status.next_worker_id + missing)
         if missing:
@@ -286,6 +298,7 @@ class Draft:
         start = before.start_time if before is not None and prepared else self.now
         timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
         preparing = phase is ResizePhase.PREPARE
+        kept = before if preparing else None
         self.update(
             resize=Resize(
                 from_=LayoutSize.of(old) if old else None,
@@ -294,7 +307,8 @@ class Draft:
                 reason=reason,
                 start_time=start,
                 deadline=(start if preparing else self.now) + timeout,
-                replacements=before.replacements if before is not None and preparing else 0,
+                replacements=kept.replacements if kept else 0,
+                trouble_time=kept.trouble_time if kept else None,
             )
         )
 

@@ -14,7 +14,7 @@ from ..api.status import ConditionType, Reason, ResizePhase
 from . import layouts, start
 from .draft import Draft
 from .finish import blames_device, says_left, says_succeeded, words
-from .prepare import back_off, cancel, enter, is_late, try_at_once, why_not_ready
+from .prepare import back_off, cancel, enter, go_on, is_late, try_at_once, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker
 
@@ -87,9 +87,12 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
     gone = [workers[key] for key in why if key in workers]
     draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
-    if not starting and not members and preparing and (failed_joiners or disrupted):
-        key = [*failed_joiners, *disrupted][0]
-        cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")
+    if preparing and not starting and not members:
+        if at_fault := [*failed_joiners, *disrupted]:
+            key = at_fault[0]
+            cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")
+        else:
+            go_on(draft)
     if any(key not in draft.status.claimed_ids for key in members):
         try_at_once(draft)  # what the job lost of its own is no claim
     elif members and not failed:
@@ -99,7 +102,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     counts = bool(failed or (starting and failed_joiners))
     if counts:
         draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
-        count(draft, described)
+        if not (starting and draft.asleep):  # those that fall while others are awaited fell with them
+            count(draft, described)
     elif members or stranded:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
     if starting and not draft.status.finished:

@@ -20,6 +20,8 @@ _IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 _CONTAINER = ("CreateContainer", "RunContainerError")
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
+#: So many times a preparation has all its time anew, for one that was to join was taken away.
+RENEWALS = 4
 
 
 def publish(draft: Draft) -> bool:
@@ -89,6 +91,15 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
     draft.tell(reason, f"Resize {message}", EventType.WARNING)
 
 
+def go_on(draft: Draft) -> None:
+    """Lets a preparation go on with others in the place of joiners that were taken away: they have all its time anew,
+    but not for ever."""
+    resize = draft.status.resize
+    if resize is not None and resize.replacements < RENEWALS:
+        draft.update(resize=resize.model_copy(update={"replacements": resize.replacements + 1}))
+        draft.prepare_anew(draft.now)
+
+
 def back_off(draft: Draft) -> timedelta:
     """Lets no worker be created for a while, doubled with each time in a row. Returns how long."""
     failures = draft.status.resize_failures
@@ -105,7 +116,7 @@ def try_at_once(draft: Draft) -> None:
 def forget_failures(draft: Draft) -> None:
     """What failed before says nothing any more: it has come about, or is another thing now."""
     try_at_once(draft)
-    draft.update(not_committed=None, grants_in_vain=0, next_grant_time=None)
+    draft.update(not_committed=None, slow_starts=0, grants_in_vain=0, next_grant_time=None)
 
 
 def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
@@ -137,6 +148,8 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     found = {reason for reason, _ in reasons}
     worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
+    if draft.status.quota_requests:
+        words = words or "quota is not free before the pods of earlier workers are gone"
     return worst, words or "no worker is awaited"
 
 

@@ -69,7 +69,7 @@ def sends_back(draft: Draft) -> bool:
             f"{base.queue} wants the job's quota back: {quota.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
-    draft.update(resize=None, next_resize_time=None, resize_failures=0)
+    draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
         draft.update(plan=None, start_time=None, quota_requests=_again(draft, base) if base in lost else [base])

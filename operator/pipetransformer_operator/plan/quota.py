@@ -1,9 +1,10 @@
 """What a job may have by what its queue said: who uses which request's quota, and when to ask for more.
 
-Quota counts as used until the worker's pod is gone, so a replacement waits for the end of the one that it replaces.
+Quota counts as used until the worker's pod is gone, so a replacement waits for the end of the one that it replaces. A
+start does not wait for a pod that may stay for days: all its other workers would wait with it, warm.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from ..api.status import JobStatus, QuotaRequest
 from .types import Observed, Queue
@@ -23,16 +24,19 @@ def lost_ids(status: JobStatus, observed: Observed) -> frozenset[int]:
     return frozenset(key for request in lost(status, observed) for key in request.worker_ids)
 
 
-def allowed(status: JobStatus, observed: Observed, missing: int) -> int:
-    """How many of `missing` workers may be created now: none as long as quota for some of them has to be asked for."""
-    free, coming = _free(status, observed), _coming(status, observed)
+def allowed(status: JobStatus, observed: Observed, missing: int, stuck: Set[int]) -> int:
+    """How many of `missing` workers may be created now: none as long as quota for some of them has to be asked for.
+
+    `stuck` are ids of workers whose pods may not end for long.
+    """
+    free, coming = _free(status, observed), _coming(status, observed, stuck)
     return 0 if missing > free + coming else min(missing, free)
 
 
-def short(status: JobStatus, observed: Observed, missing: int) -> int:
+def short(status: JobStatus, observed: Observed, missing: int, stuck: Set[int]) -> int:
     """How much quota has to be asked for, besides what was asked for already, to have `missing` workers more."""
     waiting = sum(request.workers for request in status.quota_requests if not request.admitted)
-    return max(0, missing - _free(status, observed) - _coming(status, observed) - waiting)
+    return max(0, missing - _free(status, observed) - _coming(status, observed, stuck) - waiting)
 
 
 def assign(status: JobStatus, observed: Observed, created: Sequence[int]) -> list[QuotaRequest]:
@@ -65,8 +69,8 @@ def _free(status: JobStatus, observed: Observed) -> int:
     return sum(request.free for request in _usable(status, observed))
 
 
-def _coming(status: JobStatus, observed: Observed) -> int:
+def _coming(status: JobStatus, observed: Observed, stuck: Set[int]) -> int:
     """Quota of workers that are not wanted any more and whose pods are not gone yet."""
-    wanted = set(status.worker_ids)
-    going = (key for request in _usable(status, observed) for key in request.worker_ids if key not in wanted)
-    return sum(key not in status.releasing_ids for key in going)
+    others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.plan is None else ())}
+    used = (key for request in _usable(status, observed) for key in request.worker_ids)
+    return sum(key not in others for key in used)

@@ -20,7 +20,7 @@ RETRY = timedelta(seconds=10)
 #: Before one is replaced that the cluster took away: what took it may still be there.
 RETRY_TAKEN = timedelta(seconds=30)
 LONGEST_RETRY = timedelta(minutes=4)
-#: So many times `resizeTimeoutSeconds` a start has whose workers are all placed; doubled with each that was put off.
+#: So many times `resizeTimeoutSeconds` a start has whose workers are all placed; doubled with each that was too slow.
 PLACED = 6
 
 
@@ -64,7 +64,10 @@ def start(draft: Draft) -> None:
 def _put_off_what_does_not_begin(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None
-    deadline = _deadline(draft, resize)
+    placed = len(draft.joining_ids) == resize.to.layout.workers and all_scheduled(draft)
+    trouble = None if can_start(draft) else resize.trouble_time or draft.now
+    resize = resize.model_copy(update={"trouble_time": trouble})
+    deadline = _deadline(draft, resize, placed=placed)
     draft.update(resize=resize.model_copy(update={"deadline": deadline}))
     if draft.now < deadline:
         draft.wake_at(deadline)
@@ -72,41 +75,51 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
     reason, why = why_not_ready(draft)
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
+    elif placed and trouble is None:
+        draft.update(slow_starts=draft.status.slow_starts + 1)
     _put_off(draft, reason, why)
 
 
 def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     """Lets a start go on after workers that ended before it began: others are created after a while, and have all the
-    time that a start has. All are given back where too many were lost in a row.
+    time that a start has. All are given back where too many were lost in a row; those of one node, or of one cause, end
+    one after the other, so who ends while others are awaited is replaced with them.
 
     Args:
         draft: of a job that does not train yet.
         lost: who ended, and how.
         first: the wait for the first that is replaced; None, at once, if nothing speaks against it.
     """
-    wait = timedelta()
-    if first is not None:
-        resize = draft.status.resize
-        replacements = resize.replacements if resize else 0
-        wait = first * (1 << min(replacements, 16))
-        if wait > LONGEST_RETRY:
+    begin, again, resize = draft.now, draft.status.next_resize_time, draft.status.resize
+    if again is not None and draft.asleep:
+        begin = max(again, draft.now + (first or timedelta()))
+    elif first is not None:
+        replacements = 0
+        if resize is not None and draft.now <= resize.start_time + LONGEST_RETRY:  # else the last one stayed
+            replacements = resize.replacements
+        begin += first * (1 << min(replacements, 16))
+        if begin > draft.now + LONGEST_RETRY:
             _put_off(draft, Reason.WORKER_FAILED, f"{replacements + 1} times in a row some ended, now {lost}")
             return
         if resize is not None:
             draft.update(resize=resize.model_copy(update={"replacements": replacements + 1}))
-        draft.update(next_resize_time=draft.now + wait)
-        message = f"{lost} before all were ready; replaced in {wait.total_seconds():.0f} s"
+    if begin > draft.now:
+        draft.update(next_resize_time=begin)
+        message = f"{lost} before all were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"
         draft.set_condition(ConditionType.RUNNING, False, Reason.WORKER_FAILED, message)
-    draft.prepare_anew(draft.now + wait)
+    draft.prepare_anew(begin)
 
 
-def _deadline(draft: Draft, resize: Resize) -> datetime:
-    """When a start is put off. Where each worker is placed and its containers can start, images, init containers and
-    models have longer, and longer each time; but none holds its accelerator for ever."""
+def _deadline(draft: Draft, resize: Resize, *, placed: bool) -> datetime:
+    """When a start is put off. Where each worker is placed, images, init containers and models have longer, and longer
+    each time; but none holds its accelerator for ever. A container that cannot start may have begun to fail just now:
+    its image is pulled after the init containers, and what a registry refuses once it may give the next time."""
     timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
-    if not (all_scheduled(draft) and can_start(draft)):
+    if not placed:
         return resize.start_time + timeout
-    longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.resize_failures, 4))
+    if resize.trouble_time is not None:
+        return max(resize.start_time, resize.trouble_time) + timeout
+    longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.slow_starts, 4))
     since = draft.observed.since
     return max(longer, since + timeout) if since else longer  # a new operator has to hear first who is ready
 

@@ -10,7 +10,7 @@ def suspend(draft: Draft) -> None:
         draft.tell(Reason.SUSPENDED_BY_USER, "Suspended: all workers are deleted")
     message = "spec.suspend is true" if draft.spec.suspend else "resumed once the last of its pods is gone"
     draft.set_condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, message)
-    draft.update(resize=None, next_resize_time=None, resize_failures=0)
+    draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
         draft.update(plan=None, quota_requests=[])
@@ -18,9 +18,9 @@ def suspend(draft: Draft) -> None:
 
 def is_ending(draft: Draft) -> bool:
     """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
-    checkpoint that the job goes on from. A pod on a lost node may stay for days, and is awaited by nobody."""
+    checkpoint that the job goes on from. A pod that is stuck, as on a lost node, is awaited by nobody."""
     suspended = draft.status.is_true(ConditionType.SUSPENDED)
-    return suspended and any(not worker.node_lost for worker in draft.observed.workers)
+    return suspended and not all(draft.is_stuck(worker) for worker in draft.observed.workers)
 
 
 def resume(draft: Draft) -> None:

@@ -42,6 +42,7 @@ class Worker:
     did not take it at all (then `rejected`, too), which is no failure.
     `draining` says that its node takes no pods any more.
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
+    `end_time` is when a pod that is being deleted should be gone, its grace period included, by the cluster's clock.
     `node_doubted` says that other workers there fell silent lately, were rejected, or had an accelerator that failed.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
@@ -52,6 +53,7 @@ class Worker:
     uid: str
     phase: WorkerPhase = WorkerPhase.PENDING
     terminating: bool = False
+    end_time: datetime | None = None
     node: str = ""
     address: str = ""
     exit_code: int | None = None

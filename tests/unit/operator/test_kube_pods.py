@@ -127,6 +127,7 @@ def test_a_worker_that_ran_out_of_memory_says_so() -> None:
 def test_a_pod_that_is_being_deleted_cannot_train() -> None:
     worker = observe(seen({"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z"), "trainer")
     assert worker is not None and worker.terminating and not worker.alive
+    assert worker.end_time == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_a_pod_without_a_worker_label_is_no_worker() -> None:

@@ -205,6 +205,27 @@ def test_a_joiner_that_is_gone_before_it_was_ready_is_claimed_again_later(change
     assert len(world.workers) == 4
 
 
+@pytest.mark.parametrize("change", [{"terminating": True}, {"node_lost": True, "node": "dead"}])
+def test_a_joiner_that_is_replaced_late_in_a_claim_has_all_its_time_but_not_for_ever(change: dict[str, object]) -> None:
+    world = World(make_job().stages(4).workers(4, most=8))
+    world.start()
+    warm = {"digits-w4", "digits-w5", "digits-w6"}
+    world.warm_up(warm)
+    world.unschedulable = True
+    for _ in range(4):
+        world.wait(119)
+        world.settle()
+        last = max(world.workers, key=lambda name: world.workers[name].id)
+        world.silent.add(last)
+        world.change(last, **change)
+        world.settle()
+        assert warm < set(world.workers), "they stay warm"
+    world.wait(120)
+    world.settle()
+    assert not warm & set(world.workers)
+    assert world.condition(ConditionType.RESIZING).reason == "Unschedulable"
+
+
 def test_a_joiner_that_refuses_the_spec_cancels_the_claim_as_its_node_may_lack_what_others_have() -> None:
     world = training(pipelines=1, most=4)
     refusal = '{"outcome": "Failed", "reason": "DataUnreadable", "message": "spec.data.path: no such file"}'

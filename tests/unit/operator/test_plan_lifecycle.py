@@ -1,6 +1,7 @@
 """Scenarios of `plan()`: a job packs, gives back, claims, pauses and ends."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -283,6 +284,25 @@ def test_a_job_resumed_while_a_pod_is_stuck_on_a_dead_node_goes_on_without_waiti
     world.commit()
     assert (world.state(), world.shape, world.status.failures) == (State.RUNNING, (2, 2), 0)
     assert world.workers["digits-w3"].terminating
+
+
+def test_where_nodes_are_not_seen_a_resumed_job_waits_for_a_stuck_pod_until_it_should_long_be_gone() -> None:
+    world = World(make_job().stages(2).workers(2).checkpoint())
+    world.lingering = True
+    world.start()
+    world.builder.suspended()
+    world.settle()
+    world.kill("digits-w0")
+    world.change("digits-w1", end_time=world.now + timedelta(seconds=30))
+    world.builder.suspended(False)
+    world.settle()
+    assert world.turn().requeue_after == 330
+    world.wait(329)
+    world.settle()
+    assert world.state() is State.SUSPENDED
+    world.wait(1)
+    world.settle()
+    assert set(world.workers) == {"digits-w1", "digits-w2", "digits-w3"}
 
 
 def test_a_job_whose_pods_are_all_taken_away_starts_anew_without_a_failure() -> None:

@@ -334,6 +334,45 @@ def test_a_suspended_job_gives_all_quota_back_once_its_pods_are_gone() -> None:
     assert queue.held == 4
 
 
+def test_a_start_beside_a_pod_that_is_stuck_asks_for_more_and_holds_nothing_as_long_as_there_is_none() -> None:
+    world, queue = queued(make_job().stages(2).workers(4), size=4)
+    world.start()
+    world.change("digits-w3", node="dead", node_lost=True)
+    world.builder.suspended()
+    world.settle()
+    for name in ("digits-w0", "digits-w1", "digits-w2"):
+        world.kill(name)
+    world.settle()
+    world.builder.suspended(False)
+    world.settle()
+    assert (set(world.workers), queue.held) == ({"digits-w3"}, 4)
+    assert world.condition(ConditionType.RUNNING).message.endswith("team-a is asked for 1 workers: no quota is left")
+    queue.size = 5
+    world.settle()
+    world.warm_up([name for name in world.workers if name != "digits-w3"])
+    assert world.shape == (2, 2)
+    world.commit(checkpoint=0)
+    world.kill("digits-w3")
+    world.settle()
+    assert requests(world) == [("digits-q0", 3, [4, 5, 6]), ("digits-q1", 1, [7])]
+    assert queue.held == 4
+
+
+def test_a_start_that_lacks_quota_until_a_pod_is_gone_keeps_the_others_no_longer_than_one_without_nodes() -> None:
+    world, _ = queued(make_job().stages(2).workers(4), size=4)
+    world.settle()
+    world.end("digits-w3", exit_code=1)
+    world.settle()
+    world.wait(10)
+    world.settle()
+    world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
+    running = world.condition(ConditionType.RUNNING)
+    assert running.message.endswith("quota is not free before the pods of earlier workers are gone")
+    world.wait(600)
+    world.settle()
+    assert all(worker.terminating for worker in world.workers.values())
+
+
 def test_a_job_that_ends_gives_its_quota_back_once_its_workers_have_ended() -> None:
     world, queue = releasing()
     world.start()

@@ -14,6 +14,9 @@ from tests.unit.operator.world import World
 pytestmark = pytest.mark.timeout(20)
 
 
+REJECTED = {"disrupted": True, "rejected": True, "phase": WorkerPhase.FAILED, "message": "no healthy devices"}
+
+
 def is_replaced_after(world: World, seconds: int) -> None:
     """The one of two workers that ended is created again then, and no sooner."""
     world.settle()
@@ -62,6 +65,7 @@ def test_a_start_whose_pods_are_not_set_up_is_put_off_and_one_whose_image_is_slo
         world.settle()
         world.warm_up(["digits-w0"])
         world.change("digits-w1", waiting=waiting)
+        world.settle()
         world.wait(600)
         world.settle()
         assert bool(world.workers) == stays
@@ -159,6 +163,7 @@ def test_a_start_whose_containers_cannot_start_holds_no_node_past_its_time(waiti
     world = World(make_job().stages(2).workers(2))
     world.settle()
     world.change("digits-w1", waiting=waiting)
+    world.settle()
     world.wait(600)
     world.settle()
     assert not world.workers
@@ -185,13 +190,12 @@ def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_w
     world = World(make_job().stages(2).workers(2))
     world.settle()
     world.warm_up(["digits-w0"])
-    rejected = {"disrupted": True, "rejected": True, "phase": WorkerPhase.FAILED, "message": "no healthy devices"}
     for seconds in (30, 60, 120, 240):
-        world.change(max(world.workers), node="bad", **rejected)
+        world.change(max(world.workers), node="bad", **REJECTED)
         until = world.now + timedelta(seconds=seconds) + DOUBT
         assert world.turn().doubted == {"bad": until}, "its next workers keep off that node"
         is_replaced_after(world, seconds)
-    world.change(max(world.workers), **rejected)
+    world.change(max(world.workers), **REJECTED)
     world.settle()
     running = world.condition(ConditionType.RUNNING)
     assert (world.workers, running.reason) == ({}, "WorkerFailed")
@@ -199,9 +203,94 @@ def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_w
     assert running.message.endswith("next attempt in 60 s"), "that is the first start that was put off"
     world.wait(60)
     world.settle()
-    world.change(max(world.workers), **rejected)
+    world.change(max(world.workers), **REJECTED)
     world.settle()
     world.wait(30)
     world.settle()
     world.warm_up()
     assert (world.shape, world.status.failures) == ((2, 1), 0)
+
+
+def test_workers_that_one_node_rejects_one_after_the_other_are_one_incident_and_the_others_stay_warm() -> None:
+    world = World(make_job().stages(2).workers(16))
+    world.settle()
+    world.warm_up([f"digits-w{number}" for number in range(8)])
+    for number in range(8, 16):
+        world.change(f"digits-w{number}", node="bad", **REJECTED)
+        world.settle()
+        assert world.status.resize is not None and world.status.resize.replacements == 1
+        assert len(world.workers) == 8 + 15 - number
+        world.wait(0.2)
+    world.wait(29)
+    world.settle()
+    assert len(world.workers) == 8, "half a minute after the last one"
+    world.wait(1)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.status.failures) == ((2, 8), 0)
+
+
+def test_workers_that_fail_one_after_the_other_are_one_failure_until_they_are_replaced() -> None:
+    world = World(make_job().stages(2).workers(8))
+    world.settle()
+    for failures in (1, 2):
+        for name in sorted(world.workers):
+            world.end(name, exit_code=1)
+            assert [event.reason for event in world.turn().events] == ["WorkerLost"]
+            world.wait(0.1)
+        assert (world.workers, world.status.failures) == ({}, failures)
+        world.wait(10 * failures)
+        world.settle()
+        assert len(world.workers) == 8
+
+
+def test_workers_that_a_long_start_loses_now_and_then_are_not_in_a_row() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
+    for _ in range(6):
+        world.wait(1800)
+        world.settle()
+        world.change(max(world.workers), disrupted=True, message="preempted")
+        world.settle()
+        world.wait(30)
+        world.settle()
+        assert {"digits-w0", "digits-w1", "digits-w2"} < set(world.workers)
+
+
+def test_an_image_that_a_registry_refuses_once_is_tried_again_although_the_init_containers_took_long() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.warm_up(["digits-w0"])
+    for wait in (900, 599):
+        world.wait(wait)
+        world.settle()
+        world.change("digits-w1", waiting="ErrImagePull: 429")
+        world.settle()
+        assert set(world.workers) == {"digits-w0", "digits-w1"}
+    world.change("digits-w1", waiting="")
+    world.settle()
+    world.wait(2099)
+    world.settle()
+    assert set(world.workers) == {"digits-w0", "digits-w1"}, "an hour in all"
+    world.change("digits-w1", waiting="ErrImagePull: 429")
+    world.settle()
+    world.wait(599)
+    world.settle()
+    assert world.workers
+    world.wait(1)
+    world.settle()
+    assert (world.workers, world.condition(ConditionType.RUNNING).reason) == ({}, "ImagePull")
+
+
+def test_a_start_that_waited_long_for_nodes_has_no_more_time_for_what_is_slow_on_them() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.unschedulable = True
+    while world.status.resize_failures < 5:
+        world.wait(60)
+        world.settle()
+    world.unschedulable = False
+    while not world.workers:
+        world.wait(60)
+        world.settle()
+    assert world.status.resize is not None and world.status.resize.deadline == world.now + timedelta(hours=1)
