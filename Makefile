@@ -16,6 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Files run side by side, in their order. A unit test mostly waits for its workers, so four are no burden for two cores; an
 # integration test waits for an API server, of which each of pytest's processes has its own.
 PARALLEL := --dist loadfile --no-loadscope-reorder
+# Which tests: those that take long are left out, but for `make test-full`.
+SELECT := -m "not slow"
 UV := $(BIN)/uv
 
 .PHONY: help
@@ -47,16 +49,16 @@ programs: $(STAMP) ## Obtain what the tests run, once; refuses where root or dis
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
-	$(BIN)/pytest $(PARALLEL) --numprocesses 4 tests/unit -m "not slow"
+	$(BIN)/pytest $(PARALLEL) --numprocesses 4 tests/unit $(SELECT)
 
 .PHONY: test-integration
 test-integration: $(STAMP) ## The operator against a real API server with scripted trainers.
 	$(BIN)/python -m tools.devcluster programs
-	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 4 tests/integration -m "not slow"
+	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 4 tests/integration $(SELECT)
 
 .PHONY: e2e
 e2e: programs ## Real trainers in pods on real kubelets of the development cluster (root; obtains what it needs).
-	$(BIN)/pytest tests/e2e -m "not slow"
+	$(BIN)/pytest tests/e2e $(SELECT)
 
 .PHONY: e2e-install
 e2e-install: programs ## A new user's path on real kubelets: docs/install.md's commands, the command line, another release (root).
@@ -68,8 +70,8 @@ pictures: programs ## The documentation's pictures: a run of examples/shared-clu
 	$(BIN)/python -m tools.pictures
 
 .PHONY: test-full
-test-full: programs ## All tests, those that take long as well.
-	$(BIN)/pytest tests
+test-full: ## All tests, those that take long as well (about 2 hours).
+	$(MAKE) test SELECT=
 
 FAULTS ?= 200
 .PHONY: soak
