@@ -103,9 +103,9 @@ class WorkerPool(Protocol):
         """
         ...
 
-    def doubt(self, nodes: Mapping[str, datetime]) -> None:
-        """Workers on these nodes fell silent, or were rejected, of whatever job: others had better run elsewhere until
-        the time given."""
+    def doubt(self, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """Workers on these nodes, of whatever job, fell silent, or could not run there: others had better run elsewhere
+        until the time given."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

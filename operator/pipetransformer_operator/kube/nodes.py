@@ -25,6 +25,7 @@ class Nodes:
         self.lost: set[str] = set()
         self._deleted: dict[str, None] = {}
         self._doubted: dict[str, datetime] = {}
+        self._unfit: dict[str, datetime] = {}
 
     def note(self, node: Mapping[str, Any], *, deleted: bool) -> bool:
         """Takes what the watch showed; whether that is news."""
@@ -46,14 +47,16 @@ class Nodes:
                 self.lost.discard(oldest)
         return news
 
-    def doubt(self, nodes: Mapping[str, datetime]) -> None:
-        """Workers there fell silent, were rejected, or had an accelerator that failed: until the time given whoever
-        waits for a word of these nodes waits less, and no worker is sent there as long as another node will do."""
-        for name, until in nodes.items():
-            self._doubted[name] = max(until, self._doubted.get(name, until))
+    def doubt(self, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """Workers there fell silent; or were rejected, or had an accelerator that failed. None is sent there until the
+        time given, as long as another node will do. Who waits for a word of a silent node waits less; an unfit one
+        lives, and may just be slow."""
+        for known, told in ((self._doubted, silent), (self._unfit, unfit)):
+            for name, until in told.items():
+                known[name] = max(until, known.get(name, until))
 
     def doubts(self, name: str) -> bool:
-        """Whether the node is in doubt now."""
+        """Whether workers there fell silent lately."""
         return name in self._doubted and self._clock() < self._doubted[name]
 
     def is_gone(self, name: str) -> bool:
@@ -62,6 +65,15 @@ class Nodes:
 
     @property
     def doubted(self) -> list[str]:
-        """Names of those that are in doubt now."""
-        self._doubted = {name: until for name, until in self._doubted.items() if self._clock() < until}
-        return sorted(self._doubted)
+        """Names of those where workers fell silent lately."""
+        return self._until_now(self._doubted)
+
+    @property
+    def unfit(self) -> list[str]:
+        """Names of those that lately rejected workers, or had an accelerator that failed."""
+        return self._until_now(self._unfit)
+
+    def _until_now(self, known: dict[str, datetime]) -> list[str]:
+        for name in [name for name, until in known.items() if self._clock() >= until]:
+            del known[name]
+        return sorted(known)

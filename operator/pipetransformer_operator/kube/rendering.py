@@ -60,10 +60,11 @@ def render(
     channel_url: str,
     classes: PriorityClasses = NO_CLASSES,
     assignment: Assignment = ANYWHERE,
-    avoided: Sequence[str] = (),
+    doubted: Sequence[str] = (),
+    unfit: Sequence[str] = (),
 ) -> Object:
-    """The pod of a worker: the user's template and what the trainer needs besides; not on the `avoided` nodes if others
-    will do.
+    """The pod of a worker: the user's template and what the trainer needs besides; not on nodes that are `doubted` or
+    `unfit` if others will do.
 
     Raises:
         Refused: the template cannot be added to, for a list or an object in it is none. All else the API server says.
@@ -94,7 +95,7 @@ def render(
     if assignment.tolerations:
         _items(spec, "tolerations").extend(assignment.tolerations)
     group = placement_group(job, worker_id)
-    _place(spec, job, group, avoided)
+    _place(spec, job, group, doubted, unfit)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -200,16 +201,19 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
     _items(spec, "volumes").append({"name": name, **source})
 
 
-def _place(spec: Object, job: PipeTrainingJob, group: str, avoided: Sequence[str]) -> None:
-    """Adds to the template's affinity: the `avoided` nodes in any case, and pods unless the template speaks of them.
+def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Sequence[str], unfit: Sequence[str]) -> None:
+    """Adds to the template's affinity: nodes to be avoided in any case, and pods unless the template speaks of them.
 
-    Whom a worker would lie near may have been on the avoided nodes, so to keep off these is then all that is wanted.
+    Whom a worker would lie near may have been on the doubted nodes, so to keep off these is then all that is wanted.
+    Who was rejected by an unfit one is gone and draws nobody there; to lie far from the others would, for it is empty.
     """
     affinity = _object(spec, "affinity")
-    if avoided:
+    kinds = {} if {"podAffinity", "podAntiAffinity"} & affinity.keys() else proximity(job, group)
+    if avoided := sorted({*doubted, *unfit}):
         _items(_object(affinity, "nodeAffinity"), PREFERRED).append(off(avoided))
-    elif "topologySpreadConstraints" not in spec and not {"podAffinity", "podAntiAffinity"} & affinity.keys():
-        affinity.update(proximity(job, group))
+        kinds.pop("podAntiAffinity", None)
+    if not doubted and "topologySpreadConstraints" not in spec:
+        affinity.update(kinds)
 
 
 def _object(holder: Object, field: str) -> Object:

@@ -358,13 +358,12 @@ class Draft:
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
             min_available=self.min_available,
-            doubted=self._doubted(),
+            doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
+            unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
         )
 
-    def _doubted(self) -> dict[str, datetime]:
-        silent = {worker.node for name in self.suspects if (worker := self._by_name.get(name))}
-        attempt = max(self.now, self.status.next_resize_time or self.now)
-        return dict.fromkeys(silent, self.now + DOUBT) | dict.fromkeys(self.unfit, attempt + DOUBT)
+    def _silent_nodes(self) -> set[str]:
+        return {worker.node for name in self.suspects if (worker := self._by_name.get(name))}
 
     def _missing(self) -> tuple[int, ...]:
         return tuple(key for key in self.joining_ids if self.name_of(key) not in self._by_name)

@@ -43,7 +43,7 @@ class Worker:
     `draining` says that its node takes no pods any more.
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
     `end_time` is when a pod that is being deleted should be gone, its grace period included, by the cluster's clock.
-    `node_doubted` says that other workers there fell silent lately, were rejected, or had an accelerator that failed.
+    `node_doubted` says that other workers there fell silent lately.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
@@ -202,8 +202,9 @@ class Plan:
         requeue_after: seconds until time alone changes the answer; None when only an event can.
         min_available: so many workers must stay when others take some away; None before the first layout, and once
             none of a job that has ended holds anything.
-        doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet; and those that
-            rejected workers, or whose accelerator failed. The time is until when.
+        doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet. The time is until
+            when.
+        unfit: nodes that rejected workers, or whose accelerator failed, and until when.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 
@@ -215,6 +216,7 @@ class Plan:
     expired: bool = False
     min_available: int | None = None
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+    unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def worker_name(job: str, worker_id: int) -> str:

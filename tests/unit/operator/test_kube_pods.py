@@ -177,8 +177,8 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     nodes, pod = Nodes(lambda: now), seen({"phase": "Pending"})
     pod["spec"]["nodeName"] = "node-1"
-    nodes.doubt({"node-1": now + timedelta(minutes=5)})
-    nodes.doubt({"node-1": now + timedelta(minutes=1)})
+    nodes.doubt({"node-1": now + timedelta(minutes=5)}, {})
+    nodes.doubt({"node-1": now + timedelta(minutes=1)}, {})
 
     def in_doubt() -> bool:
         worker = observe(pod, "trainer", nodes)
@@ -188,12 +188,26 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     assert in_doubt() and nodes.doubted == ["node-1"]
     off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}
     status = JobStatus(num_shards=4)
-    rendered = render(make_job().job(), 3, status, channel_url=CHANNEL, avoided=nodes.doubted)["spec"]["affinity"]
+    rendered = render(make_job().job(), 3, status, channel_url=CHANNEL, doubted=nodes.doubted)["spec"]["affinity"]
     assert rendered == {"nodeAffinity": {PREFERRED: [{"weight": 100, "preference": off}]}}
     now += timedelta(minutes=4)
     assert in_doubt()
     now += timedelta(minutes=1)
     assert not in_doubt() and nodes.doubted == []
+
+
+def test_new_workers_keep_off_an_unfit_node_and_near_each_other_and_nobody_is_impatient_there() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    nodes = Nodes(lambda: now)
+    nodes.doubt({}, {"node-1": now + timedelta(minutes=5)})
+    assert (nodes.doubts("node-1"), nodes.doubted, nodes.unfit) == (False, [], ["node-1"])
+    off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}
+    job, status = make_job().job(), JobStatus(num_shards=4)
+    rendered = render(job, 3, status, channel_url=CHANNEL, unfit=nodes.unfit)["spec"]["affinity"]
+    near = render(job, 3, status, channel_url=CHANNEL)["spec"]["affinity"]["podAffinity"]
+    assert rendered == {"nodeAffinity": {PREFERRED: [{"weight": 100, "preference": off}]}, "podAffinity": near}
+    now += timedelta(minutes=5)
+    assert nodes.unfit == []
 
 
 def test_a_pod_that_its_node_says_nothing_of_is_unattended() -> None:

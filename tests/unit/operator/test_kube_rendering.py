@@ -146,7 +146,7 @@ def test_what_a_template_says_of_nodes_is_kept_and_takes_neither_placement_nor_t
     assert placed.get("nodeAffinity", {}) == nodes
     kinds = {"podAffinity", "podAntiAffinity"} & placed.keys()
     assert kinds == (pods.keys() if pods or spread else {"podAffinity", "podAntiAffinity"})
-    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, avoided=["bad", "worse"])["spec"]["affinity"]
+    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, doubted=["bad", "worse"])["spec"]["affinity"]
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("bad", "worse")]
     assert avoiding == wishes | {
         "nodeAffinity": nodes | {PREFERRED: [{"weight": 100, "preference": {"matchFields": fields}}]}
@@ -156,7 +156,7 @@ def test_what_a_template_says_of_nodes_is_kept_and_takes_neither_placement_nor_t
 def test_preferences_of_a_template_for_nodes_stand_beside_the_avoidance_of_bad_ones() -> None:
     mine = {"weight": 7, "preference": {"matchExpressions": [A100]}}
     job = with_containers({"name": "trainer", "image": "x"}, affinity={"nodeAffinity": {PREFERRED: [mine]}})
-    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, avoided=["bad"])["spec"]["affinity"]
+    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, doubted=["bad"])["spec"]["affinity"]
     assert [term["weight"] for term in avoiding["nodeAffinity"][PREFERRED]] == [7, 100]
     assert pod_of(job)["spec"]["affinity"]["nodeAffinity"] == {PREFERRED: [mine]}, "the template is as it was"
 
@@ -165,7 +165,7 @@ def test_preferences_of_a_template_for_nodes_stand_beside_the_avoidance_of_bad_o
 def test_an_affinity_that_is_none_is_refused_with_the_fields_name(wrong: Any) -> None:
     job = with_containers({"name": "trainer", "image": "x"}, affinity=wrong).job()
     with pytest.raises(Refused, match="must be a"):
-        render(job, 3, JobStatus(), channel_url=CHANNEL, avoided=["bad"])
+        render(job, 3, JobStatus(), channel_url=CHANNEL, doubted=["bad"])
 
 
 @pytest.mark.parametrize(

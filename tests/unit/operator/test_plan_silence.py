@@ -7,6 +7,7 @@ import pytest
 
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.api.status import ConditionType, State
+from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.plan import WorkerPhase, plan
 from pipetransformer_operator.plan.draft import DOUBT
 from tests.builders import make_job
@@ -140,6 +141,24 @@ def test_a_node_whose_member_fell_silent_is_in_doubt_and_no_word_of_it_is_waited
     other.wait(5)
     other.settle()
     assert set(other.workers) == {"digits-w1", "digits-w2"}, "it is replaced, although the job only starts"
+
+
+def test_workers_on_a_node_that_rejected_one_have_as_long_as_others() -> None:
+    world = World(make_job().stages(2).workers(4))
+    nodes = Nodes(lambda: world.now)
+    world.settle()
+    for name in world.workers:
+        world.change(name, node="slow", phase=WorkerPhase.PENDING, unattended_since=world.now)
+        world.silent.add(name)
+    world.wait(6)
+    world.change("digits-w0", disrupted=True, rejected=True, phase=WorkerPhase.FAILED, unattended_since=None)
+    decided = world.turn()
+    nodes.doubt(decided.doubted, decided.unfit)
+    assert nodes.unfit == ["slow"]
+    for name in world.workers:
+        world.change(name, node_doubted=nodes.doubts("slow"))
+    world.settle()
+    assert set(world.workers) == {"digits-w1", "digits-w2", "digits-w3"}
 
 
 def test_a_silent_member_on_a_lost_node_is_replaced_and_one_that_beats_is_not() -> None:

@@ -193,7 +193,7 @@ def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_w
     for seconds in (30, 60, 120, 240):
         world.change(max(world.workers), node="bad", **REJECTED)
         until = world.now + timedelta(seconds=seconds) + DOUBT
-        assert world.turn().doubted == {"bad": until}, "its next workers keep off that node"
+        assert world.turn().unfit == {"bad": until}, "its next workers keep off that node"
         is_replaced_after(world, seconds)
     world.change(max(world.workers), **REJECTED)
     world.settle()
