@@ -27,8 +27,9 @@ _CONTROL_PLANE = 1.0  # etcd and logs
 def missing(layout: Layout, *, nodes: int) -> dict[str, float]:
     """GiB that a cluster of `nodes` nodes will still take, 0 for a control plane alone: part -> GiB."""
     programs = debian.CONTROL_PLANE + debian.MONITORING + (debian.NODE + debian.IMAGES if nodes else ())
+    built = gobuild.has_kubernetes(nodes=nodes > 0)
     parts = {
-        "programs from Go modules": 0 if gobuild.has_kubernetes(nodes=nodes > 0) else _GO,
+        "programs from Go modules": 0 if built else _rest(_GO, *gobuild.written_folders()),
         "programs from Debian": _rest(_DEBIAN, cache_dir() / "debian") if debian.lacking(programs) else 0,
         "the control plane": _CONTROL_PLANE,
     }
@@ -71,8 +72,8 @@ def _registry() -> Path:
     return cache_dir() / "registry"
 
 
-def _rest(size: float, folder: Path) -> float:
-    return max(0.0, size - _held(folder))
+def _rest(size: float, *folders: Path) -> float:
+    return max(0.0, size - sum(map(_held, folders)))
 
 
 def _held(folder: Path) -> float:

@@ -85,6 +85,11 @@ def has_kubernetes(*, nodes: bool) -> bool:
     return all((folder / name).exists() for name in _names(nodes=nodes))
 
 
+def written_folders() -> list[Path]:
+    """Where builds write: ours, and Go's own caches, which other projects may share."""
+    return [cache_dir() / "go", *map(Path, run([_go(), "env", "GOMODCACHE", "GOCACHE"]).splitlines())]
+
+
 def kubernetes(*, nodes: bool = True) -> Path:
     """Folder with the Kubernetes programs; `nodes=False` leaves out what only nodes need."""
     packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in _names(nodes=nodes)}

@@ -128,7 +128,10 @@ def test_disk_is_asked_for_what_is_not_there_yet(
     )
     assert sum(disk.missing(layout, nodes=0).values()) == pytest.approx(1), "a control plane asks for images"
     monkeypatch.setattr(gobuild, "has_kubernetes", lambda **_: False)
+    monkeypatch.setattr(gobuild, "written_folders", lambda: [cache / "modules", cache / "builds"])
     assert sum(disk.missing(layout, nodes=0).values()) == pytest.approx(7)
+    gibs |= {cache / "modules": 3.4, cache / "builds": 1.6}
+    assert sum(disk.missing(layout, nodes=0).values()) == pytest.approx(2), "the first build was cut off"
 
 
 def test_a_full_disk_names_each_part_that_is_missing(gibs: dict[Path, float], monkeypatch: pytest.MonkeyPatch) -> None:
