@@ -122,7 +122,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-digits bench-equality bench-overhead bench-partition bench-regroup bench-release bench-scale bench-tuning
+.PHONY: bench-cache bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-tuning
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -134,6 +134,9 @@ bench-partition: $(STAMP) ## The exact partition into stages: its speed, and aga
 
 bench-equality: $(STAMP) ## Losses of runs that regroup, freeze and lose workers at random, against one that never moves.
 	$(BIN)/python -m benchmarks.equality
+
+bench-kills: $(STAMP) ## Seconds from a worker's death to the next new step, 100 deaths (5 min).
+	$(BIN)/python -m benchmarks.kills
 
 bench-overhead: $(STAMP) ## Our step while nothing changes, against plain PyTorch, DDP and torch.distributed.pipelining.
 	$(BIN)/python -m benchmarks.overhead

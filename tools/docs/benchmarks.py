@@ -49,6 +49,13 @@ FIGURES = {
         Figure("worst_float32_gradient_difference", "float32: each layer's gradient from one state", at_most=1e-5),
         Figure("deaths", "workers that were killed meanwhile"),
     ),
+    "kills": (
+        Figure("all_struck", "all who were to die did"),
+        Figure("count", "deaths after which there was a new step to make"),
+        Figure("median_seconds", "seconds from a death to the end of the first step not made before, median"),
+        Figure("p90_seconds", "the same, nine of ten"),
+        Figure("max_seconds", "the same, the longest", at_most="bar_seconds"),
+    ),
     "overhead": (
         Figure("cases.*.*.lower_bound", "our throughput over the baseline's, lower 95 % bound", at_least=0.97),
         Figure("cases.*.*.ratio", "the same, median"),
