@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
+from pipetransformer_contract.messages import Offer
 from pipetransformer_operator.api import JobSpec
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ class Savings:
 
 
 def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
-    """The job's phases in order; when the policy asks for gradients, one for each boundary that there can be."""
+    """The job's phases in order; when the policy asks for gradients, one for each boundary that there can be.
+
+    Raises:
+        ValueError: the job would not start, for no layout lies within the bounds of its spec.
+    """
     moves = forecast.boundaries()
     points: list[tuple[int | None, int]] = [(0, 0)]
     if moves is None:
@@ -49,7 +54,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
     else:
         points = [*points, *moves] if not moves or moves[0][0] > 0 else list(moves)
     found: list[Phase] = []
-    layout = spec.initial_layout
+    layout = _start(spec, forecast)
     cut = forecast.cut(0, layout)
     for step, boundary in points:
         here = forecast.step_seconds(boundary, cut, layout.pipelines)
@@ -61,7 +66,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
         num_layers = forecast.job.num_layers
         layers = [len(range(max(span.start, 1), min(span.stop, num_layers + 1))) for span in cut.spans]
         holds = spec.elastic_policy.on_pack is OnPack.HOLD
-        gpus = spec.elastic_policy.workers if holds else layout.workers
+        gpus = min(spec.elastic_policy.workers, spec.elastic_policy.max_workers) if holds else layout.workers
         found.append(Phase(step, boundary, layout, layers, seconds, gpus))
     return found
 
@@ -76,14 +81,24 @@ def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savi
             return None
         time += (end - start) * phase.step_seconds
         gpu_time += (end - start) * phase.step_seconds * phase.gpus
-    initial = spec.initial_layout
+    initial = _start(spec, forecast)
     unfrozen = total * forecast.step_seconds(0, forecast.cut(0, initial), initial.pipelines)
     return Savings(1 - time / unfrozen, 1 - gpu_time / (unfrozen * initial.workers))
 
 
-def _choose(spec: JobSpec, forecast: "Forecast", boundary: int, present: Present) -> Layout | None:
+def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
+    elastic, stages = spec.elastic_policy, spec.pipeline.stages
+    bounds = _bounds(spec, forecast)
+    offers = [Offer(stages=stages, bytes_per_worker=0)]
+    found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
+    if found is None:
+        raise ValueError(f"spec.elasticPolicy.maxWorkers: {elastic.max_workers} carry no layout of {stages} stages")
+    return found
+
+
+def _bounds(spec: JobSpec, forecast: "Forecast") -> Bounds:
     elastic = spec.elastic_policy
-    bounds = Bounds(
+    return Bounds(
         initial=spec.initial_layout,
         min_workers=elastic.min_workers,
         max_workers=elastic.max_workers,
@@ -91,10 +106,14 @@ def _choose(spec: JobSpec, forecast: "Forecast", boundary: int, present: Present
         max_pipelines=spec.max_pipelines,
         bytes_budget=forecast.job.bytes_budget,
     )
+
+
+def _choose(spec: JobSpec, forecast: "Forecast", boundary: int, present: Present) -> Layout | None:
+    elastic = spec.elastic_policy
     return choose(
         forecast.offers(boundary),
         elastic.max_workers if elastic.on_pack.widens else elastic.workers,
-        bounds,
+        _bounds(spec, forecast),
         on_pack=elastic.on_pack,
         packing=spec.pipeline.packing,
         present=present,

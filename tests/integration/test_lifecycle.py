@@ -73,18 +73,22 @@ async def test_pods_that_have_ended_are_kept_or_not_as_the_job_says(
 async def test_the_scale_subresource_is_a_ceiling_in_pods(
     namespace: Namespace, operator: Operator, kubelet: FakeKubelet
 ) -> None:
-    await namespace.apply(packing_job().stages(1).workers(1).set("elasticPolicy.maxPipelines", 4))
-    assert await namespace.layout(1) == (1, 1)
+    await namespace.apply(packing_job().stages(1).workers(2).set("elasticPolicy.maxPipelines", 4))
+    assert await namespace.layout(1) == (1, 2)
     path = f"{namespace.jobs}/digits/scale"
-    await namespace.api.request("PATCH", path, {"spec": {"replicas": 2}}, content_type=MERGE_PATCH)
-    assert await namespace.layout(2) == (1, 2)
-    scale: dict[str, Any] = await namespace.api.get(path)
-    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
-    selected = f"{namespace.core}/pods?labelSelector={scale['status']['selector'].replace('=', '%3D')}"
-    assert {pod["metadata"]["name"] for pod in (await namespace.api.get(selected))["items"]} == {
-        "digits-w0",
-        "digits-w1",
-    }
+
+    async def scaled() -> dict[str, Any] | None:
+        """The subresource once there are as many pods as it asks for."""
+        scale: dict[str, Any] = await namespace.api.get(path)
+        return scale if scale["spec"]["replicas"] == scale["status"]["replicas"] else None
+
+    for generation, replicas in ((2, 1), (3, 2)):  # also below the starting size
+        await namespace.api.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type=MERGE_PATCH)
+        assert await namespace.layout(generation) == (1, replicas)
+        scale = await until(f"{replicas} pods", scaled)
+        selected = f"{namespace.core}/pods?labelSelector={scale['status']['selector'].replace('=', '%3D')}"
+        pods = {pod["metadata"]["name"] for pod in (await namespace.api.get(selected))["items"]}
+        assert pods == {1: {"digits-w0"}, 2: {"digits-w0", "digits-w2"}}[replicas]
 
 
 async def test_a_job_that_somebody_else_manages_is_left_alone(

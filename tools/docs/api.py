@@ -25,7 +25,8 @@ server fills in the defaults and refuses what does not fit, with the path of the
 and `submit` refuse it with the same words before. What the tables call *fixed* cannot change while a job exists.
 
 With `kubectl scale`, the scale subresource counts pods: `spec.elasticPolicy.maxWorkers` is asked for, `status.workers`
-is there. It goes no lower than `spec.elasticPolicy.workers`, which may be edited as well.
+is there. A job takes the largest legal layout below that ceiling, at a start as well, and grows back when it is lifted.
+The ceiling goes no lower than `spec.elasticPolicy.minWorkers`; `spec.suspend` gives all workers back.
 """
 
 

@@ -32,7 +32,7 @@ def plan(
 ) -> None:
     """Show which layouts a job would take and what that would save; nothing is trained."""
     try:
-        from pipetransformer.errors import ModelError, SpecError
+        from pipetransformer.errors import ModelError
         from pipetransformer.forecast import Forecast, measure_here
         from pipetransformer.partition import ModelCosts
     except ModuleNotFoundError as error:
@@ -51,10 +51,10 @@ def plan(
         forecast = Forecast.of(trainer_spec(spec), given)
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))
-    except (SpecError, ModelError, OSError) as error:
+        found = phases(spec, forecast)
+    except (ModelError, OSError, ValueError) as error:
         errors().print(f"error: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
-    found = phases(spec, forecast)
     saved = savings(found, spec, forecast)
     if output is not None:
         print_object(_object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None), output)

@@ -43,10 +43,12 @@ class ElasticPolicy(SpecModel):
 
     workers: Workers = Field(description="Workers at a start, also after a suspend: a multiple of pipeline.stages.")
     min_workers: Workers = Field(default=1, description="No layout has fewer.")
-    max_workers: Workers = Field(description="A ceiling; the largest legal layout below it is used.")
+    max_workers: Workers = Field(
+        description="A ceiling, at a start as well; the largest legal layout below it is used."
+    )
     min_pipelines: Workers = Field(default=1, description="Smallest data-parallel width.")
     max_pipelines: Workers | None = Field(
-        default=None, description="Largest data-parallel width; by default maxWorkers."
+        default=None, description="Largest data-parallel width; by default maxWorkers, or workers if that is more."
     )
     on_pack: OnPack = Field(default=OnPack.WIDEN, description="What becomes of workers that packing frees.")
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
@@ -54,7 +56,11 @@ class ElasticPolicy(SpecModel):
     )
     rules = (
         Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),
-        Rule("self.workers <= self.maxWorkers", "workers must not exceed maxWorkers", ".workers"),
+        Rule(
+            "self.minWorkers <= self.maxWorkers",
+            "minWorkers must not exceed maxWorkers; suspend gives all workers back",
+            ".maxWorkers",
+        ),
         Rule(
             "!has(self.maxPipelines) || self.minPipelines <= self.maxPipelines",
             "minPipelines must not exceed maxPipelines",
@@ -189,13 +195,14 @@ class JobSpec(SpecModel):
 
     @property
     def initial_layout(self) -> Layout:
-        """The layout of the start."""
+        """The layout of a start that no ceiling limits."""
         return Layout(self.pipeline.stages, self.elastic_policy.workers // self.pipeline.stages)
 
     @property
     def max_pipelines(self) -> int:
         """The largest data-parallel width that the spec allows."""
-        return self.elastic_policy.max_pipelines or self.elastic_policy.max_workers
+        elastic = self.elastic_policy
+        return elastic.max_pipelines or max(elastic.workers, elastic.max_workers)
 
 
 class Metadata(SpecModel):

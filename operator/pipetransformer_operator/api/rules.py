@@ -17,8 +17,11 @@ ROOT_RULES = (
     ),
 )
 
+#: A ceiling that is lowered for a while does not limit what there may be later.
 _LARGEST_WIDTH = (
-    "(has(self.elasticPolicy.maxPipelines) ? self.elasticPolicy.maxPipelines : self.elasticPolicy.maxWorkers)"
+    "(has(self.elasticPolicy.maxPipelines) ? self.elasticPolicy.maxPipelines"
+    " : self.elasticPolicy.workers > self.elasticPolicy.maxWorkers ? self.elasticPolicy.workers"
+    " : self.elasticPolicy.maxWorkers)"
 )
 _CONTAINERS = "self.podTemplate.spec.containers"
 
@@ -54,7 +57,7 @@ CROSS_FIELD_RULES = (
     ),
     Rule(
         f"self.training.globalBatchSize >= {_LARGEST_WIDTH}",
-        "globalBatchSize must be at least the largest number of pipelines: maxPipelines, else maxWorkers",
+        "globalBatchSize must be at least the largest number of pipelines: maxPipelines, else maxWorkers or workers",
         ".training.globalBatchSize",
     ),
     Rule(

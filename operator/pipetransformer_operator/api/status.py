@@ -57,6 +57,7 @@ class Reason(StrEnum):
     TRAINING = "Training"
     CREATION_REFUSED = "CreationRefused"  #: the cluster does not take the workers' pods
     RECOVERING = "Recovering"  #: members were lost and the rest is too few for any legal layout
+    NO_LEGAL_START = "NoLegalStart"  #: no layout to start with lies within the bounds of the spec
     FINISHED = "Finished"
     # Resizing: preparing, committing, cleaning
     PREPARING = "Preparing"  #: waits until each member of the next generation is ready
@@ -315,7 +316,7 @@ class JobStatus(Wire):
         description="Shards of the data order, fixed when the job starts, or by the checkpoint that it goes on from.",
     )
     initial_workers: Count = Field(
-        default=0, description="Workers at the start: what the savings are measured against."
+        default=0, description="Workers of a start that no ceiling limits: what the savings are measured against."
     )
     workers: Count = Field(default=0, description="Pods that are not gone; replicas of the scale subresource.")
     selector: str = Field(

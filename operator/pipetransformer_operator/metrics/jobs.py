@@ -30,7 +30,7 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
         lambda status, now: len(status.leaving_ids),
     ),
     "workers_initial": (
-        "Workers that the job started with: what savings are measured against.",
+        "Workers of a start that no ceiling limits: what savings are measured against.",
         lambda status, now: status.initial_workers or None,
     ),
     "layout_generation": (

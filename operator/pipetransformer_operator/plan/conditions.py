@@ -13,7 +13,7 @@ from ..api.status import (
     ResizePhase,
     State,
 )
-from . import quota
+from . import layouts, quota
 from .draft import Draft
 from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
@@ -147,7 +147,7 @@ def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        limit = _limit_of_shards(draft)
+        limit = _above_the_ceiling(draft) or _limit_of_shards(draft)
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
@@ -157,6 +157,14 @@ def _resizing(draft: Draft) -> None:
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
         message = f"{_size(resize.from_)} to {_size(resize.to)} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft, resize))
+
+
+def _above_the_ceiling(draft: Draft) -> str:
+    """Why a job has more workers than its spec allows; empty when that is not so."""
+    plan, ceiling = draft.status.plan, draft.spec.elastic_policy.max_workers
+    if plan is None or plan.layout.workers <= ceiling or layouts.best(draft, plan.layout.workers):
+        return ""
+    return f"spec.elasticPolicy.maxWorkers is {ceiling}, and no legal layout has so few workers: the job stays as it is"
 
 
 def _limit_of_shards(draft: Draft) -> str:

@@ -43,6 +43,9 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     if not spec.managed or spec.suspend or status.finished or draft.label_errors:
         return None
     starting = status.plan is None
+    layout = layouts.starting(draft) if starting else None
+    if starting and layout is None:
+        return None
     if starting and observed.queue is not None and not any(one.admitted for one in status.quota_requests):
         return None
     sits_out = share.sits_out(draft)
@@ -64,7 +67,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
         speeds=speeds,
         held=held,
         share=min(status.share.workers, held if sits_out else status.share.workers) if status.share else None,
-        needs=layouts.starting(draft).workers if starting else min(speeds),
+        needs=layout.workers if layout else min(speeds),
         starting=starting,
         waiting=waiting,
         asleep=asleep,

@@ -159,7 +159,7 @@ def _describe(worker: Worker | None) -> str:
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
-    """Too few are left for any layout: they hold their state until the present layout can be manned again.
+    """Too few are left for any layout: they hold their state until the best layout that is no larger can be manned.
 
     Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
     job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
@@ -170,8 +170,9 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     if draft.sleeps():
         draft.keep_workers(kept)
         return
-    draft.want([*kept, *draft.joining_ids], plan.layout.workers)
-    enter(draft, plan.layout, ResizeReason.FAILURE)
+    to = layouts.best(draft, plan.layout.workers) or plan.layout
+    draft.want([*kept, *draft.joining_ids], to.workers)
+    enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return
     reason, why = why_not_ready(draft)

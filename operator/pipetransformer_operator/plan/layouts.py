@@ -1,6 +1,7 @@
 """Layouts that a job may have: `choose` on what its leader offers, within the bounds of its spec and its data order."""
 
 from dataclasses import replace
+from itertools import product
 
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
 from pipetransformer_contract.choose import pays_to_recut as cut_pays
@@ -33,16 +34,23 @@ def best(draft: Draft, workers: int) -> Layout | None:
     return choose(offers, workers, bounds, on_pack=draft.on_pack, packing=packing, present=_present(draft))
 
 
-def starting(draft: Draft) -> Layout:
-    """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost."""
-    bounds, checkpoint = bounds_of(draft), draft.status.checkpoint
-    if checkpoint is None:
-        return bounds.initial
-    base = draft.status.quota_requests[:1]
-    quota = base[0].granted if base and base[0].admitted else bounds.initial.workers
-    workers = min(quota, bounds.initial.workers)
-    offers, packed = _of_one_length(checkpoint.min_stages, bounds)
-    return choose(offers, workers, packed, on_pack=draft.on_pack, packing=Packing.PAPER) or bounds.initial
+def starting(draft: Draft) -> Layout | None:
+    """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost. It is as wide
+    as the spec's ceiling and the queue's quota allow; None where the ceiling allows none."""
+    bounds, base = bounds_of(draft), draft.status.quota_requests[:1]
+    quota = min([bounds.initial.workers, *(request.granted for request in base if request.admitted)])
+    for stages, workers in product(starting_lengths(draft), (quota, bounds.initial.workers)):
+        offers, of_this_length = _of_one_length(stages, bounds)
+        found = choose(offers, workers, of_this_length, on_pack=draft.on_pack, packing=Packing.PAPER)
+        if found is not None:
+            return found
+    return None
+
+
+def starting_lengths(draft: Draft) -> list[int]:
+    """Stages that a start may have, the best first."""
+    checkpoint, stages = draft.status.checkpoint, draft.spec.pipeline.stages
+    return [stages] if checkpoint is None else [checkpoint.min_stages, stages]
 
 
 def limited(draft: Draft, workers: int) -> int:

@@ -9,7 +9,7 @@ from ..api.job import QUEUE_LABEL
 from ..api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from . import layouts, quota
 from .draft import Draft
-from .prepare import cancel
+from .prepare import cancel, queue_says
 from .types import Answer, EventType
 
 
@@ -38,14 +38,13 @@ def follow(draft: Draft) -> None:
     _drop_joiners(draft)
 
 
-def admits(draft: Draft) -> bool:
-    """Whether the job may start, by its queue; asks it first."""
+def admits(draft: Draft, needed: int) -> bool:
+    """Whether the job may start with the workers that it needs, by its queue; asks it first."""
     queue, status = draft.observed.queue, draft.status
     name = draft.observed.labels.get(QUEUE_LABEL, "")
     base = status.quota_requests[0] if status.quota_requests else None
     if base is not None and base.admitted:
         return True
-    needed = layouts.starting(draft).workers
     if base is not None and (base.queue != name or base.granted != needed):
         base = None
         draft.update(quota_requests=[])
@@ -54,6 +53,9 @@ def admits(draft: Draft) -> bool:
     if base is None and not queue.problem:
         draft.ask_queue(name, needed)
     draft.update(start_time=None)  # who waits in a queue is not active, as a Job that Kueue suspends
+    running = status.condition(ConditionType.RUNNING)
+    if running is not None and running.reason == Reason.NO_LEGAL_START:
+        draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
     return False
 
 
@@ -107,10 +109,10 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     assert draft.observed.queue is not None
     answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
     draft.update(quota_requests=[])
-    needed = layouts.starting(draft).workers
-    if answer.withdrawn or needed > base.workers:
+    layout = layouts.starting(draft)
+    if answer.withdrawn or layout is None or layout.workers > base.workers:
         return []
-    return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - needed})]
+    return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
 
 
 def _drop_joiners(draft: Draft) -> None:

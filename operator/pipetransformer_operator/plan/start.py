@@ -7,6 +7,7 @@ replaced, and the others stay warm meanwhile.
 
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import ConditionType, Reason, Resize, ResizePhase
@@ -24,8 +25,9 @@ LONGEST_RETRY = timedelta(minutes=4)
 PLACED = 6
 
 
-def take_size(draft: Draft) -> None:
-    """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again.
+def take_size(draft: Draft) -> Layout | None:
+    """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again; the
+    layout that comes of it, None if none is legal.
 
     Workers that wait were told another size, so they make room for others. The order of the data stays what it was in
     the first generation, and has no work for more pipelines than it has shards.
@@ -38,16 +40,34 @@ def take_size(draft: Draft) -> None:
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
         draft.keep_workers([])
+    return layouts.starting(draft)
 
 
-def start(draft: Draft) -> None:
+def wait(draft: Draft) -> None:
+    """Holds nothing and says why, as long as no layout to start with lies within the spec's bounds."""
+    bounds, lengths = layouts.bounds_of(draft), dict.fromkeys(layouts.starting_lengths(draft))
+    message = (
+        f"spec.elasticPolicy allows no start: pipelines of {' or '.join(map(str, lengths))} stages,"
+        f" {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
+        f" {bounds.min_workers} to {bounds.max_workers} workers in all"
+    )
+    before = draft.status.condition(ConditionType.RUNNING)
+    if before is None or before.reason != Reason.NO_LEGAL_START:
+        draft.tell(Reason.NO_LEGAL_START, message, EventType.WARNING)
+    draft.set_condition(ConditionType.RUNNING, False, Reason.NO_LEGAL_START, message)
+    draft.update(start_time=None, resize=None)
+    draft.keep_workers([])
+    if not draft.observed.workers:
+        draft.update(quota_requests=[])
+
+
+def start(draft: Draft, layout: Layout) -> None:
     """Creates the workers of the starting layout and publishes it once each of them is ready."""
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
     if draft.sleeps():
         return
-    layout = layouts.starting(draft)
     ready = draft.ready_joiners
     if len(ready) >= layout.workers:
         draft.publish(layout, ready, ResizeReason.START)

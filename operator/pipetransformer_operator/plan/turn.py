@@ -48,9 +48,11 @@ def _advance(draft: Draft) -> None:
     if draft.status.plan is not None:
         resize.resize(draft)
     else:
-        start.take_size(draft)
-        if queue.admits(draft):
-            start.start(draft)
+        layout = start.take_size(draft)
+        if layout is None:
+            start.wait(draft)
+        elif queue.admits(draft, layout.workers):
+            start.start(draft, layout)
     queue.tidy(draft)
 
 

@@ -102,3 +102,14 @@ def test_without_the_trainer_plan_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "pipetransformer.forecast", None)
     assert command(monkeypatch, "plan", str(DEMO)) == 2
     assert "needs the trainer" in capsys.readouterr().err
+
+
+def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job().stages(4).workers(8, most=5).set("freeze", {"policy": "None"})
+    assert layouts(planned(job, tmp_path, monkeypatch, capsys)) == [(4, 1)]
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job.workers(8, most=3).manifest()))
+    assert command(monkeypatch, "plan", str(file)) == 2
+    assert "spec.elasticPolicy.maxWorkers: 3 carry no layout of 4 stages" in capsys.readouterr().err

@@ -329,17 +329,86 @@ def test_a_ceiling_moved_while_a_generation_is_committed_waits_until_it_is_confi
     assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.SPEC)
 
 
-@pytest.mark.parametrize(("most", "shape"), [(2, (2, 1)), (3, (2, 1)), (5, (2, 2)), (7, (2, 3))])
-def test_a_scale_is_a_ceiling_below_which_the_largest_whole_layout_is_taken(most: int, shape: tuple[int, int]) -> None:
-    world = World(make_job().stages(2).workers(2, most=4).set("elasticPolicy.maxPipelines", 4))
-    world.start()
-    world.builder.workers(2, most=most)
+def scale(world: World, replicas: int) -> None:
+    """As `kubectl scale`, and what follows from it."""
+    world.builder.set("elasticPolicy.maxWorkers", replicas)
+    world.metadata_generation += 1
+    world.settle()
     for _ in range(3):
         world.warm_up()
-        world.commit()
-        world.leave()
+        if world.status.plan is not None:
+            world.commit(checkpoint=world.report.boundary if world.report else 0)
+            world.leave()
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize(("most", "shape"), [(1, (1, 1)), (2, (2, 1)), (3, (2, 1)), (5, (2, 2)), (7, (2, 3))])
+def test_a_scale_is_a_ceiling_below_which_the_largest_whole_layout_is_taken(
+    most: int, shape: tuple[int, int], workers: int
+) -> None:
+    world = World(make_job().stages(2).workers(workers).set("elasticPolicy.maxPipelines", 4))
+    world.start()
+    scale(world, most)
     assert world.shape == shape
     assert len(world.workers) == shape[0] * shape[1]
+    assert world.status.failures == 0
+
+
+@pytest.mark.parametrize("on_pack", ["Widen", "Release", "Hold", "Auto"])
+def test_below_a_ceiling_that_was_lifted_a_job_has_its_starting_size_again_and_that_is_no_claim(on_pack: str) -> None:
+    world = World(make_job().stages(2).workers(6).checkpoint().on_pack(on_pack))
+    world.start()
+    scale(world, 2)
+    assert (world.shape, len(world.workers)) == ((2, 1), 2)
+    scale(world, 6)
+    assert (world.shape, len(world.workers)) == ((2, 3), 6)
+    assert (world.status.claimed_ids, world.status.failures) == ([], 0)
+
+
+def test_a_job_that_starts_below_a_ceiling_may_grow_as_if_there_had_been_none() -> None:
+    world = World(make_job().stages(2).workers(8, most=5))
+    world.start()
+    assert (world.shape, world.status.initial_workers, world.status.num_shards) == ((2, 2), 8, 8)
+    scale(world, 10)
+    assert (world.shape, world.status.claimed_ids) == ((2, 5), [8, 9])
+
+
+def test_a_start_follows_the_ceiling_and_waits_with_words_below_one_pipeline() -> None:
+    world = World(make_job().stages(4).workers(8, most=4).set("elasticPolicy.maxPipelines", 2))
+    world.settle()
+    assert len(world.workers) == 4
+    for _ in range(2):
+        scale(world, 3)
+        running = world.condition(ConditionType.RUNNING)
+        assert (world.workers, world.status.resize, world.status.start_time) == ({}, None, None)
+        assert (running.status, running.reason) == ("False", "NoLegalStart")
+        assert running.message.endswith("of 4 stages, 1 to 2 of them, 1 to 3 workers in all")
+        world.wait(7200)
+    scale(world, 8)
+    assert world.shape == (4, 2)
+
+
+def test_a_job_that_starts_again_obeys_the_ceiling_whatever_its_checkpoint_needs() -> None:
+    world = World(make_job().stages(4).workers(8).checkpoint())
+    world.start()
+    scale(world, 3)
+    assert world.shape == (3, 1), "as narrow and as tightly packed as after a loss"
+    world.builder.suspended()
+    world.settle()
+    world.builder.suspended(False)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1), "what its checkpoint needs"
+
+
+def test_a_job_that_no_ceiling_can_make_smaller_says_so() -> None:
+    world = World(make_job().stages(2).workers(4).set("elasticPolicy.minPipelines", 2))
+    world.start()
+    scale(world, 1)
+    assert world.shape == (2, 2)
+    assert "maxWorkers is 1, and no legal layout has so few" in world.condition(ConditionType.RESIZING).message
+    scale(world, 3)
+    assert (world.shape, world.condition(ConditionType.RESIZING).message) == ((1, 3), "")
 
 
 def test_a_job_of_another_manager_is_left_alone() -> None:

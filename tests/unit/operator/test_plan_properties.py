@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.api.job import QUEUE_LABEL
-from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Share, State
+from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Reason, Share, State
 from pipetransformer_operator.plan import Plan, Worker, WorkerPhase
 from pipetransformer_operator.plan.commit import BROKEN_IN_A_ROW
 from tests.builders import JobBuilder, make_job
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.timeout(240)
 #: Generations that follow from what was lost, and not from what would be better.
 FORCED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 NUMBER = st.integers(0, 7)
+#: From less than a pipeline to more than any job starts with.
+CEILING = st.integers(1, 14)
 
 
 class Checked(World):
@@ -103,6 +105,12 @@ class Checked(World):
         after = {other.uid: self.beat(other).waiting_after or 0 for other in (*self.workers.values(), worker)}
         return after[worker.uid] < max(after.values())
 
+    def move_ceiling(self, ceiling: int) -> None:
+        """As `kubectl scale` does, to no less than the spec allows, and no more than can be claimed one by one."""
+        elastic = self.spec.elastic_policy
+        self.builder.set("elasticPolicy.maxWorkers", min(max(ceiling, elastic.min_workers), elastic.workers + 6))
+        self.metadata_generation += 1
+
     def durable(self, plan: PublishedPlan) -> bool:
         return plan.covered_by(self.status.checkpoint)
 
@@ -115,19 +123,17 @@ class Checked(World):
         self.lost_peers.clear()
         for name, worker in self.workers.items():
             self.change(name, draining=False, disrupted=False, node_lost=False) if worker.alive else None
-        for _ in range(16):
-            self.bury()
-            self.schedule()
-            self.warm_up()
-            if self.trains:
-                self.commit(checkpoint=self.report.boundary if self.report else 0)
-                self.leave()
-            self.wait(3601)
-            self.settle()
+        self.live_on()
         if self.status.finished:
             assert self.status.is_true(ConditionType.FAILED)
             assert self.status.failures > self.spec.run_policy.backoff_limit
             return
+        if self.condition(ConditionType.RUNNING).reason == Reason.NO_LEGAL_START:
+            assert self.spec.elastic_policy.max_workers < self.spec.pipeline.stages
+            assert not self.workers and not self.status.quota_requests
+            self.move_ceiling(self.spec.pipeline.stages)
+            self.live_on()
+        assert len(self.plan.members) <= self.spec.elastic_policy.max_workers
         assert self.state() is State.RUNNING, self.status.conditions
         assert self.plan.confirmed and not self.status.leaving_ids and self.status.resize is None
         members = {member.name for member in self.plan.members}
@@ -138,6 +144,18 @@ class Checked(World):
             assert held == set(self.status.worker_ids) and self.queue.held == len(held)
         self.finish(Outcome.SUCCEEDED)
         assert self.state() is State.COMPLETE
+
+    def live_on(self) -> None:
+        """Workers do as told for so long that whatever was slept over is tried."""
+        for _ in range(16):
+            self.bury()
+            self.schedule()
+            self.warm_up()
+            if self.trains:
+                self.commit(checkpoint=self.report.boundary if self.report else 0)
+                self.leave()
+            self.wait(3601)
+            self.settle()
 
     @property
     def trains(self) -> bool:
@@ -292,12 +310,10 @@ class Life(RuleBasedStateMachine):
 
     # -- what users and other jobs do
 
-    @rule(spare=st.integers(0, 6))
-    def the_ceiling_is_moved(self, spare: int) -> None:
-        world = self.world
-        world.builder.set("elasticPolicy.maxWorkers", world.spec.elastic_policy.workers + spare)
-        world.metadata_generation += 1
-        world.settle()
+    @rule(ceiling=CEILING)
+    def the_ceiling_is_moved(self, ceiling: int) -> None:
+        self.world.move_ceiling(ceiling)
+        self.world.settle()
 
     @rule(suspended=st.booleans())
     def the_job_is_suspended_or_resumed(self, suspended: bool) -> None:
@@ -360,6 +376,7 @@ FATES: dict[str, tuple[dict[str, object], bool]] = {
     durable=st.booleans(),
     fates=st.lists(st.sampled_from([*FATES, "gone"]), min_size=12, max_size=12),
     forgetful=st.booleans(),
+    ceiling=st.none() | CEILING,
 )
 def test_from_any_state_of_its_workers_a_job_comes_to_rest(
     shape: tuple[int, int],
@@ -370,6 +387,7 @@ def test_from_any_state_of_its_workers_a_job_comes_to_rest(
     durable: bool,
     fates: list[str],
     forgetful: bool,
+    ceiling: int | None,
 ) -> None:
     """Everything at once, in the middle of whatever was going on, under this operator or the next."""
     stages, pipelines = shape
@@ -392,6 +410,8 @@ def test_from_any_state_of_its_workers_a_job_comes_to_rest(
     if forgetful:
         world.since = world.now
         world.warm.clear()
+    if ceiling is not None:
+        world.move_ceiling(ceiling)
     world.wait(60)
     world.settle()
     world.recover()

@@ -68,6 +68,30 @@ def test_no_worker_is_created_before_the_queue_admits_the_job() -> None:
     assert requests(world) == [("digits-q0", 4, [0, 1, 2, 3])]
 
 
+def test_a_job_asks_for_what_its_ceiling_allows_and_returns_what_a_lower_one_takes() -> None:
+    world, queue = queued(make_job().stages(2).workers(4, most=1), size=0)
+    world.settle()
+    assert (requests(world), world.condition(ConditionType.RUNNING).reason) == ([], "NoLegalStart")
+    for ceiling, granted in ((3, 2), (4, 4)):
+        world.builder.set("elasticPolicy.maxWorkers", ceiling)
+        world.settle()
+        assert [quota for _, quota, _ in requests(world)] == [granted]
+        assert world.condition(ConditionType.RUNNING).reason == "WaitingForQuota"
+    queue.size = 8
+    world.start()
+    assert (world.shape, queue.held) == ((2, 2), 4)
+    world.builder.set("elasticPolicy.maxWorkers", 2)
+    world.settle()
+    world.commit(checkpoint=0)
+    world.leave()
+    world.bury()
+    assert (world.shape, queue.held) == ((2, 1), 2)
+    world.builder.set("elasticPolicy.maxWorkers", 4)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, queue.held) == ((2, 2), 4)
+
+
 def test_a_request_that_waits_follows_the_spec_and_the_label() -> None:
     world, queue = releasing(size=0)
     world.settle()
