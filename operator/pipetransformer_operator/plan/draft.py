@@ -54,7 +54,7 @@ class Draft:
         self.spec = spec
         self.observed = observed
         self.now = now
-        self.status: JobStatus = observed.status
+        self.status: JobStatus = _until(now, observed.status)
         self.expired = False
         self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
@@ -371,3 +371,17 @@ class Draft:
     def _unwanted(self) -> tuple[tuple[str, str], ...]:
         stays = {*self.status.worker_ids, *self.spared_ids}
         return tuple((w.name, w.uid) for w in self.observed.workers if w.id not in stays and not w.terminating)
+
+
+def _until(now: datetime, status: JobStatus) -> JobStatus:
+    """The status with nothing that has happened after `now`: an operator whose clock is ahead wrote such times, and
+    whoever counts from them would wait for as long as the clocks differ."""
+    report, plan, resize = status.last_report, status.plan, status.resize
+    changes: dict[str, Any] = {}
+    if report is not None and report.time > now:
+        changes["last_report"] = report.model_copy(update={"time": now})
+    if plan is not None and plan.published_time is not None and plan.published_time > now:
+        changes["plan"] = plan.model_copy(update={"published_time": now})
+    if plan is not None and resize is not None and resize.start_time > now:  # a start may be told to begin later
+        changes["resize"] = resize.model_copy(update={"start_time": now})
+    return status.model_copy(update=changes) if changes else status

@@ -26,7 +26,7 @@ def test_a_job_that_trains_trains_on(skew: int) -> None:
     before = world.plan
     take_over(world, skew)
     stalled = world.status.condition(ConditionType.STALLED)
-    assert world.plan == before
+    assert world.plan.layout_generation == before.layout_generation
     assert stalled is None or stalled.status == "False"
     assert world.status.failures == 0
 
@@ -72,7 +72,7 @@ def test_a_published_generation_is_not_taken_back_at_once(skew: int) -> None:
     take_over(world, skew)
     world.wait(5)
     world.settle()
-    assert world.plan == before
+    assert world.plan.layout_generation == before.layout_generation
     world.commit()
     assert world.plan.confirmed
 
@@ -91,3 +91,40 @@ def test_what_was_saved_never_shrinks(skew: int) -> None:
     world.commit(checkpoint=11)
     world.leave()
     assert world.status.gpu_seconds_saved >= saved
+
+
+@SKEWS
+def test_progress_is_written_as_soon_as_before(skew: int) -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    take_over(world, skew)
+    world.commit()
+    world.wait(30)
+    world.settle()
+    assert world.status.last_report is not None and world.report is not None
+    assert world.status.last_report.step == world.report.step
+
+
+@SKEWS
+def test_a_worker_that_hangs_is_replaced_as_soon_as_before(skew: int) -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.stallTimeoutSeconds", 60))
+    world.start()
+    take_over(world, skew)
+    world.silent.add("digits-w3")
+    world.wait(61)
+    world.settle()
+    assert (world.shape, world.status.failures) == ((2, 1), 1)
+
+
+@SKEWS
+def test_a_claim_that_no_node_takes_is_given_up_as_soon_as_before(skew: int) -> None:
+    world = World(make_job().stages(2).workers(2, most=4))
+    world.settle()
+    world.warm_up()
+    world.unschedulable = True
+    world.commit()
+    assert len(world.workers) == 4
+    take_over(world, skew)
+    world.wait(120)
+    world.settle()
+    assert world.status.resize_failures == 1
