@@ -70,7 +70,8 @@ CROSS_FIELD_RULES = (
     ),
     Rule(
         "has(self.checkpoint) || !self.suspend",
-        "suspend needs spec.checkpoint: without one all training is lost",
+        "suspend needs spec.checkpoint: without one all training is lost; to change the job, delete it and create it"
+        " again",
         ".suspend",
     ),
     Rule(
