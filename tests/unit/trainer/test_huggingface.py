@@ -183,6 +183,25 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
     assert model.embedding.get_submodule("dropout").p == 0.0
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_how_a_checkpoint_generates_goes_with_its_model(there: bool, tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=VOCABULARY, bos_token_id=1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "theirs")
+    theirs = tmp_path / "theirs" / "generation_config.json"
+    # A pair that transformers reads, and refuses to write.
+    theirs.write_text('{"do_sample": false, "temperature": 0.5, "max_new_tokens": 7, "eos_token_id": [2, 3]}')
+    if not there:
+        theirs.unlink()
+    spec = Model(name="huggingface", path=str(theirs.parent), num_layers=2)
+
+    save_pretrained(spec, TOKENS, tensors_of(build(spec, TOKENS)), tmp_path / "ours", dtype=torch.float64)
+
+    if there:
+        assert (tmp_path / "ours" / theirs.name).read_bytes() == theirs.read_bytes()
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").generation_config
+    assert (loaded.max_new_tokens, loaded.bos_token_id) == ((7, None) if there else (None, 1))
+
+
 def test_a_checkpoint_of_other_labels_keeps_all_but_its_head_for_them(tmp_path: Path) -> None:
     config = transformers.BertConfig(num_hidden_layers=2, vocab_size=VOCABULARY, num_labels=CLASSES + 2, **SMALL)
     theirs = transformers.BertForSequenceClassification(config)

@@ -55,7 +55,7 @@ def make_spec(folder: Path, *, readers: int, steps: int = STEPS) -> TrainerSpec:
             "freeze": {"policy": "Explicit", "boundaries": [{"step": 2, "boundary": 1}, {"step": 7, "boundary": 2}]},
             "pipeline": {"microBatchSize": 3},
             "cache": {"policy": "Always"},
-            "checkpoint": {"location": str(folder / "checkpoint"), "everySteps": 1},
+            "checkpoint": {"location": str(folder / "checkpoint"), "everySteps": 4},
             "numShards": 2,
         }
     )

@@ -4,6 +4,7 @@ The whole model exists on the meta device only; a worker gives memory to the uni
 """
 
 import copy
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from pipetransformer_contract.spec import Model
 
@@ -68,6 +70,20 @@ def save_pretrained(
     bones.whole.load_state_dict(state, assign=True)
     bones.whole.tie_weights()
     bones.whole.save_pretrained(folder)
+    if spec.path and bones.whole.can_generate():
+        _keep_generation(spec.path, folder)
+
+
+def _keep_generation(path: str, folder: Path) -> None:
+    """How the checkpoint generates, if it says so: as it is, since transformers reads what it refuses to write."""
+    theirs = cached_file(
+        path,
+        GENERATION_CONFIG_NAME,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if theirs is not None:
+        shutil.copyfile(theirs, folder / GENERATION_CONFIG_NAME)
 
 
 def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
