@@ -188,7 +188,17 @@ class Job:
         )
 
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
-        """Stages and micro-batches of a layout: by measured costs, if there are any, and if it then seems to fit."""
+        """Stages and micro-batches of a layout: by measured costs, if there are any, and if it then seems to fit.
+
+        Raises:
+            SpecError: there are more pipelines than shards, as an operator older than this trainer may ask for.
+        """
+        if pipelines > (shards := self.order.num_shards):
+            raise SpecError(
+                "spec.elasticPolicy.maxWorkers",
+                f"{pipelines} pipelines of {stages} were asked for, but the data are in order of {shards}: upgrade the"
+                f" operator, or set it to at most {shards * stages}",
+            )
         if costs is not None:
             try:
                 return self.step_model(costs).cut(boundary, stages, pipelines)

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -24,6 +25,7 @@ from pipetransformer.elastic.channel import (
     HeartbeatSender,
     ReportSender,
 )
+from pipetransformer.elastic.groups import PrefixStore
 from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store, split_address
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Ready, Report, ResizeReason
@@ -286,6 +288,26 @@ def test_a_participant_that_does_not_come_is_named() -> None:
     )
 
     with pytest.raises(RendezvousTimeoutError, match="b did not come"):
+        handler.next_rendezvous()
+
+
+def test_who_has_come_and_left_is_not_waited_for() -> None:
+    store, address = host_store("127.0.0.1", SECONDS)
+    published = generation("a", ["a", "b"], [], address)
+    other_store, _ = host_store("127.0.0.1", SECONDS)
+    joiner = GenerationRendezvousHandler("b", other_store, OneGeneration(published), timeout=SECONDS)
+    with ThreadPoolExecutor() as threads:
+        comes = threads.submit(joiner.next_rendezvous)
+        inspector = PrefixStore("uid/3/nonce", store)
+        while not inspector.check(["here/b"]):
+            time.sleep(0.01)
+        joiner.connections.shut()
+        with pytest.raises(RendezvousConnectionError):
+            comes.result()
+    joiner.take_leave()
+
+    handler = GenerationRendezvousHandler("a", store, OneGeneration(published), timeout=SECONDS)
+    with pytest.raises(RendezvousConnectionError, match="b came and left"):
         handler.next_rendezvous()
 
 

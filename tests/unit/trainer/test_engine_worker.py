@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from pipetransformer.__main__ import main
 from pipetransformer.checkpoint import load_model
 from pipetransformer_contract.choose import Layout, OnPack, Packing
-from pipetransformer_contract.messages import Ready, Report
+from pipetransformer_contract.messages import Generation, Member, Ready, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 from tests import forked
@@ -47,7 +48,7 @@ class Workers:
 
     def start(self, spec: dict[str, Any], count: int = 2) -> None:
         job = TrainerSpec.model_validate(spec).to_environment()
-        for number in range(count):
+        for number in range(len(self._processes), len(self._processes) + count):
             environment = {
                 Env.JOB_NAMESPACE: "ns",
                 Env.JOB_NAME: "job",
@@ -65,8 +66,8 @@ class Workers:
     def wait(self) -> list[int]:
         return [process.join(200) for process in self._processes]
 
-    def wait_for(self, number: int) -> int:
-        return self._processes[number].join(15)
+    def wait_for(self, number: int, seconds: float = 15) -> int:
+        return self._processes[number].join(seconds)
 
     def signal(self, number: int, what: signal.Signals = signal.SIGTERM) -> None:
         self._processes[number].send_signal(what)
@@ -222,6 +223,66 @@ def test_a_generation_is_not_waited_for_whose_member_has_left_with_the_job(worke
     channel.end()
 
     assert workers.wait_for(0) == 0
+    assert workers.termination(0)["reason"] == "Closed"
+
+
+def test_a_generation_of_more_pipelines_than_the_data_are_in_order_of_ends_the_job_in_clear_words(
+    workers: Workers,
+) -> None:
+    workers.start(SPEC | {"numShards": 1})
+
+    assert workers.wait_for(0, 100) == 2
+    report = workers.channel.reports[-1]
+    assert (report.reason, report.message) == ("InvalidSpec", workers.termination(0)["message"])
+    assert report.message == (
+        "spec.elasticPolicy.maxWorkers: 2 pipelines of 1 were asked for, but the data are in order of 1: upgrade the"
+        " operator, or set it to at most 1"
+    )
+    assert workers.wait_for(1) == 0
+
+
+class Growing(StubChannel):
+    """Shows a generation to the worker that is to join, and to its members once `shown` is set."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.shown = threading.Event()
+
+    def generation(self, worker: str, after: int, timeout: float) -> Generation | None:
+        found = super().generation(worker, after, timeout)
+        if found is not None and after > 0:
+            self.shown.wait(timeout)
+        return found
+
+    def grow(self) -> None:
+        with self._condition:
+            old = self.generations[-1]
+            joiner = Member(name="job-w2", uid="job-w2", address=self._ready["job-w2"])
+            wider = {"layout_generation": 2, "stages": 1, "pipelines": 3, "members": [*old.members, joiner]}
+            self.generations.append(old.model_copy(update=wider | {"reason": ResizeReason.CLAIM}))
+            self._condition.notify_all()
+
+
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Growing)], indirect=True)
+def test_members_do_not_wait_for_a_joiner_that_came_first_and_left_with_the_job(workers: Workers) -> None:
+    long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}, "numShards": 3}
+    workers.start(long)
+    channel = workers.channel
+    assert isinstance(channel, Growing)
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+    workers.start(long, count=1)
+    assert channel.wait_for(lambda: "job-w2" in channel.waiting, 60)
+
+    before = len(channel.beats)
+    channel.grow()
+    assert channel.wait_for(
+        lambda: any((beat.layout_generation, beat.waiting_after) == (0, None) for beat in channel.beats[before:]), 20
+    )
+    channel.end(unheard=["job-w0", "job-w1"])
+    assert workers.wait_for(2) == 0
+    channel.shown.set()
+
+    assert [workers.wait_for(number) for number in range(2)] == [0, 0], "they hear of the end once that has failed"
     assert workers.termination(0)["reason"] == "Closed"
 
 

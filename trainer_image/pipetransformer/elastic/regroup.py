@@ -133,8 +133,16 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool, in_group:
     def is_void() -> bool:
         return handler.given_up() or deadline.is_past()
 
-    with tools.watchdog.watching(handler.connections, lambda: is_void() or (handler.is_closed() and not in_group)):
-        rank, store = _meet(handler)
+    def leaves() -> bool:
+        return handler.is_closed() and not in_group
+
+    try:
+        with tools.watchdog.watching(handler.connections, lambda: is_void() or leaves()):
+            rank, store = _meet(handler)
+    except RegroupError:
+        if leaves():
+            handler.take_leave()
+        raise
     phases.lap("rendezvous")
     if handler.patient:
         deadline.put_off(tools.watchdog.limit(ROUND))

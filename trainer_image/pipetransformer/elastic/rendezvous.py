@@ -6,6 +6,7 @@ leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer
 `torchrun.handlers`).
 """
 
+import contextlib
 import datetime
 import socket
 import threading
@@ -32,6 +33,7 @@ from .groups import PrefixStore, Store, TCPStore
 BACKEND = "pipetransformer"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
 _RETRY_SECONDS = 0.02
+_COMES, _LEFT = "1", "0"
 
 
 class GenerationSource(Protocol):
@@ -137,6 +139,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
             LeaverError: this worker is a leaver of the generation; carries the store and its rank.
             RendezvousClosedError: the job has ended.
             RendezvousTimeoutError: a participant did not come in time.
+            RendezvousConnectionError: the leader's store is not there, or a participant has come and left.
             RendezvousStateError: the generation does not name this worker.
         """
         if not self._found:
@@ -152,10 +155,11 @@ class GenerationRendezvousHandler(RendezvousHandler):
         leader = generation.leader_member()
         with self.connections.opening():
             store = self._connect(generation, leader)
-        keys = [f"here/{name}" for name in names]
+        keys = [_key(name) for name in names]
         try:
-            store.set(keys[rank], "1")
+            store.set(keys[rank], _COMES)
             self._wait(store, keys)
+            said = store.multi_get(keys)
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
         except dist.DistStoreError as error:
@@ -164,10 +168,20 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 f"generation {generation.layout_generation}: {', '.join(missing)} did not come "
                 f"within {self._timeout.total_seconds():.0f} s"
             ) from error
+        if left := [name for name, word in zip(names, said, strict=True) if word.decode() == _LEFT]:
+            raise RendezvousConnectionError(f"{', '.join(left)} came and left, for the job has ended")
         if rank >= len(generation.members):
             raise LeaverError(generation, store, rank)
         host, port = split_address(leader.address)
         return RendezvousInfo(store, rank, len(generation.members), RendezvousStoreInfo(host, port))
+
+    def take_leave(self) -> None:
+        """Tell those who come to the rendezvous that this worker has given up: it would be waited for, for nobody
+        publishes another generation once the job has ended."""
+        generation = self.generation
+        assert generation is not None
+        with contextlib.suppress(RendezvousConnectionError, dist.DistError):
+            self._connect(generation, generation.leader_member()).set(_key(self._worker), _LEFT)
 
     @property
     def current(self) -> int:
@@ -230,6 +244,11 @@ class GenerationRendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         self.set_closed()
         return True
+
+
+def _key(worker: str) -> str:
+    """In the generation's store: whether the worker comes."""
+    return f"here/{worker}"
 
 
 def split_address(address: str) -> tuple[str, int]:
