@@ -64,7 +64,7 @@ def main() -> None:
     stage_spec = StageSpec(stage, stages, span, 0, schedule_class(spec.pipeline.schedule), group, device, dtype)
     runner = StageRunner(stage_spec, model, [state.units[index] for index in span])
     batch_size = spec.training.global_batch_size
-    order = EpochOrder(seed=seed, num_samples=len(dataset.train), global_batch=batch_size, num_shards=spec.num_shards)
+    order = EpochOrder(seed=seed, num_samples=len(dataset.train), global_batch=batch_size, num_shards=batch_size)
     micro_batch_size = spec.pipeline.micro_batch_size
     assert micro_batch_size is not None
 

@@ -218,7 +218,8 @@ def _worker(
     from pipetransformer.trainer import Trainer
 
     try:
-        job = Job.load(in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json)))
+        spec, num_shards = in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json))
+        job = Job.load(spec, num_shards=num_shards)
         store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
         pipe.send(address)
         name = f"job-w{number}"

@@ -416,7 +416,8 @@ class Evaluation(SpecModel):
 
 
 class TrainerSpec(SpecModel):
-    """All that a worker needs to know of its job. `num_shards` is C of the data order, at least the largest R."""
+    """All that a worker needs to know of its job. `num_shards` is the largest R: the order of the data has as many, or
+    more."""
 
     model: Model
     data: Data

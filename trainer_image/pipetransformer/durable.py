@@ -96,7 +96,7 @@ class Checkpointer:
             layout_generation=control.lasting_generation(layout.number),
             num_layers=self._job.num_layers,
             min_stages=self._job.min_stages(control.boundary),
-            num_shards=self._job.spec.num_shards,
+            num_shards=self._job.order.num_shards,
             state=control.to_dict(),
             run=self._job.identity,
         )

@@ -2,6 +2,7 @@
 
 import datetime
 import itertools
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipetransformer_contract.choose import Bounds, Layout
 from pipetransformer_contract.spec import TrainerSpec
 
+from .checkpoint import CheckpointInfo
 from .durable import Checkpointer
 from .elastic.fixed_world import Chooser, Follower, World, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
@@ -31,6 +33,8 @@ from .resume import newest_checkpoint
 from .state import Control
 from .trainer import Ending, Trainer
 from .worker import choose_device
+
+logger = logging.getLogger(__name__)
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 _LOOPBACK = "127.0.0.1"
@@ -56,15 +60,15 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         raise SpecError("train", "makes the process groups that it needs: do not call init_process_group before it")
     shared, rank, size = _meeting_point(os.environ)
     resumed = newest_checkpoint(spec)
-    stages = min(spec.pipeline.stages, size)
+    stages, num_shards = min(spec.pipeline.stages, size), None if resumed is None else resumed.num_shards
     spec = spec.model_copy(
         update={
             "workers": size,
-            "num_shards": size if resumed is None else resumed.num_shards,
+            "num_shards": size if num_shards is None else min(size, num_shards),
             "pipeline": spec.pipeline.model_copy(update={"stages": stages}),
         }
     )
-    job = Job.load(spec, parts)
+    job = Job.load(spec, parts, num_shards=num_shards)
     address = _own_address(os.environ)
     own_store, listens_at = host_store(address, _TIMEOUT)
     world = World.meet(own_store if shared is None else shared, rank, size, listens_at)
@@ -73,6 +77,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         if resumed is None:
             set_aside(run_dir)
         initial = Layout(stages, min(size // stages, spec.num_shards))
+        _warn_of_idle(initial, size, resumed)
         bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
         first = 1
         if resumed is not None:  # which need not be the newest: what came after it may be without a checkpoint
@@ -111,6 +116,15 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         ending, control = _told(world)
     world.leave()
     return ending, control
+
+
+def _warn_of_idle(initial: Layout, size: int, resumed: CheckpointInfo | None) -> None:
+    if initial.workers == size:
+        return
+    why = f"{initial.stages} stages are a pipeline"
+    if resumed is not None and initial.pipelines == resumed.num_shards:
+        why = f"the data of the checkpoint {resumed.folder} are in order of {resumed.num_shards}, one for a pipeline"
+    logger.warning("%d of %d processes have no part in the first layout: %s", size - initial.workers, size, why)
 
 
 def _told(world: World) -> tuple[Ending, Control]:

@@ -80,8 +80,14 @@ class Job:
     overruled: Sequence[Overruled] = ()
 
     @classmethod
-    def load(cls, spec: TrainerSpec, parts: Parts | None = None) -> "Job":
-        """Check the spec, read the data and shape the model. `parts` are what the spec calls `script`.
+    def load(cls, spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int | None = None) -> "Job":
+        """Check the spec, read the data and shape the model.
+
+        Args:
+            spec: of the job.
+            parts: what the spec calls `script`.
+            num_shards: C of the checkpoint that the run goes on from; by default there is a shard for each sample of a
+                batch.
 
         Raises:
             SpecError: what the user asked for cannot be trained.
@@ -99,7 +105,7 @@ class Job:
                 seed=training.seed,
                 num_samples=len(dataset.train),
                 global_batch=training.global_batch_size,
-                num_shards=spec.num_shards,
+                num_shards=num_shards or min(training.global_batch_size, len(dataset.train)),
             )
         except ValueError as error:
             raise SpecError("spec.training.globalBatchSize", str(error)) from error

@@ -21,9 +21,9 @@ def newest_checkpoint(spec: TrainerSpec) -> CheckpointInfo | None:
         return latest(spec.checkpoint.location)
 
 
-def in_order_of_checkpoint(spec: TrainerSpec) -> TrainerSpec:
-    """`spec` with the number of shards (C) that the newest checkpoint's run had: in another order, samples of an epoch
-    that has begun would be lost and others repeated.
+def in_order_of_checkpoint(spec: TrainerSpec) -> tuple[TrainerSpec, int | None]:
+    """`spec` with no more pipelines than the newest checkpoint's data have shards (C), and that C; None where a run
+    begins. In another order, samples of an epoch that has begun would be lost and others repeated.
 
     Raises:
         SpecError: the job starts with more pipelines than C; or the location is wrong. The operator hears of C by the
@@ -32,7 +32,7 @@ def in_order_of_checkpoint(spec: TrainerSpec) -> TrainerSpec:
     """
     resumed = newest_checkpoint(spec)
     if resumed is None:
-        return spec
+        return spec, None
     num_shards, stages = resumed.num_shards, spec.pipeline.stages
     if (pipelines := spec.workers // stages) > num_shards:
         raise SpecError(
@@ -40,4 +40,4 @@ def in_order_of_checkpoint(spec: TrainerSpec) -> TrainerSpec:
             f"{spec.workers} start as {pipelines} pipelines, but the data of the checkpoint {resumed.folder} are in "
             f"order of {num_shards}: set it to at most {num_shards * stages}, or name another spec.checkpoint.location",
         )
-    return spec.model_copy(update={"num_shards": num_shards})
+    return spec.model_copy(update={"num_shards": min(spec.num_shards, num_shards)}), num_shards

@@ -114,7 +114,8 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     """Live as the worker that `identity` describes, with the parts that its spec calls `script`."""
     try:
         spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
-        job = Job.load(in_order_of_checkpoint(spec), parts)
+        spec, num_shards = in_order_of_checkpoint(spec)
+        job = Job.load(spec, parts, num_shards=num_shards)
     except ValidationError as error:
         return _refuse(identity, "InvalidSpec", str(error))
     except SpecError as error:

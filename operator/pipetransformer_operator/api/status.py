@@ -313,7 +313,8 @@ class JobStatus(Wire):
     next_worker_id: Count = Field(default=0, description="Ids are never used twice.")
     num_shards: Positive | None = Field(
         default=None,
-        description="Shards of the data order, fixed when the job starts, or by the checkpoint that it goes on from.",
+        description="Most pipelines until the job starts again: what its spec allowed when it started, and no more than"
+        " shards in the order of the data that it goes on in.",
     )
     initial_workers: Count = Field(
         default=0, description="Workers of a start that no ceiling limits: what the savings are measured against."

@@ -175,10 +175,16 @@ def _limit_of_shards(draft: Draft) -> str:
     allowed = min(draft.spec.max_pipelines, elastic.max_workers // plan.stages)
     if allowed <= shards:
         return ""
+    in_order_of = draft.status.checkpoint.num_shards if draft.status.checkpoint else None
+    if in_order_of is not None and in_order_of > shards:
+        return (
+            f"spec.elasticPolicy allows {allowed} pipelines, but allowed {shards} when the job started: it has more"
+            " once it starts again from its checkpoint, as after a suspension"
+        )
     return (
-        f"spec.elasticPolicy allows {allowed} pipelines, but the data order was cut into {shards} shards when the job,"
-        " or the one whose checkpoint it goes on from, started, and each pipeline needs one; only a new job has more,"
-        " if it goes on from no checkpoint"
+        f"spec.elasticPolicy allows {allowed} pipelines, but when the job, or the one whose checkpoint it goes on from,"
+        f" started, it allowed {shards}, and the data are in an order for as many; only a new job has more, if it goes"
+        " on from no checkpoint"
     )
 
 

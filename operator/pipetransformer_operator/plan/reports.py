@@ -27,11 +27,12 @@ def fold(draft: Draft) -> None:
             draft.wake_at(due)
             return
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
+    shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
         last_report=LastReport(**dict(report), time=draft.now),
         frozen=f"{report.boundary}/{report.num_layers}",
         checkpoint=checkpoint,
-        num_shards=(checkpoint.num_shards if checkpoint else None) or draft.status.num_shards,
+        num_shards=min(shards, default=None),
     )
     if plan is not None and mended:
         draft.update(plan=plan.model_copy(update={"broken_before": 0}))

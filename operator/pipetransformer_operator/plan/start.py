@@ -30,12 +30,14 @@ def take_size(draft: Draft) -> Layout | None:
     layout that comes of it, None if none is legal.
 
     Workers that wait were told another size, so they make room for others. The order of the data stays what it was in
-    the first generation, and has no work for more pipelines than it has shards.
+    the first generation, and has no work for more pipelines than it has shards: those of the checkpoint, or if there is
+    none yet, those that the first workers were told of.
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
     if status.layout_generation > 0 and status.num_shards is not None:
-        num_shards = status.num_shards
+        shards = status.checkpoint.num_shards if status.checkpoint else None
+        num_shards = min(max(num_shards, status.num_shards), shards or status.num_shards)
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)

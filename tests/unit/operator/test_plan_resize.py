@@ -132,7 +132,7 @@ def test_a_ceiling_above_what_the_data_order_was_cut_for_is_said_to_be_of_no_use
     world.metadata_generation = 2
     world.settle()
     assert len(world.workers) == 2
-    assert "allows 8 pipelines, but the data order was cut into 2 shards" in resizing(world).message
+    assert "allows 8 pipelines, but when the job, " in resizing(world).message
     world.builder.workers(1, most=2)
     world.metadata_generation = 3
     world.settle()
@@ -160,13 +160,37 @@ def test_a_job_that_goes_on_from_an_older_ones_checkpoint_grows_as_far_as_the_or
         world.warm_up()
         world.commit()
     assert (world.shape, len(world.workers), world.status.num_shards) == ((2, 2), 4, 2)
-    assert "allows 8 pipelines, but the data order was cut into 2 shards" in resizing(world).message
+    assert "allowed 2, and the data are in an order for as many" in resizing(world).message
     for name in list(world.workers):
         world.kill(name)
     world.builder.workers(8)
     world.metadata_generation = 2
     world.settle()
     assert (len(world.workers), world.status.num_shards) == (4, 2), "it starts again from that checkpoint"
+
+
+def test_a_job_whose_data_have_more_shards_grows_to_a_new_ceiling_when_it_starts_again() -> None:
+    world = World(make_job().checkpoint().stages(2).workers(2, most=2))
+    world.start()
+    world.commit(checkpoint=0, num_shards=64)
+    assert world.status.num_shards == 2, "of which its workers were told"
+    world.builder.workers(2, most=8)
+    world.metadata_generation = 2
+    world.settle()
+    world.warm_up()
+    world.commit()
+    assert (world.shape, world.status.num_shards) == ((2, 2), 2)
+    assert "it has more once it starts again from its checkpoint" in resizing(world).message
+    for most, shape in ((8, (2, 4)), (2, (2, 1))):
+        world.builder.workers(2, most=most)
+        world.metadata_generation += 1
+        for suspended in (True, False):
+            world.builder.suspended(suspended)
+            world.settle()
+        for _ in range(4):
+            world.warm_up()
+            world.commit()
+        assert (world.shape, world.status.num_shards) == (shape, 8), "a ceiling may be lowered for a while"
 
 
 def test_a_job_that_holds_what_packing_frees_holds_no_more_than_its_ceiling() -> None:

@@ -96,6 +96,15 @@ def test_what_a_batch_has_beyond_a_multiple_of_the_shards_is_shared_by_all_pipel
         assert max(shares) <= -(-sum(shares) // pipelines) + (step == cursor.steps_per_epoch - 1)
 
 
+@pytest.mark.parametrize("pipelines", [2, 3, 5, 7, 64, 96])
+def test_with_a_shard_for_each_sample_of_a_batch_every_width_shares_it_evenly(pipelines: int) -> None:
+    cursor = order(1003, 96, 96)
+    for step in range(cursor.steps_per_epoch):
+        batch = cursor.batch(step)
+        shares = [sum(len(batch[s]) for s in shards_of(p, pipelines, 96)) for p in range(pipelines)]
+        assert max(shares) <= -(-sum(shares) // pipelines) + (step == cursor.steps_per_epoch - 1)
+
+
 @given(sizes, st.integers(1, 9), st.integers(1, 10))
 def test_dealing_gives_every_sample_once_whatever_the_width(
     size: tuple[int, int, int, int], pipelines: int, micro_batch_size: int

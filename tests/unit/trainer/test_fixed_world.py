@@ -1,7 +1,11 @@
 """Generations without an operator: made by the leader of a fixed world, or handed to a process by its agent."""
 
+import json
+import logging
+import logging.handlers
 import os
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+from pipetransformer import Checkpoint, Training
+from pipetransformer.data import EpochOrder
 from pipetransformer.elastic.agent import GENERATION, OneGeneration
 from pipetransformer.elastic.fixed_world import Chooser, Follower, World
 from pipetransformer.elastic.groups import TCPStore
@@ -17,6 +23,7 @@ from pipetransformer.elastic.rendezvous import GenerationSource
 from pipetransformer_contract.choose import Bounds, Layout, Packing
 from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason
 from tests.ranks import run_ranks
+from tests.unit.trainer.test_evaluation import run
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -134,11 +141,8 @@ def test_a_process_under_an_agent_lives_for_one_generation(monkeypatch: pytest.M
         source.next_generation(3)
 
 
-def train_twice(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:
-    """As a script does that torchrun has started."""
-    from pipetransformer import Training, train
-    from tests.unit.trainer.test_evaluation import NO_FREEZE, model, samples
-
+def set_rank(group: dist.ProcessGroup, port: int) -> None:
+    """Make this process one that torchrun has started."""
     os.environ |= {
         "RANK": str(group.rank()),
         "WORLD_SIZE": str(group.size()),
@@ -147,6 +151,13 @@ def train_twice(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+def train_twice(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:
+    from pipetransformer import Training, train
+    from tests.unit.trainer.test_evaluation import NO_FREEZE, model, samples
+
+    set_rank(group, port)
     return [
         train(
             model=model,
@@ -163,3 +174,53 @@ def test_a_script_may_train_twice(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     assert run_ranks(2, train_twice, store.port, str(tmp_path)) == [[2, 3], [2, 3]]
+
+
+def go_on(group: dist.ProcessGroup, port: int, folder: str) -> tuple[list[tuple[int, ...]], list[str]]:
+    """Two more steps from the checkpoint there: shapes of all generations as this rank was told, and its warnings."""
+    from pipetransformer import Checkpoint, Pipeline, Training
+    from tests.unit.trainer.test_evaluation import Log, run
+
+    set_rank(group, port)
+    log, said = Log(), logging.handlers.BufferingHandler(100)
+    logging.getLogger("pipetransformer.fixed_run").addHandler(said)
+    run(
+        Path(folder),
+        checkpoint=Checkpoint(location=f"{folder}/checkpoint", every_steps=2),
+        training=Training(steps=4, global_batch_size=16),
+        pipeline=Pipeline(stages=1),
+        callbacks=[log],
+    )
+    return [tuple(told[2:]) for told in log.of("generation")], [record.getMessage() for record in said.buffer]
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "pipelines", "warning"),
+    [
+        (16, 2, []),
+        (1, 1, ["1 of 2 processes have no part in the first layout: the data of the checkpoint step-000000000002-g1"]),
+    ],
+    ids=["", "of an older release"],
+)
+def test_a_run_that_began_on_one_process_goes_on_in_the_order_of_its_data_with_as_many_pipelines_as_that_has_shards(
+    num_shards: int, pipelines: int, warning: list[str], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=2)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=2, global_batch_size=16))
+    marker = tmp_path / "checkpoint" / "step-000000000002-g1" / "DONE.json"
+    written = json.loads(marker.read_text())
+    assert written["numShards"] == written["run"]["numShards"] == 16
+    changed = {"numShards": num_shards, "run": written["run"] | {"numShards": num_shards}}
+    marker.write_text(json.dumps(written | changed))
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (shapes, said), _ = run_ranks(2, go_on, store.port, str(tmp_path))
+
+    assert shapes == [(1, pipelines)]
+    assert [message.partition(" are in order of")[0] for message in said] == warning
+    order = EpochOrder(seed=0, num_samples=64, global_batch=16, num_shards=num_shards)
+    trained: dict[int, set[int]] = defaultdict(set)
+    for path in (tmp_path / "run" / "ledger").iterdir():
+        for line in map(json.loads, path.read_text().splitlines()):
+            trained[line["step"]] |= set(line["samples"])
+    assert all(trained[step] == {i for shard in order.batch(step) for i in shard} for step in (2, 3))

@@ -3,10 +3,11 @@
 The samples are dealt to C shards once, when the job starts. Every epoch shuffles inside each shard, and every global
 batch takes its share of every shard, the short last batch of an epoch included. A pipeline serves whole shards, so
 what it caches of them stays useful when the data-parallel width changes, and the batch of a step never depends on
-that width.
+that width. With as many shards as a batch has samples, each width shares it as evenly as can be.
 """
 
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,11 @@ class EpochOrder:
         self.global_batch = min(global_batch, num_samples)
         self.num_shards = num_shards
         everything = np.random.default_rng([seed, 0]).permutation(num_samples)
-        self._shards = np.array_split(everything, num_shards)
+        self._shards = np.array_split(everything, num_shards)  # the larger ones first
+        sizes = [len(shard) for shard in self._shards]
         self._shard_of = np.empty(num_samples, dtype=np.int64)
-        for number, shard in enumerate(self._shards):
-            self._shard_of[shard] = number
-        self._starts = _starts([len(shard) for shard in self._shards], self.global_batch)
+        self._shard_of[everything] = np.repeat(np.arange(num_shards), sizes)
+        self._firsts = np.cumsum([0, *sizes[:-1]])
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
         #: Sample ids of a global step, one list for each of the C shards.
         self.batch = lru_cache(maxsize=2)(self._batch)
@@ -56,24 +57,19 @@ class EpochOrder:
 
     def _batch(self, step: int) -> list[list[int]]:
         epoch, place = divmod(step, self.steps_per_epoch)
-        starts, ends = self._starts[place], self._starts[place + 1]
-        return [ids[start:end].tolist() for ids, start, end in zip(self._shuffled(epoch), starts, ends, strict=True)]
+        first = place * self.global_batch
+        turns = np.arange(first, min(first + self.global_batch, self.num_samples))
+        turns = turns[np.argsort(turns % self.num_shards, kind="stable")]  # shards give one sample each, in turn
+        shards = turns % self.num_shards
+        ids = self._shuffled(epoch)[self._firsts[shards] + turns // self.num_shards].tolist()
+        ends = np.cumsum(np.bincount(shards, minlength=self.num_shards)).tolist()
+        return [ids[start:end] for start, end in pairwise([0, *ends])]
 
-    def _shuffle(self, epoch: int) -> list[NDArray[np.int64]]:
-        return [
-            np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard)
-            for number, shard in enumerate(self._shards)
-        ]
-
-
-def _starts(sizes: list[int], global_batch: int) -> list[list[int]]:
-    """How much each shard has given before each batch of an epoch, and after the last: every batch takes evenly from
-    all."""
-    shards = np.concatenate([np.full(size, number) for number, size in enumerate(sizes)])
-    shares = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
-    turns = shards[np.lexsort((shards, shares))]
-    firsts = np.arange(0, len(turns) + global_batch, global_batch)
-    given: list[list[int]] = np.stack(
-        [np.searchsorted(np.flatnonzero(turns == number), firsts) for number in range(len(sizes))], axis=1
-    ).tolist()
-    return given
+    def _shuffle(self, epoch: int) -> NDArray[np.int64]:
+        """Sample ids of one shard after another."""
+        return np.concatenate(
+            [
+                np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard)
+                for number, shard in enumerate(self._shards)
+            ]
+        )

@@ -98,11 +98,11 @@ def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> 
             batch = order.batch(step)
             covered, width = found.covered(step)
             for pipeline in range(width):
-                for shard in shards_of(pipeline, width, order.num_shards):
-                    if pipeline in covered:
-                        np.subtract.at(balance, batch[shard], 1)
-                    else:
-                        unaudited += len(batch[shard])
+                dealt = [i for shard in shards_of(pipeline, width, order.num_shards) for i in batch[shard]]
+                if pipeline in covered:
+                    np.subtract.at(balance, dealt, 1)
+                else:
+                    unaudited += len(dealt)
         lost += int(-balance[balance < 0].sum())
         repeated += int(balance[balance > 0].sum())
     redone = sum(len(generations) - 1 for generations in found.history.values())
