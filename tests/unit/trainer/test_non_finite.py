@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import pipetransformer
-from pipetransformer import PipelineModel, Result, Training
+from pipetransformer import Cache, Freeze, PipelineModel, Result, Training
 from pipetransformer.data import DataInfo, Dataset, TensorSplit, load_dataset
 from pipetransformer.errors import SpecError
 from pipetransformer.vote import Vote
-from pipetransformer_contract.spec import Data
+from pipetransformer_contract.spec import CachePolicy, Data, FreezePoint, FreezePolicyName
 from tests.trainer_harness import Faults, Ran, Scripted, run_job
 from tests.unit.trainer.test_engine_numerics import EPOCHS, STAY_ALONE, STEPS_PER_EPOCH, TOLERANCE, make_spec
 
@@ -97,6 +97,26 @@ def test_a_gradient_that_is_no_number_began_above_all_that_it_was_handed_down_to
     assert Vote(weight=1.0, square_norms=square_norms).non_finite_unit == expected
 
 
+def places_of_skipped(run_dir: Path) -> list[str]:
+    events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    return [event["place"] for event in events if event["kind"] == "StepSkipped"]
+
+
+def test_a_cache_does_not_hide_where_a_step_began_to_be_no_number(tmp_path: Path) -> None:
+    inputs = torch.ones(8, 4)
+    inputs[3] = math.inf
+    pipetransformer.train(
+        model=lambda: [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)],
+        data=TensorDataset(inputs, torch.arange(8) % 2),
+        training=Training(epochs=2, global_batch_size=2),
+        freeze=Freeze(policy=FreezePolicyName.EXPLICIT, boundaries=[FreezePoint(step=0, boundary=1)]),
+        cache=Cache(policy=CachePolicy.ALWAYS),
+        run_dir=tmp_path,
+    )
+
+    assert places_of_skipped(tmp_path) == ["embedding"] * 2
+
+
 class Bad(nn.Linear):
     """Divides by nothing, forward or, beside what it gives, only backward."""
 
@@ -133,5 +153,4 @@ def test_the_place_where_a_step_began_to_be_no_number_is_named(
     assert len(run.endings) == stages
     for ending in run.endings.values():
         assert f"2 steps in a row were not finite, 1 may be skipped; at step 1 it was the {what} of blocks.2" in ending
-    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
-    assert [event["place"] for event in events if event["kind"] == "StepSkipped"] == ["blocks.2"] * 2
+    assert places_of_skipped(tmp_path) == ["blocks.2"] * 2

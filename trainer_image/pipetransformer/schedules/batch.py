@@ -40,11 +40,12 @@ class Batch:
             micro_batches: see above.
             following: which samples come next, to read ahead.
             readers: of the split; None to read where this is called.
-            forward_only: of a step, too.
+            forward_only: of a step, too; what frozen units make of it is neither read nor kept.
         """
         self._split, self._name = split, name
         self.step = step
         self.training = step is not None and not forward_only
+        self._cached = not forward_only
         self.micro_batches = micro_batches
         self.sample_ids = sample_ids_of(micro_batches)
         self.length = micro_batches[0].length
@@ -81,7 +82,9 @@ class Batch:
         return Source(
             split=self._name,
             inputs=self.inputs,
-            augmentation=lambda sample_id: augmentation_key(self._split, sample_id, self.step),
+            augmentation=lambda sample_id: (
+                augmentation_key(self._split, sample_id, self.step) if self._cached else None
+            ),
             enter=lambda sample_ids: set_micro_batch(self.context(spec, sample_ids)),
             upcoming=lambda: [
                 (sample_id, augmentation_key(self._split, sample_id, step)) for step, sample_id in self._following()

@@ -128,10 +128,8 @@ class StageRunner:
         units, start = list(self._module.units), self.spec.span.start
         finite = torch.ones(len(units), dtype=torch.bool, device=self.spec.device)
 
-        def note(number: int, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def note(number: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
             finite[number] &= output.isfinite().all()
-            if number > 0:  # a cache may have given it
-                finite[number - 1] &= inputs[0].isfinite().all()
 
         handles = [unit.register_forward_hook(partial(note, number)) for number, unit in enumerate(units)]
         self._target.begin_scores(())
