@@ -1,7 +1,9 @@
 """What protects a job's workers, as the real API server takes it."""
 
 import contextlib
+import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -149,6 +151,51 @@ async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
     await namespace.told("WorkersDraining", "GenerationConfirmed")
     namespace.advance(30)
     assert (await namespace.state("Complete")).get("failures", 0) == 0
+
+
+async def test_where_nodes_are_not_seen_the_only_copy_of_a_stage_may_be_evicted_and_that_is_no_failure(
+    namespace: Namespace, kubelet: FakeKubelet, node: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    """The cluster's parts are played: the disruption controller, which allows what the budget does, and the kubelet."""
+    operator = Operator(kubeconfig, tmp_path / "operator.log", namespace=namespace.name)
+    await operator.start()
+    try:
+        await namespace.apply(packing_job().checkpoint())
+        assert await namespace.layout(1) == (4, 1)
+        api, pod = namespace.api, f"{namespace.core}/pods/digits-w1"
+        await bind(namespace, "digits-w1", node)
+        ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        uid = (await api.request("PATCH", f"{pod}/status", ready, content_type=MERGE_PATCH))["metadata"]["uid"]
+        path = f"/apis/policy/v1/namespaces/{namespace.name}/poddisruptionbudgets/digits-workers"
+
+        async def allowed() -> bool:
+            budget = await api.get(path)
+            allowed: int = 4 - budget["spec"]["minAvailable"]
+            counted = {"currentHealthy": 4, "desiredHealthy": 4 - allowed, "expectedPods": 4}
+            seen = {"disruptionsAllowed": allowed, "observedGeneration": budget["metadata"]["generation"]}
+            await api.request("PATCH", f"{path}/status", {"status": counted | seen}, content_type=MERGE_PATCH)
+            return allowed == 1
+
+        await until("one worker may go", allowed)
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "digits-w1"}}
+        await api.request("POST", f"{pod}/eviction", eviction)
+        assert "deletionTimestamp" in (await api.get(pod))["metadata"], "it has its time to leave a checkpoint"
+        kubelet.processes[uid].send_signal(signal.SIGTERM)
+        await kubelet.processes[uid].wait()
+        await api.request("DELETE", pod, {"gracePeriodSeconds": 0})
+
+        async def whole_again() -> bool:
+            plan = (await namespace.status())["plan"]
+            stays = "digits-w1" in {member["name"] for member in plan["members"]}
+            return not stays and (plan["stages"], plan["confirmedGeneration"]) == (4, plan["layoutGeneration"])
+
+        await until("others hold all four stages", whole_again)
+        await namespace.told("WorkerDrained")
+        namespace.advance(30)
+        assert (await namespace.state("Complete")).get("failures", 0) == 0
+    finally:
+        await operator.kill()
+        print(operator.log.read_text())
 
 
 async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_turn(
