@@ -20,7 +20,7 @@ from tools.devcluster.layout import REPOSITORY
 OPERATIONS, METRICS = ((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("operations", "metrics"))
 CHART = REPOSITORY / "charts" / "pipetransformer"
 #: What the trainer says in its record, or of an end that is no failure.
-OF_NO_CONDITION = {"TrainingFinished"}
+OF_NO_CONDITION = {"TrainingFinished", "DeviceFailed"}
 RULES = [
     rule for group in yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"] for rule in group["rules"]
 ]
