@@ -227,7 +227,8 @@ def test_a_generation_is_not_waited_for_whose_member_has_left_with_the_job(worke
 def test_a_generation_of_more_pipelines_than_the_data_are_in_order_of_ends_the_job_in_clear_words(
     workers: Workers,
 ) -> None:
-    workers.start(SPEC | {"numShards": 1})
+    freeze = {"policy": "Explicit", "boundaries": [{"step": 5, "boundary": 3}]}
+    workers.start(SPEC | {"training": {"epochs": 9, "globalBatchSize": 1}, "freeze": freeze, "numShards": 1})
 
     assert workers.wait_for(0, 100) == 2
     report = workers.channel.reports[-1]
