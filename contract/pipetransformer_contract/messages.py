@@ -49,7 +49,7 @@ class ResizeReason(StrEnum):
     DRAIN = "Drain"  #: a member was taken away: preempted, evicted, drained or deleted
     SPEC = "Spec"  #: the user changed elasticPolicy
     BALANCE = "Balance"  #: the same layout, its stages cut anew
-    UNDO = "Undo"  #: the members could not commit the generation before: back to the layout that they have
+    UNDO = "Undo"  #: the generation before could not be committed, or trained in its memory: back to what could
 
 
 class Generation(Wire):

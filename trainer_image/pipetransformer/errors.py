@@ -1,5 +1,6 @@
 """What ends a job whoever trains it: the user's spec, model or storage is wrong. A worker exits with code 2. And what
-ends this worker alone: its accelerator failed. It exits with code 1, and another may do better.
+ends this worker alone: its accelerator failed, or has not the memory. It exits with code 1, and another, or a longer
+pipeline, may do better.
 
 A connection that breaks raises a `RuntimeError` or an `OSError` and is survived, and code of the user's, or a broken
 accelerator, may raise the same. So wherever such code runs, what it raises becomes an error of this module.
@@ -13,6 +14,8 @@ import torch
 
 #: What CUDA calls an index out of bounds, or any other `assert` in a kernel, of the user's.
 _USERS_ASSERT = "device-side assert"
+
+_Failure = torch.AcceleratorError | torch.OutOfMemoryError
 
 
 class SpecError(ValueError):
@@ -65,22 +68,28 @@ class DeviceError(RuntimeError):
     reason = "DeviceFailed"
 
 
+class DeviceMemoryError(RuntimeError):
+    """The accelerator of this worker has not the memory that its stage needs."""
+
+    reason = "OutOfMemory"
+
+
 class BrokenGroupError(RuntimeError):
     """A connection broke in the middle of what belongs to the model: gradients are summed while its backward runs."""
 
 
 #: What no other generation of this worker would survive.
-Fault = SpecError | ModelError | CallbackError | DeviceError
+Fault = SpecError | ModelError | CallbackError | DeviceError | DeviceMemoryError
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException, *, in_regroup: bool = False) -> Fault | None:
     """What `error` is or comes from, if that ends this worker: torch wraps what a stage of its raises. None where a
-    connection may have broken."""
+    connection may have broken; or where a regroup ran out of memory, before which all state is as it was."""
     causes = list(_causes(error))
     if fault := _fault_among(causes):
         return fault
     failure = _device_failure(causes)
-    if failure is None:
+    if failure is None or (in_regroup and _ran_short(failure)):
         return None
     fault = _blame(failure, f"{type(failure).__name__}: {failure}")
     fault.__cause__ = failure
@@ -88,8 +97,8 @@ def fault_of(error: BaseException) -> Fault | None:
 
 
 class RunningModel:
-    """A context in which whatever is raised becomes a `ModelError` that says `what` failed, or a `DeviceError`; but for
-    a broken connection, and for what already says whose fault it is."""
+    """A context in which whatever is raised becomes a `ModelError` that says `what` failed, a `DeviceError` or a
+    `DeviceMemoryError`; but for a broken connection, and for what already says whose fault it is."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -126,15 +135,22 @@ def storing(where: str) -> Iterator[None]:
         raise StorageError(f"{where}: {error}") from error
 
 
-def _blame(failure: torch.AcceleratorError | None, words: str) -> ModelError | DeviceError:
+def _blame(failure: _Failure | None, words: str) -> ModelError | DeviceError | DeviceMemoryError:
     """Whose fault it is, given what the accelerator says."""
-    return ModelError(words) if failure is None or _USERS_ASSERT in str(failure) else DeviceError(words)
+    if failure is None or _USERS_ASSERT in str(failure):
+        return ModelError(words)
+    return DeviceMemoryError(words) if _ran_short(failure) else DeviceError(words)
 
 
-def _device_failure(causes: Sequence[BaseException]) -> torch.AcceleratorError | None:
+def _ran_short(failure: _Failure) -> bool:
+    """Whether it is about memory, of which what is not PyTorch's allocator tells in words of CUDA."""
+    return isinstance(failure, torch.OutOfMemoryError) or "out of memory" in str(failure)
+
+
+def _device_failure(causes: Sequence[BaseException]) -> _Failure | None:
     """What the accelerator failed with. Kernels fail after they were called, and libraries tell it in words of their
     own; but all that is asked of CUDA from then on fails alike."""
-    found = next((cause for cause in causes if isinstance(cause, torch.AcceleratorError)), None)
+    found = next((cause for cause in causes if isinstance(cause, _Failure)), None)
     if found is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         try:
             torch.cuda.current_stream().query()  # waits for nothing

@@ -24,7 +24,7 @@ from .elastic.fixed_world import Chooser, Follower, World, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, DeviceError, ModelError, SpecError, StorageError
+from .errors import CallbackError, DeviceError, DeviceMemoryError, ModelError, SpecError, StorageError
 from .job import Job
 from .moments import Hooks
 from .parts import Parts
@@ -51,7 +51,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     Raises:
         SpecError: what the user asked for cannot be trained.
         ModelError: the model failed.
-        DeviceError: the accelerator failed.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         CallbackError: a callback failed.
         StorageError: a checkpoint or the model cannot be written.
         SystemExit: this rank had no part in the last layout, and the run has failed.
@@ -99,7 +99,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
             )  # fmt: skip
             try:
                 ending = trainer.run()
-            except (ModelError, DeviceError, CallbackError, SpecError, StorageError) as error:
+            except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
                 trainer.fail(error.reason, str(error))
                 if rank == 0:
                     world.tell_end({"error": str(error)})

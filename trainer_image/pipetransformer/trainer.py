@@ -160,7 +160,7 @@ class Trainer:
 
         Raises:
             ModelError: the model failed.
-            DeviceError: the accelerator failed.
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
             SpecError: the training diverged, or the freeze policy failed.
             StorageError: a checkpoint or the model cannot be written.
             CallbackError: a callback failed.
@@ -309,7 +309,7 @@ class Trainer:
                 in_group=in_group,
             )
         except RegroupError as error:
-            if fault := fault_of(error):
+            if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__
             logger.warning("%s", error)
             self._committer.in_doubt = error.in_doubt or self._committer.in_doubt

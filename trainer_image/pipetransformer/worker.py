@@ -26,7 +26,7 @@ from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSend
 from .elastic.groups import Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, GenerationSource, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, DeviceError, SpecError, StorageError, WorkersDifferError
+from .errors import CallbackError, DeviceError, DeviceMemoryError, SpecError, StorageError, WorkersDifferError
 from .job import Job
 from .moments import Hooks
 from .monitoring import serve
@@ -189,6 +189,9 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         return _refuse(identity, error.reason, message)
     except DeviceError as error:
         return _give_up(identity, error.reason, str(error))
+    except DeviceMemoryError as error:
+        layout = trainer.position.layout
+        return _give_up(identity, error.reason, str(error), stages=None if layout is None else layout.stages)
     finally:
         heartbeats.stop()
         reports.stop()
@@ -209,15 +212,17 @@ def _refuse(identity: WorkerIdentity, reason: str, message: str) -> WorkerEnd:
     return WorkerEnd(EXIT_SPEC)
 
 
-def _give_up(identity: WorkerIdentity, reason: str, message: str) -> WorkerEnd:
-    """Not by this worker."""
+def _give_up(identity: WorkerIdentity, reason: str, message: str, stages: int | None = None) -> WorkerEnd:
+    """Not by this worker, or not in pipelines of so few stages."""
     logger.error("%s: %s", reason, message)
-    _terminate(identity, "Failed", reason, message)
+    _terminate(identity, "Failed", reason, message, stages)
     return WorkerEnd(EXIT_WORKER)
 
 
-def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str) -> None:
+def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str, stages: int | None = None) -> None:
     if identity.termination_log is None:
         return
-    line = {"outcome": outcome, "reason": reason, "message": message[:MAX_MESSAGE]}
+    line: dict[str, str | int] = {"outcome": outcome, "reason": reason, "message": message[:MAX_MESSAGE]}
+    if stages is not None:
+        line["stages"] = stages
     identity.termination_log.write_text(json.dumps(line) + "\n", encoding="utf-8")

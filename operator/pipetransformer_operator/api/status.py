@@ -95,6 +95,7 @@ class Reason(StrEnum):
     WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; they are replaced first
     WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
     SHARE_CHANGED = "ShareChanged"
+    OUT_OF_MEMORY = "OutOfMemory"  #: pipelines were packed into too little memory; of Failed, the longest are
     GPUS_RELEASED = "GPUsReleased"
 
 
@@ -232,6 +233,17 @@ class Resize(Wire):
     )
 
 
+class TooShort(Wire):
+    """Pipelines that their workers' memory did not hold: longer ones are taken until more blocks are frozen."""
+
+    stages: Positive = Field(description="Workers a pipeline (K), at most.")
+    boundary: Count = Field(description="Frozen blocks, at most.")
+
+    def rules_out(self, stages: int, boundary: int) -> bool:
+        """Whether pipelines of so many stages with so many frozen blocks would not fit either."""
+        return stages <= self.stages and boundary <= self.boundary
+
+
 class LastReport(Report):
     """The newest report that was worth a write, and when it was folded in."""
 
@@ -358,6 +370,7 @@ class JobStatus(Wire):
     not_committed: LayoutSize | None = Field(
         default=None, description="Layout that the members could not commit; not tried before `nextResizeTime`."
     )
+    too_short: TooShort | None = None
     grants_in_vain: Count = Field(
         default=0, description="Times in a row that other jobs made room and this one found no node all the same."
     )

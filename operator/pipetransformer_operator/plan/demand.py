@@ -126,9 +126,8 @@ def _speeds(draft: Draft) -> dict[int, float]:
     Larger sizes for which the job would not leave its present layout, for the pause costs more, are left out. Before
     its first offers it has what it has.
     """
-    plan, report = draft.status.plan, draft.status.last_report
+    plan, offers = draft.status.plan, layouts.offered(draft)
     assert plan is not None
-    offers = report.offers if report else []
     if not offers:
         return {plan.layout.workers: 1.0}
     bounds = layouts.bounds_of(draft)

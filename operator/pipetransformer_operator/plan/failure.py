@@ -2,18 +2,19 @@
 
 A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
 worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
-left as told is no failure of the job. A joiner that the scheduler put on a dead node is dropped like one that ended.
+left as told is no failure of the job, nor is one whose stage was packed into too little memory. A joiner that the
+scheduler put on a dead node is dropped like one that ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionType, Reason, ResizePhase
+from ..api.status import ConditionType, Reason, ResizePhase, TooShort
 from . import layouts, start
 from .draft import Draft
-from .finish import blames_device, says_left, says_succeeded, words
+from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
 from .prepare import back_off, cancel, enter, go_on, is_late, try_at_once, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker
@@ -29,6 +30,7 @@ def recover(draft: Draft) -> None:
     plan = draft.status.plan
     holders = [] if plan is None else plan.members if plan.confirmed else [*plan.members, *plan.leavers]
     lost = {member.name: why for member in holders if (why := _why_lost(draft, member))}
+    too_short = draft.status.too_short
     counted = _drop(draft, lost)
     if draft.status.finished or not lost:
         return
@@ -39,7 +41,8 @@ def recover(draft: Draft) -> None:
         return
     candidates = [*survivors, *draft.ready_joiners]
     if layout := layouts.best(draft, len(candidates)):
-        draft.publish(layout, candidates, ResizeReason.FAILURE if counted else ResizeReason.DRAIN)
+        back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
+        draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
         _wait_for_replacements(draft, survivors)
 
@@ -81,7 +84,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     }
     preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
     starting = draft.status.plan is None
-    failed = [key for key in members if not _is_excused(workers.get(key))]
+    short = _note_too_short(draft, {key: workers[key] for key in members if key in workers})
+    failed = [key for key in members if key not in short and not _is_excused(workers.get(key))]
     ended = [workers[key] for key in joiners if not workers[key].alive]
     failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
     disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
@@ -104,11 +108,26 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
         draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
         if not (starting and draft.asleep):  # those that fall while others are awaited fell with them
             count(draft, described)
-    elif members or stranded:
+    elif stranded or set(members) - short:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
     if starting and not draft.status.finished:
         start.replace(draft, described, start.RETRY_TAKEN if disrupted else start.RETRY if failed_joiners else None)
     return counts
+
+
+def _note_too_short(draft: Draft, members: Mapping[int, Worker]) -> set[int]:
+    """Of members that are lost, those whose pipelines were packed into too little memory: that is no failure of the
+    job, and longer ones follow."""
+    stages = {key: out_of_memory_at(worker) for key, worker in members.items()}
+    short = {key for key, count in stages.items() if 0 < count < draft.spec.pipeline.stages}
+    if short:
+        report, most, one = draft.status.last_report, max(stages[key] for key in short), members[min(short)]
+        boundary = report.boundary if report else 0
+        draft.update(too_short=TooShort(stages=most, boundary=boundary))
+        message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
+        until = f"longer ones follow until more than {boundary} blocks are frozen"
+        draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
+    return short
 
 
 def _why_stranded(draft: Draft, worker: Worker) -> str:
@@ -159,7 +178,8 @@ def _describe(worker: Worker | None) -> str:
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
-    """Too few are left for any layout: they hold their state until the best layout that is no larger can be manned.
+    """Too few are left for any layout: they hold their state until the best layout that is no larger can be manned, or
+    the spec's where memory rules all of those out.
 
     Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
     job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
@@ -170,7 +190,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     if draft.sleeps():
         draft.keep_workers(kept)
         return
-    to = layouts.best(draft, plan.layout.workers) or plan.layout
+    to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
     draft.want([*kept, *draft.joining_ids], to.workers)
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):

@@ -85,12 +85,27 @@ def blames_device(worker: Worker) -> bool:
     return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
 
 
+def out_of_memory_at(worker: Worker) -> int:
+    """Stages of the pipelines in which a worker had too little memory; 0 where that is not what ended it."""
+    stages = _parsed(worker).get("stages")
+    short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
+    return stages if short and isinstance(stages, int) and stages > 0 else 0
+
+
 def _refusal(draft: Draft) -> Worker | None:
-    """A worker that cannot do what its spec says. While a job trains, a joiner that cannot is a failed change: its node
-    may lack what those of the members have."""
+    """A worker that cannot do what its spec says, or that the longest pipeline leaves too much. While a job trains, a
+    joiner that cannot is a failed change: its node may lack what those of the members have."""
     plan = draft.status.plan
     judged = {member.uid for member in plan.members} if plan else {worker.uid for worker in draft.wanted}
-    return next((one for one in draft.wanted if one.exit_code == EXIT_USER_ERROR and one.uid in judged), None)
+    longest = draft.spec.pipeline.stages
+    return next(
+        (
+            one
+            for one in draft.wanted
+            if one.uid in judged and (one.exit_code == EXIT_USER_ERROR or out_of_memory_at(one) >= longest)
+        ),
+        None,
+    )
 
 
 def _complete(draft: Draft, message: str) -> None:

@@ -26,12 +26,29 @@ def bounds_of(draft: Draft) -> Bounds:
 
 def best(draft: Draft, workers: int) -> Layout | None:
     """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
-    plan, report, bounds = draft.status.plan, draft.status.last_report, bounds_of(draft)
-    offers = list(report.offers) if report else []
+    plan, bounds = draft.status.plan, bounds_of(draft)
+    offers = offered(draft)
     if not offers and plan:
-        offers, bounds = _of_one_length(plan.stages, bounds)
+        offers, bounds = _of_one_length(awaited(draft, plan.layout).stages, bounds)
     packing = draft.spec.pipeline.packing
     return choose(offers, workers, bounds, on_pack=draft.on_pack, packing=packing, present=_present(draft))
+
+
+def offered(draft: Draft) -> list[Offer]:
+    """What the leader last offered and memory is known not to rule out."""
+    report = draft.status.last_report
+    return [offer for offer in report.offers if fits(draft, offer.stages, report.boundary)] if report else []
+
+
+def fits(draft: Draft, stages: int, boundary: int) -> bool:
+    """Whether nothing is known against the memory of workers in pipelines of so many stages."""
+    return draft.status.too_short is None or not draft.status.too_short.rules_out(stages, boundary)
+
+
+def awaited(draft: Draft, present: Layout) -> Layout:
+    """What a job waits for that has lost workers: the present layout, or the spec's if memory did not hold that."""
+    report = draft.status.last_report
+    return present if fits(draft, present.stages, report.boundary if report else 0) else bounds_of(draft).initial
 
 
 def starting(draft: Draft) -> Layout | None:
@@ -50,7 +67,9 @@ def starting(draft: Draft) -> Layout | None:
 def starting_lengths(draft: Draft) -> list[int]:
     """Stages that a start may have, the best first."""
     checkpoint, stages = draft.status.checkpoint, draft.spec.pipeline.stages
-    return [stages] if checkpoint is None else [checkpoint.min_stages, stages]
+    if checkpoint is None or not fits(draft, checkpoint.min_stages, checkpoint.boundary):
+        return [stages]
+    return [checkpoint.min_stages, stages]
 
 
 def limited(draft: Draft, workers: int) -> int:

@@ -22,10 +22,12 @@ from pipetransformer import (
     PipelineModel,
     Training,
 )
+from pipetransformer.elastic.regroup import RegroupError
 from pipetransformer.errors import (
     BrokenGroupError,
     CallbackError,
     DeviceError,
+    DeviceMemoryError,
     ModelError,
     RunningModel,
     SpecError,
@@ -37,6 +39,7 @@ from tests.unit.trainer.test_evaluation import positives, run
 pytestmark = pytest.mark.timeout(120)
 
 BROKEN = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 OUT_OF_BOUNDS = torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
@@ -277,10 +280,23 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
         (OUT_OF_BOUNDS, ModelError),
         (raised(RuntimeError("of a schedule"), raised(BrokenGroupError("of a hook"), BROKEN)), DeviceError),
         (raised(RuntimeError("of a schedule"), SpecError("spec.model", "no")), SpecError),
+        (SHORT, DeviceMemoryError),
+        (torch.AcceleratorError("CUDA error: out of memory"), DeviceMemoryError),
     ],
 )
 def test_what_ends_a_worker_is_told_from_a_broken_connection(error: Exception, fault: type[Exception] | None) -> None:
     found = fault_of(error)
+    assert found is None if fault is None else type(found) is fault
+
+
+@pytest.mark.parametrize(
+    ("cause", "fault"),
+    [(SHORT, None), (BROKEN, DeviceError), (DeviceMemoryError("of a step that was voted for"), DeviceMemoryError)],
+)
+def test_a_regroup_survives_too_little_memory_unless_state_is_torn(
+    cause: Exception, fault: type[Exception] | None
+) -> None:
+    found = fault_of(raised(RegroupError("not committed"), cause), in_regroup=True)
     assert found is None if fault is None else type(found) is fault
 
 
