@@ -1,10 +1,10 @@
 """When and how the workers of a generation make a checkpoint durable together, and load one at another size.
 
 Training goes on meanwhile. Between two rounds each worker of the first pipeline copies its stage to host memory, for
-which the others wait; a thread writes the copy. The vote of every round carries how many still write; once nobody does,
-a thread of the leader writes the marker, with which the checkpoint counts. One is written at a time: what was asked for
-meanwhile is written after it, as training stands then. A checkpoint that a regroup overtakes is given up, and the new
-generation begins its own.
+which the others wait (a GPU's copies are only begun by then); a thread writes the copy. The vote of every round carries
+how many still write; once nobody does, a thread of the leader writes the marker, with which the checkpoint counts. One
+is written at a time: what was asked for meanwhile is written after it, as training stands then. A checkpoint that a
+regroup overtakes is given up, and the new generation begins its own.
 """
 
 import threading
@@ -35,6 +35,7 @@ from .job import Job
 from .layout import StageLayout
 from .models import unit_name
 from .prefetch import Prefetcher
+from .staging import HostCopies
 from .state import Control, WorkerState
 
 Result = TypeVar("Result")
@@ -101,11 +102,12 @@ class Checkpointer:
             run=self._job.identity,
         )
 
+        host = HostCopies()
+
         def copy() -> dict[str, dict[str, Tensor]]:
             return {
                 unit_name(index, self._job.num_layers): {
-                    name: tensor.detach().to("cpu", copy=True)
-                    for name, tensor in state.unit_tensors(index, with_moments=True).items()
+                    name: host.copy(tensor) for name, tensor in state.unit_tensors(index, with_moments=True).items()
                 }
                 for index in layout.span
             }
@@ -113,7 +115,7 @@ class Checkpointer:
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
         if copies is not None:
             self._given_up = threading.Event()
-            self._part = self._thread.submit(_write, self._spec.location, self._begun, copies, self._given_up)
+            self._part = self._thread.submit(_write, self._spec.location, self._begun, copies, host, self._given_up)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Go on after a vote by which so many members still write. On the leader: a checkpoint that became durable.
@@ -265,7 +267,14 @@ class Checkpointer:
         return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
 
 
-def _write(location: str, info: CheckpointInfo, units: dict[str, dict[str, Tensor]], given_up: threading.Event) -> None:
+def _write(
+    location: str,
+    info: CheckpointInfo,
+    units: dict[str, dict[str, Tensor]],
+    host: HostCopies,
+    given_up: threading.Event,
+) -> None:
+    host.wait()
     while units and not given_up.is_set():
         unit, tensors = units.popitem()
         save_unit(location, step=info.step, layout_generation=info.layout_generation, unit=unit, tensors=tensors)

@@ -30,6 +30,7 @@ from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.ranks import run_ranks
 from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
 from tests.unit.trainer.test_engine_watchdog import TRANSPORT, pair
+from tests.unit.trainer.test_staging import Late
 
 
 @pytest.fixture
@@ -105,6 +106,21 @@ def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_mad
     found = latest(location(job))
     assert found is not None and (found.step, found.layout_generation) == (5, 3)
     assert torch.equal(load_unit(location(job), found, "embedding")[name], before)
+
+
+def test_copies_from_a_device_are_written_once_they_are_whole(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipetransformer.durable.HostCopies", Late)
+    checkpointer, state = Checkpointer(job), trained(job, 5)
+    checkpointer.want()
+
+    checkpointer.begin(state, lone_layout(job), *alone())
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    found = latest(location(job))
+    assert found is not None
+    name, parameter = next(iter(state.named_parameters(0)))
+    assert parameter.any() and torch.equal(load_unit(location(job), found, "embedding")[name], parameter)
 
 
 def test_a_checkpoint_counts_only_once_nobody_writes_any_more(job: Job) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import run_unit
+from ..staging import to_device
 from .cache import ActivationCache
 from .choice import Stopwatch
 from .digest import Key
@@ -104,7 +105,7 @@ class FrozenPrefix:
         """(micro-batch, ...) on the device: what the frozen units make of the next micro-batch."""
         if self._cache is None or self._round is None:
             ids, rows = self._plain.popleft()
-            return self._run(0, rows.to(self._device), ids, self._source)
+            return self._run(0, to_device(rows, self._device), ids, self._source)
         output = self._assemble(self._cache, self._round)
         self._read_ahead(self._cache, self._round)
         return output
@@ -171,7 +172,7 @@ class FrozenPrefix:
         queue = now.waiting[num_units]
         samples = [queue.popleft() for _ in range(min(size, len(queue)))]
         if num_units == 0:
-            rows = torch.stack([now.inputs.pop(sample) for sample in samples]).to(self._device)
+            rows = to_device(torch.stack([now.inputs.pop(sample) for sample in samples]), self._device)
             cache.count("computed", len(samples))
         else:
             entries = {sample: self._read(cache, now, sample) for sample in samples}

@@ -10,15 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ..layout import StageLayout
+from ..staging import HostCopies
 from ..state import WorkerState
 from .plan import Mirrored, Move
 from .transfer import Parts, move_units
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,9 @@ class Mirrors:
             RuntimeError: a connection broke; the mirrors before still stand.
         """
         control = state.control.to_dict()
-        own = {index: [part.to(_CPU, copy=True) for part in self.give(state, index)] for index in layout.span}
+        host = HostCopies()
+        own = {index: [host.copy(part) for part in self.give(state, index)] for index in layout.span}
+        host.wait()
         moves = []
         for rank in range(layout.stages):
             span = layout.spans[layout.roles[rank][1]]

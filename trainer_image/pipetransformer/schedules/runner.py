@@ -16,6 +16,7 @@ from ..freezing import first_trainable
 from ..metrics import Metric
 from ..models import PipelineModel
 from ..partition import UnitCost
+from ..staging import to_device
 from .batch import Batch, sample_ids_of
 from .probe import Probe
 from .stage import StageModule, StageSpec
@@ -173,7 +174,7 @@ class StageRunner:
         self._module.upcoming = [batch.context(spec, micro_batch.sample_ids) for micro_batch in batch.micro_batches]
         if spec.is_last:
             weights = weights_of(batch.micro_batches, spec.dtype)
-            self._target.set(batch.labels().to(spec.device), weights.to(spec.device))
+            self._target.set(to_device(batch.labels(), spec.device), to_device(weights, spec.device))
         if self._prefix is not None:
             ids = [micro_batch.sample_ids for micro_batch in batch.micro_batches]
             self._prefix.begin(batch.source(spec), ids)
