@@ -28,7 +28,7 @@ class Membership:
         leader: None on all workers but one.
         transfers: (source, target, bytes) of the state that moved for this generation.
         phases: of its regroup; they end with its first step.
-        paused_at: wall clock at the end of the last step before it.
+        paused_at: wall clock at the end of the last step before it; at a start, when this worker knew of it.
         first_step: steps that were committed before it.
         outgrown: groups that it came from, until `drop_outgrown`.
         stepped: whether it has committed a step.
