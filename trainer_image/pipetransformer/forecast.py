@@ -100,6 +100,7 @@ def measure_here(job: Job) -> ModelCosts:
 
     Raises:
         ModelError: the model failed.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     device = choose_device()
     built = job.build_units(range(job.num_layers + 2))

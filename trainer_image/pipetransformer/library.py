@@ -104,6 +104,7 @@ def train(
     Raises:
         SpecError: what was asked for cannot be trained.
         ModelError: the model failed, or a metric.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         CallbackError: a callback failed.
         StorageError: a checkpoint or the model cannot be written.
         SystemExit: this process was told to stop, or it is a worker of the operator whose part has ended otherwise than

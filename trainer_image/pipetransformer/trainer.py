@@ -144,6 +144,12 @@ class Trainer:
         )
 
     @property
+    def stages(self) -> int | None:
+        """Of the pipelines that this worker trains in, or trained in last; None before the first."""
+        layout = self._committer.layout if self._member is None else self._member.layout
+        return None if layout is None else layout.stages
+
+    @property
     def lost_peers(self) -> list[str]:
         """Everybody else of the newest generation if it broke: a connection does not say who was at its end, and the
         operator knows who is still heard. Those that follow this worker come first, in case that not all are read."""

@@ -190,8 +190,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     except DeviceError as error:
         return _give_up(identity, error.reason, str(error))
     except DeviceMemoryError as error:
-        layout = trainer.position.layout
-        return _give_up(identity, error.reason, str(error), stages=None if layout is None else layout.stages)
+        return _give_up(identity, error.reason, str(error), trainer.stages)
     finally:
         heartbeats.stop()
         reports.stop()

@@ -32,7 +32,7 @@ def plan(
 ) -> None:
     """Show which layouts a job would take and what that would save; nothing is trained."""
     try:
-        from pipetransformer.errors import ModelError
+        from pipetransformer.errors import DeviceError, DeviceMemoryError, ModelError
         from pipetransformer.forecast import Forecast, measure_here
         from pipetransformer.partition import ModelCosts
     except ModuleNotFoundError as error:
@@ -52,7 +52,7 @@ def plan(
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))
         found = phases(spec, forecast)
-    except (ModelError, OSError, ValueError) as error:
+    except (ModelError, DeviceError, DeviceMemoryError, OSError, ValueError) as error:
         errors().print(f"error: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
     saved = savings(found, spec, forecast)
