@@ -3,7 +3,8 @@
 Workers say with each heartbeat what they have committed and whether they wait for a newer generation: then their group
 broke, or never met. When all of them live, another generation follows: with the same layout if anyone has committed
 this one, else with the layout before it, and the attempt is slept over. Where each breaks without a step the job says
-so, and in the end it fails: they cannot reach each other, or each of them fails alike.
+so, and in the end it fails: they cannot reach each other, or each of them fails alike. Where one of them comes to none,
+the others wait for that one, until it is lost (`stall`).
 """
 
 from datetime import datetime, timedelta
@@ -21,6 +22,8 @@ from .types import EventType
 LONGEST_PAUSE_SECONDS = 300
 #: So many in a row, in two minutes at least, are a failure of the job, and so is each that follows: networks come back.
 BROKEN_IN_A_ROW = 6
+#: So many in a row may break while a worker is still in an older group; it comes to none of them: it is slow, or hangs.
+MISSED_IN_A_ROW = 3
 #: Generations that have no layout to go back to.
 _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
@@ -59,6 +62,8 @@ def _is_outside(draft: Draft, plan: PublishedPlan, member: Member, since: dateti
     """Whether the worker is not in the published generation's group: it waits, or is still in the old group."""
     if draft.waits(member):
         return True
+    if plan.broken_before >= MISSED_IN_A_ROW:
+        return False
     beat = draft.observed.beats.get(member.uid)
     return beat is not None and beat.time > since and beat.layout_generation < plan.layout_generation
 

@@ -21,12 +21,15 @@ def starting() -> World:
     return world
 
 
-def breaks(world: World, seconds: float) -> list[State]:
-    """Each published generation breaks at once, for so long or until the job ends; the states of each second."""
+def breaks(world: World, seconds: float, hung: str = "") -> list[State]:
+    """Each published generation breaks at once, for so long, or until the job ends or is without the worker that hangs
+    in its regroup; the states of each second."""
     end, states = world.now + timedelta(seconds=seconds), []
     while world.now < end and not world.status.finished:
-        before = world.plan
-        world.break_group([member.name for member in world.plan.members])
+        before, names = world.plan, [member.name for member in world.plan.members]
+        if hung and hung not in names:
+            break
+        world.break_group([name for name in names if name != hung])
         if world.plan != before:
             continue
         pause = math.ceil(min(world.turn().requeue_after or 1.0, (end - world.now).total_seconds()))
@@ -47,6 +50,25 @@ def test_members_that_cannot_train_together_are_no_running_job_and_use_up_the_bu
     assert "9 generations in a row broke although all members live" in failed.message
     assert (world.status.failures, world.status.layout_generation) == (4, 9)
     assert 600 < len(states) < 1200, "an outage of minutes is waited out"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_that_hangs_in_its_regroup_is_replaced_and_the_others_train(first: bool) -> None:
+    builder = make_job().stages(1).workers(4).checkpoint().set("runPolicy.backoffLimit", 2)
+    world = World(builder)
+    if first:
+        world.settle()
+        world.warm_up()
+    else:
+        world.start()
+        world.end("digits-w3", exit_code=137)
+        world.settle()
+    states = breaks(world, 7200, hung="digits-w1")
+    assert "digits-w1" not in [member.name for member in world.plan.members]
+    assert 600 < len(states) < 700, "its peers may just be quicker"
+    assert world.status.failures == (1 if first else 2)
+    world.commit()
+    assert world.condition(ConditionType.RUNNING).status is ConditionStatus.TRUE
 
 
 def test_a_group_that_breaks_again_and_again_says_why_there_are_no_steps() -> None:

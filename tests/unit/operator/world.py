@@ -206,8 +206,10 @@ class World:
 
     def break_group(self, names: Iterable[str]) -> None:
         """These workers lost their group, or never met, and wait for a newer generation than the published one."""
-        for name in names:
-            self._waiting[self.workers[name].uid] = (self.plan.layout_generation, self.now)
+        generation = self.plan.layout_generation
+        for uid in (self.workers[name].uid for name in names):
+            if self._waiting.get(uid, (0, self.now))[0] != generation:
+                self._waiting[uid] = (generation, self.now)
         self.settle()
 
     def leave(self) -> None:
