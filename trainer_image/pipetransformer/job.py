@@ -44,6 +44,9 @@ from .schedules import ScheduleClass, schedule_class
 logger = logging.getLogger(__name__)
 
 _PROBE_SAMPLES = 16
+#: Few pipelines share these within some thousandths, and each is shuffled by a generator of its own, in the step that
+#: begins an epoch.
+_ENOUGH_SHARDS = 1024
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class Job:
         Args:
             spec: of the job.
             parts: what the spec calls `script`.
-            num_shards: C of the checkpoint that the run goes on from; by default there is a shard for each sample of a
-                batch.
+            num_shards: C of the checkpoint that the run goes on from; by default a shard for each sample of a batch, up
+                to as many as share it evenly enough.
 
         Raises:
             SpecError: what the user asked for cannot be trained.
@@ -105,7 +108,8 @@ class Job:
                 seed=training.seed,
                 num_samples=len(dataset.train),
                 global_batch=training.global_batch_size,
-                num_shards=num_shards or min(training.global_batch_size, len(dataset.train)),
+                num_shards=num_shards
+                or min(training.global_batch_size, len(dataset.train), max(spec.num_shards, _ENOUGH_SHARDS)),
             )
         except ValueError as error:
             raise SpecError("spec.training.globalBatchSize", str(error)) from error

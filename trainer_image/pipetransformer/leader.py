@@ -92,8 +92,10 @@ class Leader:
     ) -> None:
         """Note the generation once its first step tells how long training paused."""
         layout = self._layout
-        unplanned = layout.generation.reason in _UNPLANNED
-        self._pause_seconds = sum(phases.values()) if unplanned else pause_seconds
+        if layout.generation.reason not in _UNPLANNED:
+            self._pause_seconds = pause_seconds
+        elif layout.generation.reason is not ResizeReason.START:  # nor what was read from storage because nobody had it
+            self._pause_seconds = sum(phases[name] for name in phases if transfers or name != "assemble")
         self.record.generation_committed(
             generation=layout.number,
             stages=layout.stages,

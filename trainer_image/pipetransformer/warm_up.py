@@ -5,13 +5,16 @@ everybody's pause."""
 import copy
 import itertools
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from .data import lengths_of, read_batch
 from .elastic.groups import ensure_default_group
-from .errors import SpecError
+from .errors import DeviceError, SpecError, fault_of
 from .job import Job
 from .models import MicroBatchContext, SamplesFirstError, run_unit, set_micro_batch
 from .optimizer import make_optimizer
@@ -27,26 +30,29 @@ def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
 
     Raises:
         SpecError: a unit drops what does not have samples first.
+        DeviceError: the accelerator is broken.
     """
-    _check_dropout(job)
+    _check_dropout(job, device)
     try:
         _train(job, device)
         if device.type == "cpu":
             reserve.fill(job.stage_bytes)
-    except Exception:  # whatever it is, only the first step can tell whether it is more than the zeros
-        logger.warning("this worker is not warm", exc_info=True)
+    except Exception as error:  # noqa: BLE001 - judged below
+        _pass_over(error, "this worker is not warm")
+
+
+def _pass_over(error: Exception, words: str) -> None:
+    """Whatever it is, only the first step can tell whether it is more than the zeros; but for a broken accelerator."""
+    fault = fault_of(error)
+    if isinstance(fault, DeviceError):
+        raise fault from error
+    logger.warning(words, exc_info=error)
 
 
 def _train(job: Job, device: torch.device) -> None:
     state = WorkerState(job.num_layers, job.model.ties)
     for index in (0, 1, job.num_layers + 1):
-        state.units[index] = unit = job.blank_unit(index)
-        zeros = {
-            name: torch.zeros_like(old, device=device)
-            for name, old in state.unit_tensors(index, with_moments=False).items()
-        }
-        state.put_unit(index, unit, zeros)
-        unit.to(device)  # what is not part of the state
+        _put_zeros(job, state, index, device)
     ensure_default_group()
     assert dist.group.WORLD is not None
     spec = StageSpec(
@@ -69,26 +75,49 @@ def _train(job: Job, device: torch.device) -> None:
     optimizer.step()
 
 
-def _check_dropout(job: Job) -> None:
+def _put_zeros(job: Job, state: WorkerState, index: int, device: torch.device) -> nn.Module:
+    """A unit of zeros on the device, as part of the state."""
+    state.units[index] = unit = job.blank_unit(index)
+    tensors = state.unit_tensors(index, with_moments=False)
+    state.put_unit(index, unit, {name: torch.zeros_like(old, device=device) for name, old in tensors.items()})
+    return unit.to(device)  # what is not part of the state
+
+
+def _check_dropout(job: Job, device: torch.device) -> None:
     """Positions first look like several rows of each sample where the micro-batch divides them: each unit is tried with
-    one that does not, on the meta device, where nothing is computed.
+    one that does not, on the meta device, where nothing is computed; one that needs values, as zeros on `device`.
 
     Raises:
         SpecError: a unit drops what does not have samples first.
+        DeviceError: the accelerator is broken.
     """
-    device, positions = torch.device("meta"), job.model.activation[0]
+    meta, positions = torch.device("meta"), job.model.activation[0]
     # One more, or one less, where the embedding adds a class token, or the head takes it off.
     size = next(size for size in itertools.count(2) if all((positions + more) % size for more in (-1, 0, 1)))
-    lengths = lengths_of(job.dataset.train, [0] * size, device)
-    set_micro_batch(MicroBatchContext(0, range(size), lengths, autocast=job.autocast))
-    inputs, _ = read_batch(job.dataset.train, [0], 0)
-    x = inputs.to(device).expand(size, *inputs.shape[1:])
+    x = read_batch(job.dataset.train, [0] * size, 0)[0]
     for index, shell in enumerate(job.model.units):
-        try:
-            with torch.no_grad():
-                run_unit(copy.deepcopy(shell).to(device).train(), x)
-        except SamplesFirstError as error:
-            raise SpecError("spec.model", f"{job.model.unit_name(index)}: {error}") from error
-        except Exception:  # what asks for values fails on this device
-            logger.debug("dropout of %s is not checked", job.model.unit_name(index), exc_info=True)
-        x = torch.empty(job.model.activation_shape(size), dtype=job.dtype, device=device)
+        name = job.model.unit_name(index)
+        error = _failure(job, partial(_on_meta, shell), x.to(meta))
+        if error is not None and not isinstance(error, SamplesFirstError):  # it may need values
+            state = WorkerState(job.num_layers, job.model.ties)
+            error = _failure(job, partial(_put_zeros, job, state, index, device), x.to(device))
+        if isinstance(error, SamplesFirstError):
+            raise SpecError("spec.model", f"{name}: {error}") from error
+        if error is not None:
+            _pass_over(error, f"it is not known whether {name} drops what has samples first")
+        x = torch.zeros(job.model.activation_shape(size), dtype=job.dtype)
+
+
+def _on_meta(shell: nn.Module) -> nn.Module:
+    return copy.deepcopy(shell).to("meta")
+
+
+def _failure(job: Job, make: Callable[[], nn.Module], x: Tensor) -> Exception | None:
+    """What a unit raises in training on a micro-batch of the first sample; without autocast, which meta has not."""
+    set_micro_batch(MicroBatchContext(0, range(len(x)), lengths_of(job.dataset.train, [0] * len(x), x.device)))
+    try:
+        with torch.no_grad():
+            run_unit(make().train(), x)
+    except Exception as error:  # noqa: BLE001 - judged by the caller
+        return error
+    return None

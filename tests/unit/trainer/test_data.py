@@ -47,6 +47,11 @@ def test_every_sample_comes_exactly_once_an_epoch(size: tuple[int, int, int, int
     assert sorted(i for step in steps for shard in cursor.batch(step) for i in shard) == list(range(num_samples))
 
 
+@pytest.mark.parametrize(("batch", "shards"), [(7, 7), (1437, 1024)])
+def test_there_is_a_shard_for_each_sample_of_a_batch_up_to_what_is_enough(batch: int, shards: int) -> None:
+    assert Job.load(make_spec(ADAMW, training={"steps": 1, "globalBatchSize": batch})).order.num_shards == shards
+
+
 @given(sizes)
 def test_every_batch_takes_its_share_of_every_shard(size: tuple[int, int, int, int]) -> None:
     num_samples, global_batch, num_shards, _ = size

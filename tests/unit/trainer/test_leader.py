@@ -17,7 +17,7 @@ from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        (ResizeReason.START, 0.75),
+        (ResizeReason.START, 1.0),
         (ResizeReason.PACK, 3600.0),
         (ResizeReason.CLAIM, 3600.0),
         (ResizeReason.FAILURE, 0.75),
@@ -36,7 +36,8 @@ def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: 
     leader = Leader(job, reports, Teller([]), tmp_path, layout)
     control = Control(step=5)
 
-    leader.first_step(control, pause_seconds=3600.0, phases={"groups": 0.5, "first step": 0.25}, transfers=[])
+    phases = {"groups": 0.5, "assemble": 60.0, "first step": 0.25}  # state that nobody had was read from storage
+    leader.first_step(control, pause_seconds=3600.0, phases=phases, transfers=[])
     leader.frozen(control)
 
     assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {expected}

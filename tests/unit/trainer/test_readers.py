@@ -288,3 +288,11 @@ def test_a_script_whose_import_trains_is_told_so(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "train under `if __name__ == '__main__':`" in ran.stderr
     assert "a process that reads samples ended while it started" in ran.stderr
+
+
+def test_a_process_that_is_told_to_end_before_it_has_started_ends() -> None:
+    reader = _Reader(pickle.dumps({}))
+    reader.kill()
+    with pytest.raises((EOFError, ConnectionError)):
+        reader.start()
+    assert reader.end() == "exit code -9"

@@ -19,6 +19,7 @@ from pipetransformer import (
     Freeze,
     FreezeObservation,
     FreezePolicy,
+    Pipeline,
     PipelineModel,
     Training,
 )
@@ -34,7 +35,11 @@ from pipetransformer.errors import (
     StorageError,
     fault_of,
 )
-from tests.unit.trainer.test_evaluation import positives, run
+from pipetransformer.job import Job
+from pipetransformer.reserve import Reserve
+from pipetransformer.warm_up import warm_up
+from pipetransformer_contract.spec import Precision, TrainerSpec
+from tests.unit.trainer.test_evaluation import NO_FREEZE, positives, run
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -95,6 +100,13 @@ class OfPositions(nn.Module):
         return dropped.transpose(0, 1)
 
 
+class NeedsValues(OfPositions):
+    """Cannot run on the meta device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.isnan().any() else super().forward(x)
+
+
 def over_positions(unit: int) -> Callable[[], list[nn.Module]]:
     """A model in which this unit drops what has positions first, and whose micro-batch divides their number."""
     model = [nn.Sequential(nn.Linear(4, 128), nn.Unflatten(1, (16, 8))), nn.Identity(), nn.Identity(), nn.Flatten()]
@@ -106,6 +118,14 @@ class Number(PipelineModel):
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Any:
         total, of = super().loss(output, target, weight)
         return total.item(), of
+
+
+class OfSome(PipelineModel):
+    """Counts the samples of one class, in micro-batches that may have none."""
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        weight = weight * (target == 1)
+        return super().loss(output, target, weight) if weight.any() else (torch.tensor(0.0), torch.tensor(0.0))
 
 
 class Detached(PipelineModel):
@@ -213,7 +233,7 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(Averaging())}, SpecError, r"spec\.model: blocks\.0\.mean changes in each forward"),
         ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
         ({"model": around(Fails(OUT_OF_BOUNDS))}, ModelError, r"forward of blocks\.0 failed: .* device-side assert"),
-        ({"model": around(Fails(BROKEN))}, DeviceError, r"forward of blocks\.0 failed: AcceleratorError: CUDA .* ECC"),
+        ({"model": around(Fails(BROKEN))}, DeviceError, r"AcceleratorError: CUDA .* ECC"),
         ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
         (
             {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
@@ -222,11 +242,20 @@ class Unreadable(TorchDataset[Any]):
         ),
         *(
             (
-                {"model": over_positions(unit)},
+                {
+                    "model": over_positions(unit),
+                    "training": Training(steps=1, global_batch_size=16, precision=precision),
+                },
                 SpecError,
                 rf"spec\.model: {name}: dropout of \(16, 6, 8\) in a micro-batch of 6 samples, .* batch_first=True",
             )
             for unit, name in enumerate(("embedding", r"blocks\.0", r"blocks\.1", "head"))
+            for precision in (Precision.FLOAT32, Precision.BFLOAT16)
+        ),
+        (
+            {"model": around(NeedsValues())},
+            SpecError,
+            r"spec\.model: blocks\.0: dropout of \(8, 5\) in a micro-batch of 5 samples",
         ),
         (
             {"model": lambda: Number(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
@@ -313,3 +342,36 @@ def test_whom_a_library_blames_for_a_broken_accelerator_is_asked_of_cuda(
         RunningModel("loss"),
     ):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm")
+
+
+def test_a_loss_may_pass_over_a_micro_batch_in_which_it_counts_nothing(tmp_path: Path) -> None:
+    def model() -> PipelineModel:
+        return OfSome(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))
+
+    training = Training(steps=2, global_batch_size=16)
+    runs = [
+        run(
+            tmp_path / str(size),
+            model=model,
+            training=training,
+            pipeline=Pipeline(micro_batch_size=size),
+            freeze=NO_FREEZE,
+        )
+        for size in (16, 1)
+    ]
+    assert runs[1].metrics["loss"] == pytest.approx(runs[0].metrics["loss"], rel=1e-5)
+
+
+def test_a_worker_whose_accelerator_is_broken_ends_before_it_says_that_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.broken_device._GOOD_FORWARDS", 0)
+    spec = TrainerSpec.model_validate(
+        {
+            "model": {"name": "tests.broken_device:breaks", "numLayers": 4},
+            "data": {"name": "digits"},
+            "training": {"steps": 1, "globalBatchSize": 16},
+        }
+    )
+    with pytest.raises(DeviceError, match="uncorrectable ECC"):
+        warm_up(Job.load(spec), torch.device("cpu"), Reserve())

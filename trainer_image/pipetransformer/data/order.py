@@ -69,7 +69,7 @@ class EpochOrder:
         """Sample ids of one shard after another."""
         return np.concatenate(
             [
-                np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard)
+                np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard) if len(shard) > 1 else shard
                 for number, shard in enumerate(self._shards)
             ]
         )

@@ -86,7 +86,7 @@ class Readers:
         try:
             for _ in self._threads.map(_Reader.start, self._readers):
                 pass
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError) as error:
             self.close()
             raise SpecError(
                 _FIELD,
@@ -181,20 +181,25 @@ class _Reader:
         self._content = content
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._killed = False
 
     def start(self) -> Connection:
         """Start it, and have it load the dataset.
 
         Raises:
-            EOFError, OSError: it ended.
+            EOFError, ConnectionError: it ended.
+            OSError: it cannot start here.
             SpecError: it cannot load the dataset.
         """
         context = multiprocessing.get_context("forkserver")  # the parent has threads, and maybe an accelerator
         context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), name="reader", daemon=True)
-        self._process.start()
+        process = context.Process(target=_serve, args=(theirs,), name="reader", daemon=True)
+        process.start()
+        self._process = process  # from here on it can be killed
         theirs.close()
+        if self._killed:
+            process.kill()
         self._pipe.send_bytes(self._content)
         self._answer(self._pipe)
         return self._pipe
@@ -211,6 +216,7 @@ class _Reader:
         return inputs, targets
 
     def kill(self) -> None:
+        self._killed = True
         process = self._process  # which a thread may be about to replace
         if process is not None:
             process.kill()

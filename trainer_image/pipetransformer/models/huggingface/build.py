@@ -4,6 +4,7 @@ The whole model exists on the meta device only; a worker gives memory to the uni
 """
 
 import copy
+import logging
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -24,6 +25,8 @@ from ..keyed import key_dropout, place_of
 from ..model import PipelineModel
 from .configuration import make_config, positions
 from .families import split
+
+logger = logging.getLogger(__name__)
 
 #: Weights in an error's message.
 _NAMED = 3
@@ -76,12 +79,16 @@ def save_pretrained(
 
 def _keep_generation(path: str, folder: Path) -> None:
     """How the checkpoint generates, if it says so: as it is, since transformers reads what it refuses to write."""
-    theirs = cached_file(
-        path,
-        GENERATION_CONFIG_NAME,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    try:
+        theirs = cached_file(
+            path,
+            GENERATION_CONFIG_NAME,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError as error:  # of a hub that no longer gives it
+        logger.warning("the model is saved without the %s of %s: %s", GENERATION_CONFIG_NAME, path, error)
+        return
     if theirs is not None:
         shutil.copyfile(theirs, folder / GENERATION_CONFIG_NAME)
 
