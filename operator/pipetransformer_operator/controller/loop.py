@@ -21,6 +21,7 @@ from ..channel.pulse import Pulse
 from ..plan import Observed, Plan, Worker, plan, worker_name
 from .ports import (
     Conflict,
+    Invalid,
     JobKey,
     JobStore,
     NameConflict,
@@ -149,7 +150,7 @@ class JobLoop:
         observed = self.observe(job)
         try:
             decided, words_wait = await self._decide(job, observed)
-        except Refused as error:
+        except Invalid as error:
             report = observed.report
             if report is None:
                 raise

@@ -33,6 +33,10 @@ class Refused(Unavailable):
     """The other side refuses the request as it is: an invalid object, quota, admission or rights."""
 
 
+class Invalid(Refused):
+    """What the request holds is refused, and will be again."""
+
+
 class NameConflict(Exception):
     """Something that is not this job's worker has the worker's name."""
 

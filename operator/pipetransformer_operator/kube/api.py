@@ -15,7 +15,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from ..controller.ports import Conflict, Refused, Unavailable
+from ..controller.ports import Conflict, Invalid, Refused, Unavailable
 from .verbs import describe
 
 Object = dict[str, Any]
@@ -182,6 +182,7 @@ class Api:
         Raises:
             NotFound: 404.
             Conflict: 409.
+            Invalid: 400, 413 or 422.
             Refused: any other 4xx; or 500, as when an admission webhook does not answer.
             Unavailable: no answer, 429, another 5xx, or this operator may not write.
         """
@@ -246,6 +247,8 @@ def _sorted(error: ApiException, request: str) -> Exception:
         return NotFound(message)
     if error.status == 409:
         return Conflict(message)
+    if error.status in (400, 413, 422):
+        return Invalid(message)
     if error.status is not None and 400 <= error.status <= 500 and error.status != 429:
         return Refused(message)
     return Unavailable(message)

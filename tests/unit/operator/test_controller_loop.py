@@ -17,6 +17,7 @@ from pipetransformer_operator.controller.loop import JobLoop, Pace
 from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import (
     Conflict,
+    Invalid,
     JobKey,
     NameConflict,
     Recorder,
@@ -180,50 +181,82 @@ async def test_a_job_that_takes_the_name_of_a_deleted_one_finds_nothing_of_what_
 
 
 class Particular(Cluster):
-    """Takes no status with a report of that step, as an API server whose bounds are not known here."""
+    """Takes no status with a report of that step: by default for good, as by bounds that are not known here."""
+
+    error: Exception | None = Invalid("422 status.lastReport: Duplicate value")
 
     async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
-        if status.last_report is not None and status.last_report.step == 7:
-            raise Refused("422 status.lastReport: Duplicate value")
+        if self.error is not None and status.last_report is not None and status.last_report.step == 7:
+            raise self.error
         await super().write_status(job, status)
+
+
+class Leader:
+    """A job of two workers whose first generation is published, and what one of them reports."""
+
+    def __init__(self) -> None:
+        job = make_job().stages(1).workers(2).job()
+        job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "job"})})
+        self.cluster = Particular(4, job)
+        self.loop = make_loop(self.cluster)
+
+    async def turn(self) -> None:
+        await self.loop.turn(self.cluster.jobs[KEY])
+
+    async def start(self) -> None:
+        await self.turn()
+        await self.turn()
+        for number in range(2):
+            self.loop.board.put_ready(self._worker(number), Ready(address="10.0.0.1:1"))
+        await self.turn()
+
+    async def report(self, step: int, timeout: float = 10.0) -> asyncio.Task[None]:
+        said = Report(job_uid="job", layout_generation=1, step=step, boundary=0, num_layers=2, bytes_budget=1)
+        sending = asyncio.create_task(self.loop.board.put_report(self._worker(0), said, timeout=timeout))
+        await asyncio.sleep(0)
+        return sending
+
+    def last_step(self) -> int | None:
+        last = self.cluster.status("digits").last_report
+        return last.step if last else None
+
+    def _worker(self, number: int) -> Reporter:
+        return Reporter(f"digits-w{number}", f"uid-digits-w{number}")
 
 
 async def test_a_report_that_no_status_can_hold_is_left_out_and_holds_up_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    job = make_job().stages(1).workers(2).job()
-    cluster = Particular(4, job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "job"})}))
-    loop = make_loop(cluster)
-    workers = [Reporter(f"digits-w{number}", f"uid-digits-w{number}") for number in range(2)]
+    leader = Leader()
+    await leader.start()
+    refused = await leader.report(7, timeout=0.05)
+    leader.cluster.workers["digits"].pop()
 
-    async def turn() -> None:
-        await loop.turn(cluster.jobs[KEY])
+    await leader.turn()
 
-    async def report(step: int) -> asyncio.Task[None]:
-        said = Report(job_uid="job", layout_generation=1, step=step, boundary=0, num_layers=2, bytes_budget=1)
-        sending = asyncio.create_task(loop.board.put_report(workers[0], said, timeout=0.05))
-        await asyncio.sleep(0)
-        return sending
-
-    await turn()
-    await turn()
-    for worker in workers:
-        loop.board.put_ready(worker, Ready(address="10.0.0.1:1"))
-    await turn()
-    refused = await report(7)
-    cluster.workers["digits"].pop()
-
-    await turn()
-
-    assert cluster.status("digits").worker_ids != [0, 1], "the lost one is replaced"
+    assert leader.cluster.status("digits").worker_ids != [0, 1], "the lost one is replaced"
     assert "without the leader's report of step 7 in generation 1: 422" in caplog.text
     with pytest.raises(NotYetDurable):
         await refused
-    taken = await report(8)
-    await turn()
+    taken = await leader.report(8)
+    await leader.turn()
     await taken
-    last = cluster.status("digits").last_report
-    assert last is not None and last.step == 8
+    assert leader.last_step() == 8
+
+
+@pytest.mark.parametrize("error", [Refused("500 etcdserver: leader changed"), Unavailable("503")])
+async def test_a_report_that_cannot_be_written_now_is_in_the_next_attempt(error: Exception) -> None:
+    leader = Leader()
+    await leader.start()
+    leader.cluster.error = error
+    sent = await leader.report(7)
+    with pytest.raises(type(error)):
+        await leader.turn()
+    assert leader.last_step() is None
+    leader.cluster.error = None
+    await leader.turn()
+    await sent
+    assert leader.last_step() == 7
 
 
 class Failing(Cluster):

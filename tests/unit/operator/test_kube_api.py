@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
+from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.kube import api as kube_api
 from pipetransformer_operator.kube.api import Api, NotFound
 
@@ -63,7 +63,10 @@ async def test_a_netrc_file_is_not_looked_into(port: int, tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(404, NotFound), (409, Conflict), (403, Refused), (500, Refused), (429, Unavailable), (503, Unavailable)],
+    [
+        *[(404, NotFound), (409, Conflict), (403, Refused), (500, Refused), (429, Unavailable), (503, Unavailable)],
+        *[(400, Invalid), (413, Invalid), (422, Invalid)],
+    ],
 )
 async def test_an_answer_that_is_no_success_is_sorted_by_what_to_do_about_it(
     code: int, kind: type[Exception], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
