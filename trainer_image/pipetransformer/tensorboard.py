@@ -12,7 +12,7 @@ _CURVES = ("loss", "gradient_norm", "learning_rate", "samples_per_second", "froz
 
 
 class TensorBoard(Callback):
-    """Writes `train/...` at each step and `test/...` at each evaluation into a folder.
+    """Writes `train/...` at each step, from 0, and `test/...` at the step that an evaluation follows, into a folder.
 
     A run that goes back to an earlier step hides what was written of later ones, by whichever leader.
     """
@@ -21,7 +21,6 @@ class TensorBoard(Callback):
         self._log_dir = str(log_dir)
         self._writer: SummaryWriter | None = None
         self._last = -1
-        self._evaluated: dict[int, Mapping[str, float]] = {}
 
     def on_step(self, line: Mapping[str, Any]) -> None:
         step = int(line["step"])
@@ -32,9 +31,9 @@ class TensorBoard(Callback):
         self._last = step
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
-        writer = self._writer_at(step)
-        self._evaluated[step] = metrics
-        self._write_evaluation(writer, step)
+        writer = self._writer or self._writer_at(step)
+        for name, value in metrics.items():
+            writer.add_scalar(f"test/{name}", value, step - 1)
         writer.flush()
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
@@ -47,11 +46,4 @@ class TensorBoard(Callback):
             if self._writer is not None:
                 self._writer.close()
             self._writer = SummaryWriter(self._log_dir, purge_step=step)
-            self._last = step - 1
-            self._write_evaluation(self._writer, step)
         return self._writer
-
-    def _write_evaluation(self, writer: SummaryWriter, step: int) -> None:
-        """Of the model before `step`."""
-        for name, value in self._evaluated.get(step, {}).items():
-            writer.add_scalar(f"test/{name}", value, step)
