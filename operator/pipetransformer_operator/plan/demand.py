@@ -52,7 +52,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     asleep = not sits_out and _is_asleep(draft)
     waiting = asleep or (not sits_out and _lacks_nodes(draft))
     auto = draft.on_pack is OnPack.AUTO
-    stays = sits_out or _sleeps_over_something_else(draft) or _is_stuck(draft)
+    stays = sits_out or _is_refused(draft) or _sleeps_over_something_else(draft) or _is_stuck(draft)
     if not (auto or (starting and waiting)) or (starting and stays):
         return None
     held = draft.num_placed
@@ -98,6 +98,11 @@ def _sleeps_over_something_else(draft: Draft) -> bool:
     """Whether an attempt is slept over that more workers would not have helped."""
     starts = draft.status.plan is None and draft.status.resize is not None
     return draft.asleep and not starts and not _is_asleep(draft)
+
+
+def _is_refused(draft: Draft) -> bool:
+    """Whether workers that are to join cannot even be created."""
+    return bool(draft.observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
 
 
 def _is_stuck(draft: Draft) -> bool:

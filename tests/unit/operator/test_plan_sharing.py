@@ -10,13 +10,30 @@ from hypothesis import strategies as st
 
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.status import ConditionType, Reason, Share, State
-from pipetransformer_operator.plan import WorkerPhase, allocate, demand_of
+from pipetransformer_operator.plan import Plan, WorkerPhase, allocate, demand_of, worker_name
 from tests.builders import JobBuilder, make_job
-from tests.unit.operator.world import World
+from tests.unit.operator.world import JOB, World
 
 pytestmark = pytest.mark.timeout(60)
 SECONDS = 10
 ORDERS = pytest.mark.parametrize("last_first", [False, True], ids=["first-first", "last-first"])
+
+
+class Limited(World):
+    """A job in a namespace whose ResourceQuota has room for so many pods."""
+
+    def __init__(self, builder: JobBuilder, pods: int) -> None:
+        super().__init__(builder)
+        self._pods = pods
+
+    def turn(self, *, executed: bool = True) -> Plan:
+        decided = super().turn(executed=executed)
+        created = [worker_name(JOB, worker_id) for worker_id in decided.create]
+        surplus = created[max(0, self._pods + len(created) - len(self.workers)) :]
+        for name in surplus:
+            self.kill(name)
+        self.refusal = "exceeded quota: team" if surplus else ""
+        return replace(decided, create=decided.create[: len(created) - len(surplus)])
 
 
 class Cluster:
@@ -38,8 +55,8 @@ class Cluster:
         self.worlds: dict[str, World] = {}
         self.unplaceable: set[str] = set()
 
-    def add(self, name: str, job: JobBuilder, *, placeable: bool = True) -> World:
-        world = World(job)
+    def add(self, name: str, job: JobBuilder, *, placeable: bool = True, quota: int | None = None) -> World:
+        world = World(job) if quota is None else Limited(job, quota)
         world.unschedulable = True
         if self.worlds:
             world.now = next(iter(self.worlds.values())).now
@@ -442,6 +459,18 @@ def test_nobody_makes_room_for_a_job_whose_pods_are_refused() -> None:
     cluster.add("b", make_job().stages(2).workers(4), placeable=False).refusal = "exceeded quota: team"
     before = first.plan.layout_generation
     cluster.run(200)
+    assert first.plan.layout_generation == before
+
+
+def test_nobody_makes_room_for_more_pods_than_a_namespace_may_have() -> None:
+    cluster = Cluster(8)
+    first = cluster.add("a", auto(2, 8))
+    cluster.run(50)
+    cluster.add("b", auto(2, 4), quota=2)
+    cluster.run(10)
+    assert (cluster.size("a"), cluster.size("b")) == (6, 2)
+    before = first.plan.layout_generation
+    cluster.run(100)
     assert first.plan.layout_generation == before
 
 
