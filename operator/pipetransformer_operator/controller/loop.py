@@ -252,7 +252,7 @@ class JobLoop:
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
         conflicts = self._conflicts - attempted
         refusals: list[Refused] = []
-        self._pool.doubt(decided.doubted, decided.unfit)
+        self._pool.doubt(job, decided.doubted, decided.unfit)
         errors: list[Exception] = []
         if not decided.status.finished or decided.min_available is not None:
             errors += await _together([protect()])

@@ -107,9 +107,9 @@ class WorkerPool(Protocol):
         """
         ...
 
-    def doubt(self, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
-        """Workers on these nodes, of whatever job, fell silent, or could not run there: others had better run elsewhere
-        until the time given."""
+    def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """The job's workers on these nodes fell silent, or could not run there: its others had better run elsewhere
+        until the time given, and so had other jobs', away from unfit nodes for a shorter time."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

@@ -1,11 +1,17 @@
 """Nodes that something is wrong with: as the watch last showed them, and as workers' silence lets one doubt them."""
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 #: Deleted nodes that are remembered: pods that were bound to them are cleared away within a minute or two.
 DELETED = 1000
+#: For jobs that it did nothing to an unfit node is unfit for so long at most: by then the cluster knows what it is.
+UNFIT_FOR_OTHERS = timedelta(seconds=60)
+#: In place of a job's uid.
+_ANY = ""
+
+_Key = TypeVar("_Key")
 
 
 class Nodes:
@@ -25,7 +31,7 @@ class Nodes:
         self.lost: set[str] = set()
         self._deleted: dict[str, None] = {}
         self._doubted: dict[str, datetime] = {}
-        self._unfit: dict[str, datetime] = {}
+        self._unfit: dict[tuple[str, str], datetime] = {}  # by job and name
 
     def note(self, node: Mapping[str, Any], *, deleted: bool) -> bool:
         """Takes what the watch showed; whether that is news."""
@@ -47,13 +53,14 @@ class Nodes:
                 self.lost.discard(oldest)
         return news
 
-    def doubt(self, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
-        """Workers there fell silent; or were rejected, or had an accelerator that failed. None is sent there until the
-        time given, as long as another node will do. Who waits for a word of a silent node waits less; an unfit one
-        lives, and may just be slow."""
-        for known, told in ((self._doubted, silent), (self._unfit, unfit)):
-            for name, until in told.items():
-                known[name] = max(until, known.get(name, until))
+    def doubt(self, job: str, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """Workers of the job with that uid fell silent there; or were rejected, or had an accelerator that failed. None
+        is sent there until the time given, as long as another node will do. Who waits for a word of a silent node waits
+        less; an unfit one lives, and may just be slow, or have no room for this job's workers alone."""
+        soon = self._clock() + UNFIT_FOR_OTHERS
+        _extend(self._doubted, silent)
+        _extend(self._unfit, {(job, name): until for name, until in unfit.items()})
+        _extend(self._unfit, {(_ANY, name): min(until, soon) for name, until in unfit.items()})
 
     def doubts(self, name: str) -> bool:
         """Whether workers there fell silent lately."""
@@ -66,14 +73,18 @@ class Nodes:
     @property
     def doubted(self) -> list[str]:
         """Names of those where workers fell silent lately."""
-        return self._until_now(self._doubted)
+        return sorted(self._until_now(self._doubted))
 
-    @property
-    def unfit(self) -> list[str]:
-        """Names of those that lately rejected workers, or had an accelerator that failed."""
-        return self._until_now(self._unfit)
+    def unfit(self, job: str) -> list[str]:
+        """Names of those that lately rejected workers, or had an accelerator that failed; for longer the job's own."""
+        return sorted({name for of, name in self._until_now(self._unfit) if of in (job, _ANY)})
 
-    def _until_now(self, known: dict[str, datetime]) -> list[str]:
-        for name in [name for name, until in known.items() if self._clock() >= until]:
-            del known[name]
-        return sorted(known)
+    def _until_now(self, known: dict[_Key, datetime]) -> list[_Key]:
+        for key in [key for key, until in known.items() if self._clock() >= until]:
+            del known[key]
+        return list(known)
+
+
+def _extend(known: dict[_Key, datetime], told: Mapping[_Key, datetime]) -> None:
+    for key, until in told.items():
+        known[key] = max(until, known.get(key, until))

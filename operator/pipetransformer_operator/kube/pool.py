@@ -104,10 +104,10 @@ class KubePool:
         """See `WorkerPool`."""
         await self.protection.apply(job, min_available)
 
-    def doubt(self, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+    def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """See `WorkerPool`."""
         if self._nodes is not None:
-            self._nodes.doubt(silent, unfit)
+            self._nodes.doubt(job.metadata.uid, silent, unfit)
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
@@ -125,7 +125,7 @@ class KubePool:
                     classes=self._priority_classes,
                     assignment=assignment,
                     doubted=self._nodes.doubted if self._nodes else (),
-                    unfit=self._nodes.unfit if self._nodes else (),
+                    unfit=self._nodes.unfit(job.metadata.uid) if self._nodes else (),
                 )
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:

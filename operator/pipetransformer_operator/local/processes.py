@@ -109,7 +109,7 @@ class ProcessPool:
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """See `WorkerPool`."""
 
-    def doubt(self, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+    def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """See `WorkerPool`. There is no other machine."""
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

@@ -204,7 +204,7 @@ class Plan:
             none of a job that has ended holds anything.
         doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet. The time is until
             when.
-        unfit: nodes that rejected workers, or whose accelerator failed, and until when.
+        unfit: nodes that rejected workers, or whose accelerator failed, and until when the job keeps off them.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 

@@ -59,7 +59,7 @@ class Cluster:
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
         """Nobody takes workers away."""
 
-    def doubt(self, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+    def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """Nodes are well."""
 
     async def next_change(self) -> None:

@@ -177,8 +177,8 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     nodes, pod = Nodes(lambda: now), seen({"phase": "Pending"})
     pod["spec"]["nodeName"] = "node-1"
-    nodes.doubt({"node-1": now + timedelta(minutes=5)}, {})
-    nodes.doubt({"node-1": now + timedelta(minutes=1)}, {})
+    nodes.doubt("uid", {"node-1": now + timedelta(minutes=5)}, {})
+    nodes.doubt("uid", {"node-1": now + timedelta(minutes=1)}, {})
 
     def in_doubt() -> bool:
         worker = observe(pod, "trainer", nodes)
@@ -199,15 +199,18 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
 def test_new_workers_keep_off_an_unfit_node_and_near_each_other_and_nobody_is_impatient_there() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     nodes = Nodes(lambda: now)
-    nodes.doubt({}, {"node-1": now + timedelta(minutes=5)})
-    assert (nodes.doubts("node-1"), nodes.doubted, nodes.unfit) == (False, [], ["node-1"])
+    nodes.doubt("uid", {}, {"node-1": now + timedelta(minutes=5)})
+    assert (nodes.doubts("node-1"), nodes.doubted, nodes.unfit("uid")) == (False, [], ["node-1"])
     off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}
     job, status = make_job().job(), JobStatus(num_shards=4)
-    rendered = render(job, 3, status, channel_url=CHANNEL, unfit=nodes.unfit)["spec"]["affinity"]
+    rendered = render(job, 3, status, channel_url=CHANNEL, unfit=nodes.unfit("uid"))["spec"]["affinity"]
     near = render(job, 3, status, channel_url=CHANNEL)["spec"]["affinity"]["podAffinity"]
     assert rendered == {"nodeAffinity": {PREFERRED: [{"weight": 100, "preference": off}]}, "podAffinity": near}
-    now += timedelta(minutes=5)
-    assert nodes.unfit == []
+    assert nodes.unfit("other") == ["node-1"]
+    now += timedelta(minutes=1)
+    assert (nodes.unfit("uid"), nodes.unfit("other")) == (["node-1"], []), "the next attempt is none of other jobs'"
+    now += timedelta(minutes=4)
+    assert nodes.unfit("uid") == []
 
 
 def test_a_pod_that_its_node_says_nothing_of_is_unattended() -> None:

@@ -36,15 +36,15 @@ def test_claims_keep_off_a_node_that_rejected_one_however_late_the_next_is() -> 
     world.start()
     for minutes in (1, 2, 4, 8, 16, 32, 60):
         world.change(max(world.workers), node="bad", disrupted=True, rejected=True, phase=WorkerPhase.FAILED)
-        nodes.doubt({}, world.turn().unfit)
+        nodes.doubt("uid", {}, world.turn().unfit)
         world.settle()
         assert len(world.workers) == 2
         world.wait(60 * minutes)
-        assert nodes.unfit == ["bad"]
+        assert nodes.unfit("uid") == ["bad"]
         world.settle()
         assert len(world.workers) == 3, "this is when a pod is made, and told whom to keep off"
     world.wait(60)
-    assert nodes.unfit == []
+    assert nodes.unfit("uid") == []
 
 
 def test_what_a_job_lost_of_its_own_comes_back_at_once_although_it_sleeps_over_a_claim() -> None:

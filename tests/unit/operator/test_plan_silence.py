@@ -153,8 +153,8 @@ def test_workers_on_a_node_that_rejected_one_have_as_long_as_others() -> None:
     world.wait(6)
     world.change("digits-w0", disrupted=True, rejected=True, phase=WorkerPhase.FAILED, unattended_since=None)
     decided = world.turn()
-    nodes.doubt(decided.doubted, decided.unfit)
-    assert nodes.unfit == ["slow"]
+    nodes.doubt("uid", decided.doubted, decided.unfit)
+    assert nodes.unfit("uid") == ["slow"]
     for name in world.workers:
         world.change(name, node_doubted=nodes.doubts("slow"))
     world.settle()
