@@ -86,8 +86,11 @@ def has_kubernetes(*, nodes: bool) -> bool:
 
 
 def written_folders() -> list[Path]:
-    """Where builds write: ours, and Go's own caches, which other projects may share."""
-    return [cache_dir() / "go", *map(Path, run([_go(), "env", "GOMODCACHE", "GOCACHE"]).splitlines())]
+    """Where builds write: ours, and Go's own caches, which other projects share: until Kubernetes is in them, all that
+    they hold is of those."""
+    modules, builds = map(Path, run([_go(), "env", "GOMODCACHE", "GOCACHE"]).splitlines())
+    begun = (modules / "k8s.io" / f"kubernetes@v{KUBERNETES}").exists()
+    return [cache_dir() / "go", *([modules, builds] if begun else [])]
 
 
 def kubernetes(*, nodes: bool = True) -> Path:

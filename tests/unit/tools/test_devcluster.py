@@ -134,6 +134,17 @@ def test_disk_is_asked_for_what_is_not_there_yet(
     assert sum(disk.missing(layout, nodes=0).values()) == pytest.approx(2), "the first build was cut off"
 
 
+def test_what_other_projects_have_in_gos_caches_is_not_taken_for_ours(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules, builds = cache / "modules", cache / "builds"
+    monkeypatch.setattr(gobuild, "_go", lambda: "go")
+    monkeypatch.setattr(gobuild, "run", lambda command: f"{modules}\n{builds}\n")
+    assert not {modules, builds} & set(gobuild.written_folders())
+    (modules / "k8s.io" / f"kubernetes@v{gobuild.KUBERNETES}").mkdir(parents=True)
+    assert {modules, builds} < set(gobuild.written_folders())
+
+
 def test_a_full_disk_names_each_part_that_is_missing(gibs: dict[Path, float], monkeypatch: pytest.MonkeyPatch) -> None:
     _fill(monkeypatch, 20)
     assert disk.shortage(Layout(), nodes=0) == ""
