@@ -228,6 +228,9 @@ class Resize(Wire):
     replacements: Count = Field(
         default=0, description="Times in a row that workers ended before they joined; in a start each doubles the wait."
     )
+    renewals: Count = Field(
+        default=0, description="Times that a start had all its time anew, for workers that ended before they joined."
+    )
     trouble_time: datetime | None = Field(
         default=None, description="Since when a container of a start cannot be started; absent while all can."
     )

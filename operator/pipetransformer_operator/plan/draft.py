@@ -308,6 +308,7 @@ class Draft:
                 start_time=start,
                 deadline=(start if preparing else self.now) + timeout,
                 replacements=kept.replacements if kept else 0,
+                renewals=kept.renewals if kept else 0,
                 trouble_time=kept.trouble_time if kept else None,
             )
         )

@@ -21,6 +21,8 @@ RETRY = timedelta(seconds=10)
 #: Before one is replaced that the cluster took away: what took it may still be there.
 RETRY_TAKEN = timedelta(seconds=30)
 LONGEST_RETRY = timedelta(minutes=4)
+#: So many times a start has its time anew, however far apart: what ends its workers ever again holds the others' nodes.
+RENEWALS = 16
 #: So many times `resizeTimeoutSeconds` a start has whose workers are all placed; doubled with each that was too slow.
 PLACED = 6
 
@@ -104,8 +106,8 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
 
 def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     """Lets a start go on after workers that ended before it began: others are created after a while, and have all the
-    time that a start has. All are given back where too many were lost in a row; those of one node, or of one cause, end
-    one after the other, so who ends while others are awaited is replaced with them.
+    time that a start has. All are given back where too many were lost, in a row or in all; those of one node, or of one
+    cause, end one after the other, so who ends while others are awaited is replaced with them.
 
     Args:
         draft: of a job that does not train yet.
@@ -119,12 +121,16 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
         replacements = 0
         if resize is not None and draft.now <= resize.start_time + LONGEST_RETRY:  # else the last one stayed
             replacements = resize.replacements
+        renewals = resize.renewals if resize is not None else 0
         begin += first * (1 << min(replacements, 16))
-        if begin > draft.now + LONGEST_RETRY:
-            _put_off(draft, Reason.WORKER_FAILED, f"{replacements + 1} times in a row some ended, now {lost}")
+        in_a_row = begin > draft.now + LONGEST_RETRY
+        if in_a_row or renewals >= RENEWALS:
+            times = f"{replacements + 1} times in a row" if in_a_row else f"{renewals + 1} times"
+            _put_off(draft, Reason.WORKER_FAILED, f"{times} some ended, now {lost}")
             return
         if resize is not None:
-            draft.update(resize=resize.model_copy(update={"replacements": replacements + 1}))
+            changes = {"replacements": replacements + 1, "renewals": renewals + 1}
+            draft.update(resize=resize.model_copy(update=changes))
     if begin > draft.now:
         draft.update(next_resize_time=begin)
         message = f"{lost} before all were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"

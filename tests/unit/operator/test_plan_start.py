@@ -244,18 +244,20 @@ def test_workers_that_fail_one_after_the_other_are_one_failure_until_they_are_re
         assert len(world.workers) == 8
 
 
-def test_workers_that_a_long_start_loses_now_and_then_are_not_in_a_row() -> None:
+def test_workers_that_a_long_start_loses_now_and_then_are_not_in_a_row_and_yet_not_replaced_for_ever() -> None:
     world = World(make_job().stages(2).workers(4))
     world.settle()
     world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
-    for _ in range(6):
+    for number in range(3, 20):
+        assert set(world.workers) == {"digits-w0", "digits-w1", "digits-w2", f"digits-w{number}"}
         world.wait(1800)
         world.settle()
-        world.change(max(world.workers), disrupted=True, message="preempted")
+        world.change(f"digits-w{number}", disrupted=True, message="preempted")
         world.settle()
         world.wait(30)
         world.settle()
-        assert {"digits-w0", "digits-w1", "digits-w2"} < set(world.workers)
+    assert world.workers == {}
+    assert "17 times some ended, now digits-w19" in world.condition(ConditionType.RUNNING).message
 
 
 def test_an_image_that_a_registry_refuses_once_is_tried_again_although_the_init_containers_took_long() -> None:
