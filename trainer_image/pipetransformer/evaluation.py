@@ -24,6 +24,7 @@ def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
     Raises:
         RuntimeError: a connection broke.
         ModelError: a metric or the model failed.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     layout, test = member.layout, job.dataset.test
     micro_batches = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]
@@ -37,6 +38,7 @@ def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdo
     Raises:
         RuntimeError: a connection broke; nothing is noted, so it will be done again.
         ModelError: a metric or the model failed.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         StorageError: the best model cannot be written.
     """
     layout, control = member.layout, state.control

@@ -276,6 +276,7 @@ class Job:
 
     def users(self, pipelines: int) -> Callable[[str, int], int]:
         """Which of so many pipelines uses a sample, told its split (`train` or `test`) and its id."""
+        # Held-out samples are dealt as one shard for each pipeline.
         by_shard, by_part = pipelines_of(pipelines, self.order.num_shards), pipelines_of(pipelines, pipelines)
         ends = [(p + 1) * len(self.dataset.test) // pipelines for p in range(pipelines)]
 

@@ -32,7 +32,7 @@ _REPORT_SECONDS = 1.0
 _STEPS_TO_OFFER = 5
 #: Expected pause of a regroup before one was measured.
 _ASSUMED_PAUSE_SECONDS = 1.0
-#: Their pauses say little of what a change costs: those that were left may have waited long for a pod.
+#: Their pauses say little of what a planned change costs: members may have waited long for a pod.
 _UNPLANNED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
@@ -94,7 +94,8 @@ class Leader:
         layout = self._layout
         if layout.generation.reason not in _UNPLANNED:
             self._pause_seconds = pause_seconds
-        elif layout.generation.reason is not ResizeReason.START:  # nor what was read from storage because nobody had it
+        elif layout.generation.reason is not ResizeReason.START:
+            # Without transfers, "assemble" is what was read from storage, for nobody had it.
             self._pause_seconds = sum(phases[name] for name in phases if transfers or name != "assemble")
         self.record.generation_committed(
             generation=layout.number,

@@ -36,6 +36,7 @@ def find_beginning(job: Job, control: Control, vote: Vote, member: Membership, w
     Raises:
         RuntimeError: a connection broke.
         ModelError: the model failed.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     if not vote.weight > 0:
         return NO_TARGETS

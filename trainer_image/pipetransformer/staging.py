@@ -37,6 +37,6 @@ class HostCopies:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """What is in host memory, on the device: what is started there from now on finds it whole."""
-    if device.type == "cpu":
+    if device.type == "cpu" or tensor.is_cuda:
         return tensor
-    return tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -91,7 +91,7 @@ class RunPolicy(SpecModel):
     resize_timeout_seconds: Positive = Field(
         default=600,
         description="A resize not published by then is cancelled; a start whose workers are all placed has six times as"
-        " long, and twice that after each that was put off.",
+        " long, and twice that after each that was too slow.",
     )
     claim_timeout_seconds: Positive = Field(
         default=120,

@@ -226,10 +226,10 @@ class Resize(Wire):
     start_time: datetime = Field(description="When its present phase began.")
     deadline: datetime | None = Field(default=None, description="When it is cancelled or taken back.")
     replacements: Count = Field(
-        default=0, description="Times in a row that workers ended before they joined; in a start each doubles the wait."
+        default=0, description="Times in a row that workers of a start ended before they joined; each doubles the wait."
     )
     renewals: Count = Field(
-        default=0, description="Times that a start had all its time anew, for workers that ended before they joined."
+        default=0, description="Times that it had all its time anew, for workers that ended before they joined."
     )
     trouble_time: datetime | None = Field(
         default=None, description="Since when a container of a start cannot be started; absent while all can."

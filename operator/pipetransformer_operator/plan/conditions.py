@@ -147,7 +147,7 @@ def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        limit = _above_the_ceiling(draft) or _limit_of_shards(draft)
+        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft)
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
@@ -167,23 +167,23 @@ def _above_the_ceiling(draft: Draft) -> str:
     return f"spec.elasticPolicy.maxWorkers is {ceiling}, and no legal layout has so few workers: the job stays as it is"
 
 
-def _limit_of_shards(draft: Draft) -> str:
+def _limit_of_pipelines(draft: Draft) -> str:
     """Why a job does not grow although its spec allows it; empty when that is not so."""
-    plan, shards, elastic = draft.status.plan, draft.status.num_shards, draft.spec.elastic_policy
-    if plan is None or shards is None or plan.pipelines < shards or not draft.on_pack.widens:
+    plan, most, elastic = draft.status.plan, draft.status.num_shards, draft.spec.elastic_policy
+    if plan is None or most is None or plan.pipelines < most or not draft.on_pack.widens:
         return ""
     allowed = min(draft.spec.max_pipelines, elastic.max_workers // plan.stages)
-    if allowed <= shards:
+    if allowed <= most:
         return ""
-    in_order_of = draft.status.checkpoint.num_shards if draft.status.checkpoint else None
-    if in_order_of is not None and in_order_of > shards:
+    durable = draft.status.checkpoint
+    if draft.spec.checkpoint is not None and (durable is None or (durable.num_shards or 0) > most):
         return (
-            f"spec.elasticPolicy allows {allowed} pipelines, but allowed {shards} when the job started: it has more"
+            f"spec.elasticPolicy allows {allowed} pipelines, but allowed {most} when the job started: it has more"
             " once it starts again from its checkpoint, as after a suspension"
         )
     return (
         f"spec.elasticPolicy allows {allowed} pipelines, but when the job, or the one whose checkpoint it goes on from,"
-        f" started, it allowed {shards}, and the data are in an order for as many; only a new job has more, if it goes"
+        f" started, it allowed {most}, and the data are in an order for as many; only a new job has more, if it goes"
         " on from no checkpoint"
     )
 

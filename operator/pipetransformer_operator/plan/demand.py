@@ -52,7 +52,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     asleep = not sits_out and _is_asleep(draft)
     waiting = asleep or (not sits_out and _lacks_nodes(draft))
     auto = draft.on_pack is OnPack.AUTO
-    stays = sits_out or _is_refused(draft) or _sleeps_over_something_else(draft) or _is_stuck(draft)
+    stays = sits_out or _is_refused(draft) or _sleeps_over_something_else(draft) or _cannot_take_joiners(draft)
     if not (auto or (starting and waiting)) or (starting and stays):
         return None
     held = draft.num_placed
@@ -105,7 +105,7 @@ def _is_refused(draft: Draft) -> bool:
     return bool(draft.observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
 
 
-def _is_stuck(draft: Draft) -> bool:
+def _cannot_take_joiners(draft: Draft) -> bool:
     """Whether the members do not get into their generation, or leavers not out of it, so that none can join."""
     plan = draft.status.plan
     if plan is None or plan.published_time is None or (plan.confirmed and not draft.status.leaving_ids):

@@ -255,11 +255,13 @@ class Draft:
 
     # -- changes of the layout
 
-    def publish(self, layout: Layout, candidates: Sequence[Member], reason: ResizeReason, broken: int = 0) -> None:
+    def publish(
+        self, layout: Layout, candidates: Sequence[Member], reason: ResizeReason, broken_before: int = 0
+    ) -> None:
         """Publishes the next generation on the first candidates; holders of state that are left over become leavers.
 
         Candidates that hold state come first, so the leader holds state whenever any member does. A holder of state
-        that is no candidate takes no part. `broken` is the plan's `broken_before`.
+        that is no candidate takes no part.
         """
         before, status = self.status.plan, self.status
         number = status.layout_generation + 1
@@ -280,7 +282,7 @@ class Draft:
             boundary_step=report.boundary_step if report else 0,
             confirmed_generation=before.confirmed_generation if before else 0,
             published_time=self.now,
-            broken_before=broken,
+            broken_before=broken_before,
         )
         leaving = {*status.leaving_ids, *self.ids_of(leavers)} - set(self.ids_of(members))
         self.update(plan=plan, layout_generation=number, leaving_ids=sorted(leaving))

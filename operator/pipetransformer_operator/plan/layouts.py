@@ -11,7 +11,7 @@ from .draft import Draft
 
 
 def bounds_of(draft: Draft) -> Bounds:
-    """Limits of a layout; the data order was made for `num_shards` pipelines, so there are never more."""
+    """Limits of a layout; workers were told of `num_shards` pipelines at most, so there are never more."""
     elastic, stages, status = draft.spec.elastic_policy, draft.spec.pipeline.stages, draft.status
     report = status.last_report
     return Bounds(

@@ -95,8 +95,8 @@ def go_on(draft: Draft) -> None:
     """Lets a preparation go on with others in the place of joiners that were taken away: they have all its time anew,
     but not for ever."""
     resize = draft.status.resize
-    if resize is not None and resize.replacements < RENEWALS:
-        draft.update(resize=resize.model_copy(update={"replacements": resize.replacements + 1}))
+    if resize is not None and resize.renewals < RENEWALS:
+        draft.update(resize=resize.model_copy(update={"renewals": resize.renewals + 1}))
         draft.prepare_anew(draft.now)
 
 

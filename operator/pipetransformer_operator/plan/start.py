@@ -31,9 +31,9 @@ def take_size(draft: Draft) -> Layout | None:
     """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again; the
     layout that comes of it, None if none is legal.
 
-    Workers that wait were told another size, so they make room for others. The order of the data stays what it was in
-    the first generation, and has no work for more pipelines than it has shards: those of the checkpoint, or if there is
-    none yet, those that the first workers were told of.
+    Workers that wait were told another size, so they make room for others. Once a generation was published, there are
+    no more pipelines than shards in the checkpoint's order of the data; or if there is none yet, than the first workers
+    were told of.
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines

@@ -122,7 +122,20 @@ def test_a_refused_claim_says_so_when_it_is_cancelled() -> None:
     assert "exceeded quota: team" in resizing(world).message
 
 
-def test_a_ceiling_above_what_the_data_order_was_cut_for_is_said_to_be_of_no_use() -> None:
+def test_before_its_first_checkpoint_a_job_is_not_told_to_begin_anew() -> None:
+    world = World(make_job().checkpoint().stages(2).workers(2, most=2))
+    world.start()
+    world.commit()
+    world.builder.workers(2, most=8)
+    world.metadata_generation = 2
+    world.settle()
+    world.warm_up()
+    for durable in (None, 0):
+        world.commit(checkpoint=durable, num_shards=64)
+        assert "it has more once it starts again from its checkpoint" in resizing(world).message
+
+
+def test_a_ceiling_above_what_workers_were_told_of_is_said_to_be_of_no_use() -> None:
     world = claiming(most=2, stages=1)
     world.start()
     world.warm_up()

@@ -83,6 +83,12 @@ class Readers:
         return None if not processes or in_memory else cls(dataset, processes)
 
     def __enter__(self) -> None:
+        """Start the processes, side by side.
+
+        Raises:
+            SpecError: one ended as it started, or cannot load the dataset.
+            OSError: they cannot start here.
+        """
         try:
             for _ in self._threads.map(_Reader.start, self._readers):
                 pass
@@ -205,10 +211,11 @@ class _Reader:
         return self._pipe
 
     def read(self, split: str, ids: list[int], step: int | None) -> _Samples:
-        """As `start`, where it does not run; and
+        """Inputs and targets, on the CPU; starts the process where it does not run.
 
         Raises:
-            SpecError: the samples cannot be read.
+            EOFError, OSError: it ended, or cannot start.
+            SpecError: the samples cannot be read, or it cannot load the dataset.
         """
         pipe = self.start() if self._pipe is None else self._pipe
         pipe.send((split, ids, step))

@@ -13,7 +13,7 @@ _TAG = 1
 
 
 def exchange(row: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """What each rank gives, in as many rounds as the number of ranks has binary digits (Bruck et al., 1997, section 3).
+    """What each rank gives, in ceil(log2(ranks)) rounds (the concatenation of Bruck et al., 1997).
 
     Args:
         row: (values,) on the CPU, of one length and type on all ranks.
@@ -35,4 +35,4 @@ def exchange(row: Tensor, group: dist.ProcessGroup) -> Tensor:
         receiving.wait()
         sending.wait()
         held += taken
-    return rows if rank == 0 else torch.roll(rows, rank, dims=0)
+    return torch.roll(rows, rank, dims=0)

@@ -43,6 +43,7 @@ class Probe:
 
         Raises:
             ModelError: a unit failed.
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         """
         saved = [_SavedBytes(unit) for unit in self.units]
         with RunningModel("measuring"), self._without_trace():

@@ -102,7 +102,7 @@ class StageModule(nn.Module):
                         _check_embedding(output, *self.activation)
                     _check_buffers(self.names[number], unit, buffers)
                 x = output
-        except Exception:
+        except Exception:  # only now it is known which unit it was
             with RunningModel(f"forward of {self.names[number]}"):
                 raise
         # Shapes are static; an evaluation may leave buffers alone that training changes.

@@ -37,9 +37,8 @@ class Target:
             if not isinstance(sums[0], Tensor):
                 raise TypeError(f"its sum is a {type(sums[0]).__name__}, which has no gradient: give the tensor")
             loss, weight = _scalars("loss", sums, output.device)
-            if (
-                output.requires_grad and not loss.requires_grad and not weight
-            ):  # a loss may pass over what counts nothing
+            # A loss may pass over what counts nothing.
+            if output.requires_grad and not loss.requires_grad and not weight:
                 loss = loss + 0 * output.sum()
             self._weights.append(weight.detach())
         return loss
