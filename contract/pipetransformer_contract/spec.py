@@ -357,7 +357,7 @@ class Checkpoint(SpecModel):
 class Mirror(SpecModel):
     """Copies of each stage in the host memory of the next worker, while one pipeline alone holds the model: a worker
     that dies then costs at most `everySteps` steps. Takes host memory of twice a stage's state, four times for a
-    moment."""
+    moment; with an accelerator it is pinned, in powers of two, and kept, so up to twice as much."""
 
     every_steps: Positive = Field(description="Steps between copies: what a loss may cost.")
 

@@ -232,7 +232,9 @@ class Resize(Wire):
         default=0, description="Times that it had all its time anew, for workers that ended before they joined."
     )
     trouble_time: datetime | None = Field(
-        default=None, description="Since when a container of a start cannot be started; absent while all can."
+        default=None,
+        description="Since when a worker of a start is not placed, or a container cannot be started; absent while all"
+        " are.",
     )
 
 

@@ -89,9 +89,9 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None
     placed = len(draft.joining_ids) == resize.to.layout.workers and all_scheduled(draft)
-    trouble = None if can_start(draft) else resize.trouble_time or draft.now
+    trouble = None if placed and can_start(draft) else resize.trouble_time or draft.now
     resize = resize.model_copy(update={"trouble_time": trouble})
-    deadline = _deadline(draft, resize, placed=placed)
+    deadline = _deadline(draft, resize)
     draft.update(resize=resize.model_copy(update={"deadline": deadline}))
     if draft.now < deadline:
         draft.wake_at(deadline)
@@ -117,20 +117,22 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     begin, again, resize = draft.now, draft.status.next_resize_time, draft.status.resize
     if again is not None and draft.asleep:
         begin = max(again, draft.now + (first or timedelta()))
-    elif first is not None:
-        replacements = 0
-        if resize is not None and draft.now <= resize.start_time + LONGEST_RETRY:  # else the last one stayed
-            replacements = resize.replacements
-        renewals = resize.renewals if resize is not None else 0
-        begin += first * (1 << min(replacements, 16))
+    else:
+        replacements, renewals = 0, 1
+        if resize is not None:
+            renewals += resize.renewals
+            if draft.now <= resize.start_time + LONGEST_RETRY:  # else the last one stayed
+                replacements = resize.replacements
+        if first is not None:
+            begin += first * (1 << min(replacements, 16))
+            replacements += 1
         in_a_row = begin > draft.now + LONGEST_RETRY
-        if in_a_row or renewals >= RENEWALS:
-            times = f"{replacements + 1} times in a row" if in_a_row else f"{renewals + 1} times"
+        if in_a_row or renewals > RENEWALS:
+            times = f"{replacements} times in a row" if in_a_row else f"{renewals} times"
             _put_off(draft, Reason.WORKER_FAILED, f"{times} some ended, now {lost}")
             return
         if resize is not None:
-            changes = {"replacements": replacements + 1, "renewals": renewals + 1}
-            draft.update(resize=resize.model_copy(update=changes))
+            draft.update(resize=resize.model_copy(update={"replacements": replacements, "renewals": renewals}))
     if begin > draft.now:
         draft.update(next_resize_time=begin)
         message = f"{lost} before all were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"
@@ -138,13 +140,11 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     draft.prepare_anew(begin)
 
 
-def _deadline(draft: Draft, resize: Resize, *, placed: bool) -> datetime:
+def _deadline(draft: Draft, resize: Resize) -> datetime:
     """When a start is put off. Where each worker is placed, images, init containers and models have longer, and longer
-    each time; but none holds its accelerator for ever. A container that cannot start may have begun to fail just now:
-    its image is pulled after the init containers, and what a registry refuses once it may give the next time."""
+    each time; but none holds its accelerator for ever. A pod may have vanished, and a container begun to fail, just
+    now: an image is pulled after the init containers, and what a registry refuses once it may give the next time."""
     timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
-    if not placed:
-        return resize.start_time + timeout
     if resize.trouble_time is not None:
         return max(resize.start_time, resize.trouble_time) + timeout
     longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.slow_starts, 4))

@@ -13,7 +13,7 @@ def suspend(draft: Draft) -> None:
     draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
-        draft.update(plan=None, quota_requests=[])
+        draft.update(plan=None, quota_requests=[], too_short=None)  # other accelerators may be asked for meanwhile
 
 
 def is_ending(draft: Draft) -> bool:

@@ -78,3 +78,23 @@ def test_a_job_that_its_own_layout_leaves_too_little_memory_has_failed() -> None
     failed = world.condition(ConditionType.FAILED)
     assert (world.state(), failed.reason) == (State.FAILED, "OutOfMemory")
     assert "CUDA out of memory" in failed.message
+
+
+def test_a_job_that_was_suspended_may_have_larger_accelerators_and_packs_again() -> None:
+    builder = make_job().stages(4).workers(4).checkpoint()
+    world = packed(builder)
+    run_short(world, "digits-w1", stages=2)
+    world.settle()
+    world.warm_up()
+    world.commit(checkpoint=8)
+    assert bool(world.status.too_short) and world.plan.stages > 2
+    builder.set("suspend", True)
+    world.metadata_generation += 1
+    world.settle()
+    for name in list(world.workers):
+        world.kill(name)
+    builder.set("suspend", False)
+    world.metadata_generation += 1
+    world.settle()
+    world.warm_up()
+    assert (world.plan.stages, bool(world.status.too_short)) == (2, False)

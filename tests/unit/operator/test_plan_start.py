@@ -260,6 +260,37 @@ def test_workers_that_a_long_start_loses_now_and_then_are_not_in_a_row_and_yet_n
     assert "17 times some ended, now digits-w19" in world.condition(ConditionType.RUNNING).message
 
 
+def test_a_pod_that_vanishes_from_a_long_start_is_created_again_while_the_others_stay() -> None:
+    world = World(make_job().stages(2).workers(8))
+    world.settle()
+    world.warm_up([f"digits-w{number}" for number in range(7)])
+    world.wait(1800)
+    world.settle()
+    world.kill("digits-w7")
+    world.settle()
+    assert {f"digits-w{number}" for number in range(7)} < set(world.workers)
+    world.warm_up()
+    assert world.shape == (2, 4)
+
+
+def test_a_start_whose_workers_nodes_are_lost_ever_again_gives_all_back() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
+    for number in range(3, 20):
+        name = f"digits-w{number}"
+        assert set(world.workers) == {"digits-w0", "digits-w1", "digits-w2", name}
+        world.wait(1800)
+        world.settle()
+        world.silent |= {name, world.workers[name].uid}
+        world.change(name, node_lost=True, node="spot")
+        world.settle()
+        world.wait(30)
+        world.settle()
+    assert not world.workers
+    assert "17 times some ended" in world.condition(ConditionType.RUNNING).message
+
+
 def test_an_image_that_a_registry_refuses_once_is_tried_again_although_the_init_containers_took_long() -> None:
     world = World(make_job().stages(2).workers(2))
     world.settle()

@@ -39,7 +39,7 @@ class Target:
             loss, weight = _scalars("loss", sums, output.device)
             # A loss may pass over what counts nothing.
             if output.requires_grad and not loss.requires_grad and not weight:
-                loss = loss + 0 * output.sum()
+                loss = loss + output.flatten()[:0].sum()
             self._weights.append(weight.detach())
         return loss
 
