@@ -191,7 +191,8 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(kept)
         return
     to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
-    draft.want([*kept, *draft.joining_ids], to.workers)
+    most = max(len(kept), min(to.workers, draft.spec.elastic_policy.max_workers))  # who is above it would join nothing
+    draft.want([*kept, *draft.joining_ids][:most], most)
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return

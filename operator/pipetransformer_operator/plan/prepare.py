@@ -148,8 +148,11 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     found = {reason for reason, _ in reasons}
     worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
-    if draft.status.quota_requests:
-        words = words or "quota is not free before the pods of earlier workers are gone"
+    ceiling = draft.spec.elastic_policy.max_workers
+    if not words and draft.status.quota_requests:
+        words = "quota is not free before the pods of earlier workers are gone"
+    elif not words and len(draft.status.worker_ids) >= ceiling:
+        words = f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"
     return worst, words or "no worker is awaited"
 
 

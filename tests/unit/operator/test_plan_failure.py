@@ -253,3 +253,24 @@ def test_success_is_known_from_any_member_once_the_leader_is_gone() -> None:
     world.kill("digits-w0")
     world.settle()
     assert world.state() is State.COMPLETE
+
+
+def test_survivors_that_a_ceiling_keeps_from_any_layout_say_so_and_go_on_once_it_is_lifted() -> None:
+    builder = make_job().stages(2).workers(2, most=2)
+    world = World(builder)
+    world.settle()
+    world.warm_up()  # nobody has told of shorter pipelines
+    builder.workers(2, most=1)
+    world.metadata_generation += 1
+    world.settle()
+    world.kill("digits-w1")
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert (running.reason, set(world.workers)) == ("Recovering", {"digits-w0"})
+    assert "spec.elasticPolicy.maxWorkers allows no more than 1" in running.message
+
+    builder.workers(2, most=2)
+    world.metadata_generation += 1
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.plan.layout_generation) == ((2, 1), 2)

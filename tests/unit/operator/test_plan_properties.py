@@ -128,9 +128,13 @@ class Checked(World):
             assert self.status.is_true(ConditionType.FAILED)
             assert self.status.failures > self.spec.run_policy.backoff_limit
             return
-        if self.condition(ConditionType.RUNNING).reason == Reason.NO_LEGAL_START:
-            assert self.spec.elastic_policy.max_workers < self.spec.pipeline.stages
+        running, ceiling = self.condition(ConditionType.RUNNING), self.spec.elastic_policy.max_workers
+        if running.reason == Reason.NO_LEGAL_START:
             assert not self.workers and not self.status.quota_requests
+        elif running.reason == Reason.RECOVERING:  # survivors of a generation that told of no shorter pipelines
+            assert f"maxWorkers allows no more than {ceiling}" in running.message
+        if running.reason in (Reason.NO_LEGAL_START, Reason.RECOVERING):
+            assert ceiling < self.spec.pipeline.stages
             self.move_ceiling(self.spec.pipeline.stages)
             self.live_on()
         assert len(self.plan.members) <= self.spec.elastic_policy.max_workers
