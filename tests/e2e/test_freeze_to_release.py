@@ -19,6 +19,7 @@ EPOCHS = 8
 LONG = 16  # epochs in which another pod is scheduled and started while the job trains
 LONGER = 20  # the same for the operator's next pod, which comes between these steps
 FREEZES = [{"step": 20, "boundary": 8}, {"step": 120, "boundary": 11}]
+LEARNT = 0.3  # guessing gives 0.1; so early a freeze leaves 0.43 to 0.57, by seed and order of the data
 JOB_SECONDS = 480
 _failed = has_condition("Failed")
 _complete = has_condition("Complete")
@@ -107,7 +108,7 @@ def test_a_job_trains_on_without_an_operator_widens_under_the_next_and_leaves_a_
     _assert_widened(kube, shared, before, job, LONGER)
     score = _score_in_another_pod(kube, cluster, shared)
     assert score == pytest.approx(_summary(shared)["test_accuracy"], abs=1e-6)
-    assert score > 0.5, "the model learned nothing"
+    assert score > LEARNT, "the model learned nothing"
 
 
 def _score_in_another_pod(kube: Kube, cluster: Cluster, shared: Path) -> float:
