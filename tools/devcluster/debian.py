@@ -100,7 +100,7 @@ def obtain(programs: tuple[str, ...]) -> None:
 
 
 def _obtain(programs: tuple[str, ...]) -> None:
-    packages = [PACKAGE_OF[p] for p in lacking(programs)]
+    packages = list(dict.fromkeys(PACKAGE_OF[p] for p in lacking(programs)))
     if not packages:  # another process was quicker
         return
     if shutil.which("apt-get") is None:

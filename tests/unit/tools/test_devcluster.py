@@ -185,13 +185,17 @@ def test_old_builds_give_way_before_a_full_disk_is_refused(
 def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host that has nothing of what is asked for, and an apt that downloads the two packages in this folder."""
     programs, packages = tmp_path / "programs", tmp_path / "packages"
-    for package, file in (("one", "usr/bin/of-one"), ("two", "usr/lib/of-two")):
+    for package, file in (
+        ("one", "usr/bin/of-one"),
+        ("one", "usr/bin/of-one-too"),
+        ("two", "usr/lib/of-two"),
+    ):
         content = packages / package / file
-        content.parent.mkdir(parents=True)
+        content.parent.mkdir(parents=True, exist_ok=True)
         content.write_text("#!/bin/sh\n")
         content.chmod(0o755)
         control = packages / package / "DEBIAN" / "control"
-        control.parent.mkdir()
+        control.parent.mkdir(exist_ok=True)
         control.write_text(f"Package: {package}\nVersion: 1\nArchitecture: all\nMaintainer: us\nDescription: x\n")
         run(["dpkg-deb", "--build", packages / package, packages / f"{package}.deb"])
     programs.mkdir()
@@ -200,6 +204,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setitem(debian.PACKAGE_OF, "of-one", "one")
+    monkeypatch.setitem(debian.PACKAGE_OF, "of-one-too", "one")
     return packages
 
 
@@ -224,6 +229,14 @@ def test_debian_packages_that_were_unpacked_in_part_are_not_taken_for_whole(
 
     assert (unpacked / "usr/lib/of-two").exists()
     assert debian.lacking(("of-one",)) == []
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="packages are Debian's")
+@pytest.mark.usefixtures("apt", "cache")
+def test_two_programs_of_one_debian_package_are_unpacked_together() -> None:
+    debian.obtain(("of-one", "of-one-too"))
+
+    assert debian.lacking(("of-one", "of-one-too")) == []
 
 
 def test_a_daemon_that_dies_before_it_is_ready_says_why(tmp_path: Path) -> None:
