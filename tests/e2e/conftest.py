@@ -13,13 +13,16 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.kube import Kube, Object
+from tests.e2e.manifests import GPU, idle_pod
 from tools.devcluster import cluster as devcluster
 from tools.devcluster import controlplane, gobuild, images
 from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
@@ -76,14 +79,20 @@ def cluster() -> Iterator[Cluster]:
 
 
 def install(
-    cluster: Cluster, *, chart: Path | None = None, image: str | None = None
+    cluster: Cluster, *, chart: Path | None = None, image: str | None = None, values: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Installs the operator by Helm, by default today's, or upgrades to it; returns once it is ready."""
+    """Installs the operator by Helm, by default today's with the chart's own values, or upgrades to it; returns once it
+    is ready.
+
+    Args:
+        values: that differ from the chart's, each as `--set` takes it.
+    """
     repository, _, tag = (image or cluster.images["operator"]).rpartition(":")
     command = [
         *cluster.helm, "upgrade", "--install", "pipetransformer", str(chart or cluster.chart),
         "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "90s",
         "--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}",
+        *(word for value in values for word in ("--set", value)),
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -117,6 +126,44 @@ def operator(cluster: Cluster) -> Iterator[Kube]:
     subprocess.run(
         [*cluster.helm, "uninstall", "pipetransformer", "--namespace", SYSTEM_NAMESPACE, "--wait"], check=True
     )
+
+
+@contextmanager
+def reinstalled(cluster: Cluster, *values: str) -> Iterator[None]:
+    """The operator with other values of the chart meanwhile."""
+    try:
+        done = install(cluster, values=values)
+        assert done.returncode == 0, done.stderr
+        yield
+    finally:
+        done = install(cluster)
+        assert done.returncode == 0, done.stderr
+
+
+def fill(kube: Kube, cluster: Cluster, *, leave: int = 0) -> list[str]:
+    """Takes all accelerators that are free but for the last `leave`; the names of the pods that hold them."""
+    held: Counter[str] = Counter()
+    for pod in json.loads(kube.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]:
+        if pod["status"]["phase"] in ("Pending", "Running") and (node := pod["spec"].get("nodeName")):
+            held[node] += sum(int(_limits(container).get(GPU, 0)) for container in pod["spec"]["containers"])
+    pods = []
+    for node in kube.list("nodes"):
+        name = node["metadata"]["name"]
+        free = int(node["status"]["allocatable"].get(GPU, 0)) - held[name]
+        kept = min(leave, free)
+        leave -= kept
+        if free > kept:
+            pods.append(idle_pod(f"filler-{name}", image=cluster.images["operator"], gpus=free - kept))
+            kube.apply(pods[-1] | {"spec": pods[-1]["spec"] | {"nodeName": name}})
+    names: list[str] = [pod["metadata"]["name"] for pod in pods]
+    for name in names:
+        kube.wait("pod", name, lambda pod: pod["status"].get("phase") == "Running", "Running", seconds=90)
+    return names
+
+
+def _limits(container: Object) -> Object:
+    limits: Object = container.get("resources", {}).get("limits", {})
+    return limits
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster
+from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster, fill, reinstalled
 from tests.e2e.kube import Kube, Object, has_condition
 from tests.e2e.manifests import TRAIN_SAMPLES, small_job
 from tests.ledger_checker import check
@@ -77,6 +77,23 @@ class Place:
     def signal(self, number: int, name: str) -> None:
         """Sends it to the trainer in that pod."""
         self.kube.run("exec", name, "--", "python", "-c", _SIGNAL, str(number))
+
+    def checkpointed(self) -> int:
+        """The step of the job's checkpoint, once it has one."""
+        job = self.wait("a checkpoint", lambda job: job["status"].get("checkpoint", {}).get("step", 0) > 0)
+        step: int = job["status"]["checkpoint"]["step"]
+        return step
+
+    def wait_resumed(self, step: int) -> None:
+        """Returns once a layout that began at `step` or later trains."""
+
+        def resumed(job: Object) -> bool:
+            plan = job["status"].get("plan")
+            events = (self.shared / "output" / JOB / "events.jsonl").read_text().splitlines()
+            begun = [json.loads(event) for event in events if "GenerationCommitted" in event]
+            return bool(plan) and _confirmed(plan) and begun[-1]["firstStep"] >= step
+
+        self.wait(f"it trains from step {step} on", resumed)
 
     def patch(self, spec: Object) -> None:
         self.kube.run("patch", "pipetrainingjob", JOB, "--type=merge", "-p", json.dumps({"spec": spec}))
@@ -152,6 +169,40 @@ def drain(place: Place) -> None:
         place.kube.run("uncordon", pod["spec"]["nodeName"])
     assert pod["metadata"]["name"] in said
     assert place.status["plan"]["reason"] == "Drain"
+
+
+def drain_without_room(place: Place) -> None:
+    """The only copy of a stage, and no accelerator is free for another: past the drain's time it goes, and leaves a
+    checkpoint, from which the job goes on once there is room."""
+    seconds = 20
+    place.patch({"runPolicy": {"drainTimeoutSeconds": seconds}})
+    fillers = fill(place.kube, place.cluster)
+    pod = place.member()
+    name, host_name = pod["metadata"]["name"], pod["spec"]["nodeName"]
+    began = time.monotonic()
+    try:
+        selector = f"--pod-selector={JOB_LABEL}"
+        said = place.kube.run("drain", host_name, selector, "--delete-emptydir-data", "--timeout=120s")
+        assert time.monotonic() - began >= seconds
+        assert f"pod/{name} evicted" in said
+        step = place.checkpointed()
+        for filler in fillers:
+            place.kube.delete("pod", filler)
+        place.wait_resumed(step)
+    finally:
+        place.kube.run("uncordon", host_name)
+
+
+def evict_where_nodes_are_not_seen(place: Place) -> None:
+    """The only copy of a stage: the eviction passes, and the worker leaves a checkpoint."""
+    with reinstalled(place.cluster, f"namespaces={{{place.kube.namespace}}}"):
+
+        def may_go(budget: Object) -> bool:
+            return bool(budget["status"].get("disruptionsAllowed") == 1)
+
+        place.kube.wait("poddisruptionbudget", f"{JOB}-workers", may_go, "one worker may go", seconds=60)
+        evict(place)
+        place.wait_resumed(place.checkpointed())
 
 
 def lose_node(place: Place) -> None:
@@ -239,12 +290,14 @@ class Row:
         failures: counted against the job's budget.
         stages: of the job's pipelines on two workers.
         epochs: so many that it still trains then.
+        checkpoints: it writes some while all is well.
     """
 
     strike: Callable[[Place], None]
     failures: int = 0
     stages: int = 1
     epochs: int = EPOCHS
+    checkpoints: bool = True
 
 
 ROWS = [
@@ -252,7 +305,9 @@ ROWS = [
     Row(stop, failures=1),
     Row(delete),
     Row(evict),
+    Row(evict_where_nodes_are_not_seen, stages=2, epochs=400, checkpoints=False),
     Row(drain, stages=2),
+    Row(drain_without_room, stages=2, epochs=200, checkpoints=False),
     Row(lose_node, failures=1),
     Row(suspend),
     Row(lose_operator_preparing),
@@ -275,14 +330,17 @@ def test_a_job_completes_with_each_sample_exactly_once_whatever_happens_to(
     row: Row, kube: Kube, cluster: Cluster, shared: Path
 ) -> None:
     image = cluster.images["trainer"]
-    kube.apply(small_job(JOB, image=image, shared=str(shared), stages=row.stages, epochs=row.epochs))
+    job = small_job(JOB, image=image, shared=str(shared), stages=row.stages, epochs=row.epochs)
+    if not row.checkpoints:
+        del job["spec"]["checkpoint"]["everySteps"]
+    kube.apply(job)
     place = Place(kube, cluster, shared)
     place.wait("it trains", lambda job: place.steps >= WARM)
 
     row.strike(place)
 
-    job = place.wait("Complete", has_condition("Complete"))
-    assert job["status"].get("failures", 0) == row.failures
+    done = place.wait("Complete", has_condition("Complete"))
+    assert done["status"].get("failures", 0) == row.failures
     findings = check(shared / "output" / JOB, TRAIN_SAMPLES, row.epochs)
     assert findings.clean, findings
 
@@ -323,6 +381,17 @@ def test_a_job_that_cannot_train_fails_in_the_words_of_its_worker(
     assert words in condition["message"]
 
 
+def _put_off(why: str) -> Callable[[Object], bool]:
+    """Whether a job's start was put off for that reason."""
+
+    def holds(job: Object) -> bool:
+        conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
+        running = conditions.get("Running", {})
+        return running.get("reason") == why and "given back" in running["message"]
+
+    return holds
+
+
 def test_an_image_that_cannot_be_pulled_is_said_and_holds_no_gpu_for_long(
     kube: Kube, cluster: Cluster, shared: Path
 ) -> None:
@@ -330,13 +399,22 @@ def test_an_image_that_cannot_be_pulled_is_said_and_holds_no_gpu_for_long(
     job["spec"]["runPolicy"] = {"resizeTimeoutSeconds": 15}
     kube.apply(job)
 
-    def put_off(job: Object) -> bool:
-        conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
-        running = conditions.get("Running", {})
-        return running.get("reason") == "ImagePull" and "given back" in running["message"]
-
-    kube.wait("pipetrainingjob", JOB, put_off, "the start is put off", seconds=90, never=_failed)
+    kube.wait("pipetrainingjob", JOB, _put_off("ImagePull"), "the start is put off", seconds=90, never=_failed)
     kube.wait_gone("pods", JOB_LABEL, seconds=45)
+
+
+def test_a_start_for_which_there_is_no_room_holds_no_gpu_for_long(kube: Kube, cluster: Cluster, shared: Path) -> None:
+    fillers = fill(kube, cluster, leave=1)
+    job = small_job(JOB, image=cluster.images["trainer"], shared=str(shared), stages=2)
+    job["spec"]["runPolicy"] = {"resizeTimeoutSeconds": 15}
+    kube.apply(job)
+
+    kube.wait("pipetrainingjob", JOB, _put_off("Unschedulable"), "the start is put off", seconds=90, never=_failed)
+    kube.wait_gone("pods", JOB_LABEL, seconds=45)
+
+    for filler in fillers:
+        kube.delete("pod", filler)
+    kube.wait("pipetrainingjob", JOB, has_condition("Complete"), "Complete", seconds=SECONDS, never=_failed)
 
 
 def test_a_deleted_job_leaves_nothing_behind(kube: Kube, cluster: Cluster, shared: Path) -> None:

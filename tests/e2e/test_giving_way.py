@@ -1,14 +1,14 @@
-"""A claimed worker gives way to somebody else's pod that the scheduler finds no node for, and the job trains on."""
+"""A claimed worker gives way to somebody else's pod that the scheduler finds no node for, and the job trains on: by
+preemption, and in peace."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster
+from tests.e2e.conftest import Cluster, fill, reinstalled
 from tests.e2e.kube import Kube, Object, has_condition
 from tests.e2e.manifests import TRAIN_SAMPLES, idle_pod, small_job
 from tests.ledger_checker import check
@@ -21,22 +21,8 @@ _failed = has_condition("Failed")
 
 
 @pytest.fixture
-def yielding(cluster: Cluster, operator: Kube) -> Iterator[None]:
-    """The operator of the chart that was told to yield."""
-    _set_yielding(cluster, "true")
-    yield
-    _set_yielding(cluster, "false")
-
-
-def _set_yielding(cluster: Cluster, enabled: str) -> None:
-    upgrade = [*cluster.helm, "upgrade", "pipetransformer", str(cluster.chart), "--namespace", SYSTEM_NAMESPACE]
-    wanted = ["--reset-then-reuse-values", "--set", f"yielding.enabled={enabled}", "--wait", "--timeout", "120s"]
-    subprocess.run([*upgrade, *wanted], check=True)
-
-
-@pytest.fixture
-def urgent(kube: Kube) -> Iterator[str]:
-    """A PriorityClass above all of ours, whose pods preempt nobody; yields its name."""
+def urgent(kube: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A PriorityClass above all of ours with the test's preemption policy; yields its name."""
     name = f"{kube.namespace[:40]}-urgent"
     kube.apply(
         {
@@ -44,7 +30,7 @@ def urgent(kube: Kube) -> Iterator[str]:
             "kind": "PriorityClass",
             "metadata": {"name": name},
             "value": 1000,
-            "preemptionPolicy": "Never",
+            "preemptionPolicy": request.param,
         }
     )
     yield name
@@ -64,26 +50,31 @@ def _trains_on(pipelines: int) -> Callable[[Object], bool]:
     return holds
 
 
-@pytest.mark.usefixtures("yielding")
-def test_a_pod_of_higher_priority_gets_the_accelerator_that_a_job_claimed(
-    kube: Kube, cluster: Cluster, shared: Path, urgent: str
+@pytest.mark.parametrize(
+    ("urgent", "values"),
+    [("Never", ["yielding.enabled=true"]), ("PreemptLowerPriority", [])],
+    ids=["yielding", "preemption"],
+    indirect=["urgent"],
+)
+@pytest.mark.usefixtures("operator")
+def test_a_pod_of_higher_priority_gets_the_accelerator_that_a_job_claimed_by(
+    values: list[str], kube: Kube, cluster: Cluster, shared: Path, urgent: str
 ) -> None:
-    image = cluster.images["operator"]
-    for name, gpus in (("filler-a", 8), ("filler-b", 6)):  # with the job's two all 16 GPUs of the two nodes are held
-        kube.apply(idle_pod(name, image=image, gpus=gpus))
-        kube.wait("pod", name, _runs, "Running", seconds=90)
-    job = small_job(JOB, image=cluster.images["trainer"], shared=str(shared), workers=1, epochs=EPOCHS)
-    job["spec"]["elasticPolicy"]["maxWorkers"] = 2
-    kube.apply(job)
-    kube.wait("pipetrainingjob", JOB, _trains_on(2), "a claim", seconds=SECONDS, never=_failed)
+    with reinstalled(cluster, *values):
+        job = small_job(JOB, image=cluster.images["trainer"], shared=str(shared), workers=1, epochs=EPOCHS)
+        job["spec"]["elasticPolicy"]["maxWorkers"] = 2
+        fill(kube, cluster, leave=2)
+        kube.apply(job)
+        kube.wait("pipetrainingjob", JOB, _trains_on(2), "a claim", seconds=SECONDS, never=_failed)
 
-    waiting = idle_pod("urgent", image=image, gpus=1)
-    waiting["spec"]["priorityClassName"] = urgent
-    kube.apply(waiting)
+        waiting = idle_pod("urgent", image=cluster.images["operator"], gpus=1)
+        waiting["spec"]["priorityClassName"] = urgent
+        kube.apply(waiting)
 
-    kube.wait("pod", "urgent", _runs, "Running", seconds=120)
-    found = kube.wait("pipetrainingjob", JOB, _trains_on(1), "one pipeline", seconds=30, never=_failed)
-    assert not has_condition("Complete")(found), "the job had ended before the pod ran"
-    kube.wait("pipetrainingjob", JOB, has_condition("Complete"), "Complete", seconds=SECONDS, never=_failed)
+        kube.wait("pod", "urgent", _runs, "Running", seconds=120)
+        found = kube.wait("pipetrainingjob", JOB, _trains_on(1), "one pipeline", seconds=30, never=_failed)
+        assert not has_condition("Complete")(found), "the job had ended before the pod ran"
+        done = kube.wait("pipetrainingjob", JOB, has_condition("Complete"), "Complete", seconds=SECONDS, never=_failed)
+    assert done["status"].get("failures", 0) == 0
     findings = check(shared / "output" / JOB, TRAIN_SAMPLES, EPOCHS)
     assert findings.clean, findings
