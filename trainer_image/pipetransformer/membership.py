@@ -10,6 +10,7 @@ import torch.distributed as dist
 from .cache import ActivationCache
 from .committing import Committer
 from .data import Readers
+from .elastic.exchange import BALLOTS, Exchange
 from .elastic.groups import GenerationGroups, Store, drop_group
 from .elastic.phases import Phases
 from .job import Job
@@ -18,6 +19,7 @@ from .leader import Leader
 from .reduction import GradientReducer
 from .schedules import StageRunner, StageSpec
 from .state import WorkerState
+from .vote import Vote
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Membership:
         first_step: steps that were committed before it.
         outgrown: groups that it came from, until `drop_outgrown`.
         stepped: whether it has committed a step.
+        ballots: of its votes.
         runner, reducer: made by `equip`.
     """
 
@@ -45,8 +48,12 @@ class Membership:
     outgrown: list[dist.ProcessGroup]
     stepped: bool = False
     leader: Leader | None = None
+    ballots: Exchange = field(init=False)
     runner: StageRunner = field(init=False)
     reducer: GradientReducer | None = None
+
+    def __post_init__(self) -> None:
+        self.ballots = Exchange(self.world, Vote.length(self.layout.spans[-1].stop), BALLOTS)
 
     @property
     def world(self) -> dist.ProcessGroup:
@@ -100,6 +107,7 @@ class Membership:
         """Let go of all groups; the caller drops them."""
         if self.reducer is not None:
             self.reducer.close()
+        del self.ballots  # it has a reference
         return [*self.groups.release(), *self.outgrown]
 
     def drop_outgrown(self) -> None:

@@ -13,6 +13,7 @@ from .caching import WorkerCache
 from .callbacks import Teller
 from .committing import Committer
 from .durable import Checkpointer
+from .elastic.exchange import SIMILARITIES, Exchange
 from .elastic.mirror import Mirrors
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.watcher import GenerationWatcher
@@ -71,6 +72,7 @@ class Rounds:
         assert reducer is not None
         own = micro_batches[layout.pipeline]
         reducer.begin(len(own))
+        member.ballots.expect()
         sums = member.runner.train(step, own, self.job.dataset.train)
         self.hooks.reached(Moment.COMPUTED, step)
         norms = reducer.finish()
@@ -87,7 +89,7 @@ class Rounds:
             similarities=similar,
             behind=float(self.teller.behind),
         )
-        vote = ballot.reduce(member.world)
+        vote = ballot.reduce(member.ballots)
         self.mirrors.settle()
         self.hooks.reached(Moment.VOTED, step)
         self.committer.commit(control, vote)
@@ -102,13 +104,15 @@ class Rounds:
         return vote
 
     def _similarities(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> list[float]:
-        """What the policy wants to know of the first block that trains; the one worker that has it tells."""
+        """What the policy wants to know of the first block that trains; the one worker that has it tells the others."""
         control, layout = state.control, member.layout
         if control.boundary == self.job.num_layers or not policy.needs_similarities(control.step + 1):
             return []
         micro_batches = self.job.probe_micro_batches(layout.micro_batch_size)
         front = state.units.get(control.boundary + 1)
-        return similarities(member.runner, front, micro_batches, self.job.dataset.train, tells=layout.pipeline == 0)
+        train, tells = self.job.dataset.train, layout.pipeline == 0
+        own = similarities(member.runner, front, micro_batches, train, tells=tells)
+        return Exchange(member.world, len(own), SIMILARITIES).sum(own)
 
     def _pass_on_next(self, member: Membership) -> bool:
         """On the leader: whether a newer generation is known; it is then in the store for the others to read."""

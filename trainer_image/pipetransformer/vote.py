@@ -7,10 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-import torch.distributed as dist
-
-from .elastic.exchange import exchange
+from .elastic.exchange import Exchange
 
 
 @dataclass
@@ -24,7 +21,7 @@ class Vote:
         loss_sum: weighted sum of the losses of all samples; only last stages contribute.
         weight: sum of the weights of all samples; only last stages contribute.
         square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
-        similarities: what a freeze policy asked for; only one worker contributes.
+        similarities: what a freeze policy asked for; the same on all.
         behind: members whose callbacks are told too late; only the leader has some to tell.
     """
 
@@ -88,14 +85,12 @@ class Vote:
         saw_next, leaving, writing, loss_sum, weight, *square_norms = values
         return cls(saw_next, leaving, writing, loss_sum, weight, square_norms)
 
-    def reduce(self, world: dist.ProcessGroup) -> "Vote":
-        """The sums over all members."""
-        if world.size() == 1:
-            return self
-        own = self.to_list()
-        first, *others = exchange(torch.tensor([*own, *self.similarities, self.behind], dtype=torch.float64), world)
-        total = first.clone()
-        for ballot in others:  # one after another, in the order of ranks: the same bits on every processor
-            total += ballot
-        *sums, behind = total.tolist()
-        return replace(Vote.from_list(sums[: len(own)]), similarities=sums[len(own) :], behind=behind)
+    def reduce(self, ballots: Exchange) -> "Vote":
+        """The sums over all members; they have `similarities` in common before."""
+        *sums, behind = ballots.sum([*self.to_list(), self.behind])
+        return replace(Vote.from_list(sums), similarities=self.similarities, behind=behind)
+
+    @staticmethod
+    def length(units: int) -> int:
+        """Numbers of a ballot on a model of so many units."""
+        return len(Vote(square_norms=[0.0] * units).to_list()) + 1

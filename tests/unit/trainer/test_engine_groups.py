@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.elastic.exchange import exchange
+from pipetransformer.elastic.exchange import BALLOTS, Exchange
 from pipetransformer.elastic.groups import (
     GenerationGroups,
     PrefixStore,
@@ -21,6 +21,8 @@ from pipetransformer.elastic.groups import (
     ensure_default_group,
     make_group,
 )
+from pipetransformer.elastic.plan import Move
+from pipetransformer.elastic.transfer import move_units
 from pipetransformer.vote import Vote
 
 pytestmark = pytest.mark.timeout(60)
@@ -120,7 +122,9 @@ def test_all_ranks_have_the_rows_of_all(size: int, store: TCPStore) -> None:
     groups = in_ranks(size, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, size, TRANSPORT))
     rows = [[rank + 0.1, -float(rank), float("nan") if rank == 1 else 1e300] for rank in range(size)]
 
-    found = in_ranks(size, lambda rank: exchange(torch.tensor(rows[rank], dtype=torch.float64), groups[rank]))
+    found = in_ranks(
+        size, lambda rank: Exchange(groups[rank], 3, BALLOTS)(torch.tensor(rows[rank], dtype=torch.float64))
+    )
 
     for each in found:
         assert torch.equal(each.nan_to_num(-1.0), torch.tensor(rows, dtype=torch.float64).nan_to_num(-1.0))
@@ -131,9 +135,33 @@ def test_a_vote_sums_ballots_in_the_order_of_ranks_on_all_of_them(store: TCPStor
     losses = [1e16, 1.0, -1e16, 1.0]  # another order gives another sum
     ballots = [Vote(loss_sum=loss, weight=2.0, square_norms=[float(rank)]) for rank, loss in enumerate(losses)]
 
-    votes = in_ranks(4, lambda rank: ballots[rank].reduce(groups[rank]))
+    votes = in_ranks(4, lambda rank: ballots[rank].reduce(Exchange(groups[rank], Vote.length(1), BALLOTS)))
 
     assert votes == [Vote(loss_sum=1.0, weight=8.0, square_norms=[6.0])] * 4
+
+
+def test_messages_that_are_expected_are_not_taken_for_state_that_moves_in_the_same_group(store: TCPStore) -> None:
+    groups = in_ranks(2, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 2, TRANSPORT))
+    moves = [Move(unit=0, source=1, target=0), Move(unit=3, source=0, target=1)]
+    rounds = range(3)
+
+    def work(rank: int) -> list[tuple[list[list[float]], list[list[float]]]]:
+        exchange = Exchange(groups[rank], 2, BALLOTS)
+        own = [torch.full((2,), rank + part / 10, dtype=torch.float64) for part in range(3)]
+        found = []
+        for number in rounds:
+            exchange.expect()
+            received = move_units(
+                moves, rank, groups[rank], lambda unit: own, lambda unit: [torch.zeros_like(part) for part in own]
+            )
+            (parts,) = received.values()
+            rows = exchange(torch.tensor([rank, number], dtype=torch.float64))
+            found.append(([part.tolist() for part in parts], rows.tolist()))
+        return found
+
+    for rank, found in enumerate(in_ranks(2, work)):
+        state = [[1 - rank + part / 10] * 2 for part in range(3)]
+        assert found == [(state, [[0.0, number], [1.0, number]]) for number in rounds]
 
 
 def test_nobody_votes_without_a_rank_that_is_gone(store: TCPStore) -> None:
@@ -143,7 +171,7 @@ def test_nobody_votes_without_a_rank_that_is_gone(store: TCPStore) -> None:
         group, groups[rank] = groups[rank], None
         try:
             if rank != 2:
-                Vote(weight=1.0).reduce(group)
+                Vote(weight=1.0).reduce(Exchange(group, Vote.length(0), BALLOTS))
         except RuntimeError:
             return "broken"
         finally:
