@@ -310,7 +310,8 @@ class Trainer:
         try:
             result = regroup(
                 self._tools(),
-                self._state.joined(self._committer.in_doubt),
+                self._state,
+                in_doubt=self._committer.in_doubt,
                 pending=self._committer.pending,
                 in_group=in_group,
             )

@@ -119,10 +119,10 @@ class Assembly:
             if index in received:
                 self._take(new, index, received[index])
                 continue
-            if index not in self.state.units:
+            if index not in self._held:
                 put_unit(self.sources, new, index, self._read_ahead(index), self.device)
                 continue
-            new.units[index] = self.state.units[index]
+            new.units[index] = self._held[index]
             for name, _ in new.named_parameters(index):
                 new.moments[name] = self.state.moments.get(name, {})
 
@@ -134,7 +134,7 @@ class Assembly:
         for index in sources_of(wanted, state_map):
             if index in received:
                 old[index] = self.sources.codec.take(received[index], index, self.sources.shells[index], boundary)
-            elif index in self.state.units:
+            elif index in self._held:
                 old[index] = self.state.unit_tensors(index, with_moments=True)
             else:
                 old[index] = self._read_ahead(index)
@@ -143,6 +143,12 @@ class Assembly:
             unit = state_map.blank(index)
             new.put_unit(index, unit, state_map.make(index, tensors))
             unit.to(self.device)
+
+    @property
+    def _held(self) -> Mapping[int, nn.Module]:
+        """What the plan counts as held here: units of another step, which this worker had assembled when its first
+        generation broke in the vote, are not what was frozen and read since."""
+        return self.state.units if self.state.control.step == self.plan.step else {}
 
     def _receive(self, boundary: int, give: Callable[[int], Parts], device: torch.device) -> dict[int, Parts]:
         codec, shells = self.sources.codec, self.sources.shells

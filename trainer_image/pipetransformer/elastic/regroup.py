@@ -106,12 +106,20 @@ class Regrouped:
     phases: Phases
 
 
-def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool, in_group: bool) -> Regrouped:
+def regroup(
+    tools: RegroupTools,
+    state: WorkerState,
+    *,
+    in_doubt: WorkerState | None = None,
+    pending: bool,
+    in_group: bool,
+) -> Regrouped:
     """Meet the next generation, receive what this worker's new role needs, and commit.
 
     Args:
         tools: see there.
         state: what this worker holds; changed only by a late commit of a step that others have committed.
+        in_doubt: what it has assembled for a generation of which it does not know whether others committed it.
         pending: whether this worker holds complete gradients of a step that it has not committed.
         in_group: whether its present generation is whole, which others count on in the next one, or for a checkpoint.
             Who is in none leaves the rendezvous of a job that has ended.
@@ -126,7 +134,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool, in_group:
     phases = Phases()
     tools.reached(Moment.FOUND, generation.layout_generation)
     # All come within a round, and watch each other. A joiner does not know how long an evaluation takes that may be
-    # under way. How long the rest may take, the plan tells.
+    # under way, also where it has state in doubt. How long the rest may take, the plan tells.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
     deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
 
@@ -148,7 +156,7 @@ def regroup(tools: RegroupTools, state: WorkerState, *, pending: bool, in_group:
         deadline.put_off(tools.watchdog.limit(ROUND))
     with tools.watchdog.watching(handler.connections, is_void):
         groups = GenerationGroups(connections=handler.connections)
-        attempt = _Attempt(tools, state, generation, rank, store, groups, phases, deadline)
+        attempt = _Attempt(tools, state.joined(in_doubt), generation, rank, store, groups, phases, deadline)
         try:
             plan, new_state = attempt.run(pending=pending)
         except (RuntimeError, OSError, LookupError, ValueError) as error:
