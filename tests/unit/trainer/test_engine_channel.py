@@ -4,9 +4,10 @@ import datetime
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.rendezvous import (
@@ -27,6 +28,7 @@ from pipetransformer.elastic.channel import (
 )
 from pipetransformer.elastic.groups import PrefixStore
 from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store, split_address
+from pipetransformer.elastic.watcher import GenerationWatcher
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Ready, Report, ResizeReason
 from tests.stub_channel import StubChannel
@@ -152,6 +154,78 @@ def test_a_server_that_does_not_take_connections_is_given_up_soon(monkeypatch: p
         with pytest.raises(ChannelUnavailableError, match="timed out"):
             Channel(f"http://{address}", "ns/job", "job-w0").report(make_report(1))
     assert time.monotonic() - started < 10, "it waited as long as for an answer"
+
+
+def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: StubChannel, tmp_path: Path) -> None:
+    """A projected volume is exchanged: the file is not there for a moment."""
+    token, tried = tmp_path / "token", threading.Semaphore(0)
+    speaks = Channel(stub.url, "ns/job", "job-w0", token)
+    source = ChannelSource(speaks, "127.0.0.1:1")
+
+    def beat() -> Heartbeat:
+        tried.release()
+        return Heartbeat(layout_generation=1, step=1)
+
+    heartbeats, reports, watcher = (
+        HeartbeatSender(speaks, source, beat, lambda: None), ReportSender(speaks, source), GenerationWatcher(source)
+    )  # fmt: skip
+    stub.ready("job-w0", Ready(address="127.0.0.1:1"))
+    reports.submit(make_report(1), urgent=True)
+    watcher.watch(0)
+    reports.start()
+    heartbeats.start()
+    for _ in range(2):
+        assert tried.acquire(timeout=10)
+        heartbeats.beat_now()
+
+    token.write_text("ours")
+
+    assert stub.wait_for(lambda: bool(stub.beats), 10)
+    assert reports.flush(10)
+    assert stub.wait_for(lambda: stub.polls > 0, 10)
+    heartbeats.stop()
+    reports.stop()
+
+
+def test_an_authority_that_cannot_be_read_is_read_again_with_the_next_request(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.crt"
+    channel = Channel("https://127.0.0.1:1", "ns/job", "job-w0", None, authority)
+    for broken in (None, "", "-----BEGIN CERTIFICATE-----"):
+        if broken is not None:
+            authority.write_text(broken)
+        with pytest.raises(ChannelUnavailableError):
+            channel.report(make_report(1))
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers by itself what it should have passed on."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>Please log in</html>")
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda channel: channel.generation(0, 1),
+        lambda channel: channel.heartbeat(Heartbeat(layout_generation=1, step=1)),
+        lambda channel: channel.report(make_report(1)),
+    ],
+    ids=["generation", "heartbeat", "report"],
+)
+def test_an_answer_that_is_not_the_operators_is_none(ask: Callable[[Channel], object]) -> None:
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(ChannelUnavailableError, match="the answer is no"):
+            ask(Channel(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0"))
 
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import torch
@@ -25,6 +26,8 @@ from pipetransformer_contract.wire import Path, Wire
 
 logger = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer", bound=Wire)
+
 POLL_SECONDS = 20
 HEARTBEAT_SECONDS = 2.0
 REPORT_SECONDS = 5.0
@@ -34,7 +37,8 @@ CONNECT_SECONDS = 3.0
 
 
 class ChannelUnavailableError(RuntimeError):
-    """The operator did not answer, or not with success; worth another try, after `retry_after` seconds at least."""
+    """The operator could not be asked, did not answer, or not with success; worth another try, after `retry_after`
+    seconds at least."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -80,7 +84,10 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One request each. `token_file` is read again for every request, since projected tokens are rotated in place."""
+    """One request each. `token_file` is read again for every request, since projected tokens are rotated in place.
+
+    All requests raise `ChannelUnavailableError` and `JobEndedError`, and nothing else.
+    """
 
     url: str
     job: str
@@ -110,24 +117,38 @@ class Channel:
         body = self._call(
             "GET", f"{Path.GENERATION}?after={after}&timeoutSeconds={timeout_seconds}", None, timeout_seconds + 10
         )
-        return Generation.model_validate_json(body) if body else None
+        return _read(Generation, body) if body else None
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Give a sign of life; returns the newest published generation, and the pace that the operator asks for."""
-        return HeartbeatReply.model_validate_json(self._call("POST", Path.HEARTBEAT, beat, 10))
+        return _read(HeartbeatReply, self._call("POST", Path.HEARTBEAT, beat, 10))
 
     def report(self, report: Report) -> ReportReply:
         """Send the leader's report; returns as `heartbeat` does, once the report is durable."""
-        return ReportReply.model_validate_json(self._call("POST", Path.REPORT, report, 30))
+        return _read(ReportReply, self._call("POST", Path.REPORT, report, 30))
 
     def _call(self, method: str, path: str, message: Wire | None, timeout: float) -> bytes:
+        data = None if message is None else json.dumps(message.to_wire()).encode()
+        try:
+            response, body = self._request(method, path, data, timeout)
+        # Also of the token and the authority's file: whoever exchanges or mends them has done so by another request.
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ChannelUnavailableError(f"{method} {path}: {error}") from error
+        if response.status == http.HTTPStatus.GONE:
+            raise JobEndedError(f"{self.job} has ended")
+        if response.status >= http.HTTPStatus.BAD_REQUEST:
+            said = f"{method} {path}: HTTP {response.status} {response.reason}"
+            raise ChannelUnavailableError(said, _retry_after(response.headers.get("Retry-After")))
+        return body
+
+    def _request(
+        self, method: str, path: str, data: bytes | None, timeout: float
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         headers = {"X-Pipetransformer-Job": self.job, "X-Pipetransformer-Worker": self.worker}
         if self.token_file is not None:
             headers["Authorization"] = f"Bearer {self.token_file.read_text().strip()}"
-        data = None
-        if message is not None:
+        if data is not None:
             headers["Content-Type"] = "application/json"
-            data = json.dumps(message.to_wire()).encode()
         server, kept = urlsplit(self.url), self._kept or _Kept()
         connection, kept.connection = kept.connection or self._connection(), None
         try:
@@ -137,17 +158,10 @@ class Channel:
             body = response.read()
             if self._kept is not None and response.status < http.HTTPStatus.BAD_REQUEST:
                 kept.connection = connection
-        except (OSError, http.client.HTTPException) as error:
-            raise ChannelUnavailableError(f"{method} {path}: {error}") from error
         finally:
             if kept.connection is None:
                 connection.close()
-        if response.status == http.HTTPStatus.GONE:
-            raise JobEndedError(f"{self.job} has ended")
-        if response.status >= http.HTTPStatus.BAD_REQUEST:
-            said = f"{method} {path}: HTTP {response.status} {response.reason}"
-            raise ChannelUnavailableError(said, _retry_after(response.headers.get("Retry-After")))
-        return body
+        return response, body
 
     def _connection(self) -> _Connection:
         server = urlsplit(self.url)
@@ -155,6 +169,14 @@ class Channel:
             return _Connection(server.netloc)
         trust = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
         return _SecureConnection(server.netloc, context=trust)
+
+
+def _read(kind: type[Answer], body: bytes) -> Answer:
+    """An answer of success. Raises `ChannelUnavailableError` where it is none of ours, as of a proxy in between."""
+    try:
+        return kind.model_validate_json(body)
+    except ValueError as error:
+        raise ChannelUnavailableError(f"the answer is no {kind.__name__}: {error}") from error
 
 
 def _retry_after(said: str | None) -> float:
