@@ -6,6 +6,7 @@ Each rule sees what the rules before it decided, through `status`; only `Draft.p
 import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from pipetransformer_contract.choose import Layout, OnPack
@@ -37,6 +38,8 @@ SILENCE = timedelta(seconds=20)
 DOUBT = timedelta(seconds=60)
 #: After a pod's time to end: by then a kubelet has killed it and said so, if anybody can reach it.
 OVERDUE = timedelta(minutes=5)
+#: What a draft knows of its present status, found once: rules ask for each member, and there are thousands.
+_OF_STATUS = ("_wanted_ids", "state_holders", "broken_since", "newest_word", "hears_holders", "hears_waiting")
 
 
 class Draft:
@@ -64,15 +67,12 @@ class Draft:
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
         self._by_name = {worker.name: worker for worker in observed.workers}
-        # Of the present status, None until asked for: rules ask once for each member.
-        self._wanted_ids: frozenset[int] | None = None
-        self._holders: list[Member] | None = None
-        self._broken_since: tuple[datetime | None] | None = None
 
     def update(self, **fields: Any) -> None:
         """Replaces fields of the status."""
         self.status = self.status.model_copy(update=fields)
-        self._wanted_ids = self._holders = self._broken_since = None
+        for known in _OF_STATUS:
+            self.__dict__.pop(known, None)
 
     def tell(self, reason: Reason, message: str, kind: EventType = EventType.NORMAL) -> None:
         """Adds a Kubernetes event."""
@@ -120,10 +120,12 @@ class Draft:
 
     def alive(self, member: Member) -> bool:
         """Whether the member is still wanted and can train."""
-        if self._wanted_ids is None:
-            self._wanted_ids = frozenset(self.status.worker_ids)
         worker = self.worker(member)
         return worker is not None and worker.alive and worker.id in self._wanted_ids
+
+    @cached_property
+    def _wanted_ids(self) -> frozenset[int]:
+        return frozenset(self.status.worker_ids)
 
     def is_stuck(self, worker: Worker) -> bool:
         """Whether its pod may stay for days: its node is lost, or it should long be gone, where nodes are not seen."""
@@ -226,8 +228,10 @@ class Draft:
         if status.quota_requests:
             requests = quota.assign(status, self.observed, created)
             self.update(quota_requests=requests)
-            return [key for key in created if key not in requests[0].worker_ids]
-        base = sum(key not in status.claimed_ids for key in ids)
+            of_base = set(requests[0].worker_ids)
+            return [key for key in created if key not in of_base]
+        claimed = set(status.claimed_ids)
+        base = sum(key not in claimed for key in ids)
         return created[max(0, status.initial_workers - base) :]
 
     # -- what workers say
@@ -244,14 +248,27 @@ class Draft:
         heard = self.observed.heard.get(uid)
         return heard is not None and self.now < heard + self.patience(uid)
 
-    @property
+    @cached_property
     def broken_since(self) -> datetime | None:
         """Since when some holder of state waits for a newer generation than the published one; None while none does."""
-        if self._broken_since is None:
-            beats = (self.observed.beats[member.uid] for member in self.state_holders if self.waits(member))
-            since = min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
-            self._broken_since = (since,)
-        return self._broken_since[0]
+        beats = (self.observed.beats[member.uid] for member in self.state_holders if self.waits(member))
+        return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
+
+    @cached_property
+    def newest_word(self) -> datetime | None:
+        """When any holder of state last said anything."""
+        heard = (self.observed.heard.get(member.uid) for member in self.state_holders)
+        return max((time for time in heard if time is not None), default=None)
+
+    @cached_property
+    def hears_holders(self) -> bool:
+        """Whether any holder of state said anything lately."""
+        return any(self.hears(member.uid) for member in self.state_holders)
+
+    @cached_property
+    def hears_waiting(self) -> bool:
+        """Whether one of them that waits for a newer generation did."""
+        return any(self.waits(member) and self.hears(member.uid) for member in self.state_holders)
 
     # -- changes of the layout
 
@@ -267,7 +284,8 @@ class Draft:
         number = status.layout_generation + 1
         members = list(candidates[: layout.workers])
         names = [member.name for member in members]
-        leavers = [member for member in candidates[layout.workers :] if member in self.state_holders]
+        holders = {member.name for member in self.state_holders}
+        leavers = [member for member in candidates[layout.workers :] if member.name in holders]
         report = status.last_report
         plan = PublishedPlan(
             layout_generation=number,
@@ -322,16 +340,14 @@ class Draft:
             self.update(resize=resize.model_copy(update={"start_time": begin}))
             self.enter(resize.phase, resize.to.layout, resize.reason, resize.from_.layout if resize.from_ else None)
 
-    @property
+    @cached_property
     def state_holders(self) -> list[Member]:
         """Living workers with some state, members first: leavers hold theirs until the generation is confirmed."""
         plan = self.status.plan
         if plan is None:
             return []
-        if self._holders is None:
-            holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
-            self._holders = [member for member in holders if self.alive(member)]
-        return self._holders
+        holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
+        return [member for member in holders if self.alive(member)]
 
     @property
     def asleep(self) -> bool:

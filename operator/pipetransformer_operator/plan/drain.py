@@ -25,9 +25,9 @@ def replace(draft: Draft) -> bool:
         return False
     if draft.sleeps():
         return False
-    staying = [member for member in plan.members if member not in going]
-    useless = {worker.id for worker in draft.joiners if worker.draining}
-    fresh = [member for member in draft.ready_joiners if not useless & set(draft.ids_of([member]))]
+    cordoned = {worker.name for worker in draft.wanted if worker.draining}
+    staying = [member for member in plan.members if member.name not in cordoned]
+    fresh = [member for member in draft.ready_joiners if member.name not in cordoned]
     late = is_late(draft)
     if len(fresh) >= len(going) or (fresh and late):
         replaced = len(fresh[: len(going)])
@@ -40,7 +40,7 @@ def replace(draft: Draft) -> bool:
         cancel(draft, *why_not_ready(draft))
         return False
     moving = draft.ids_of(going)
-    joining = [key for key in draft.joining_ids if key not in useless][: len(going)]
+    joining = [key for key in draft.joining_ids if draft.name_of(key) not in cordoned][: len(going)]
     draft.want([*draft.ids_of(staying), *joining], len(plan.members))
     draft.keep_workers([*draft.status.worker_ids, *moving])
     enter(draft, plan.layout, ResizeReason.DRAIN)

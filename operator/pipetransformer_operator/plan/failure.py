@@ -29,7 +29,8 @@ def recover(draft: Draft) -> None:
     """Drops lost workers, counts the incident, and publishes a generation of the survivors if members were lost."""
     plan = draft.status.plan
     holders = [] if plan is None else plan.members if plan.confirmed else [*plan.members, *plan.leavers]
-    lost = {member.name: why for member in holders if (why := _why_lost(draft, member))}
+    leavers = {member.name for member in plan.leavers} if plan else set()
+    lost = {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
     too_short = draft.status.too_short
     counted = _drop(draft, lost)
     if draft.status.finished or not lost:
@@ -47,22 +48,18 @@ def recover(draft: Draft) -> None:
         _wait_for_replacements(draft, survivors)
 
 
-def _why_lost(draft: Draft, member: Member) -> str:
+def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
     """Why a member or leaver can train no more; empty when it can, or did as told."""
     worker = draft.worker(member)
-    if says_succeeded(worker) or _has_left(draft, member, worker):
+    if says_succeeded(worker):
+        return ""
+    if leaves and worker is not None and worker.exit_code == 0:  # it may end before the leader's confirmation arrives
         return ""
     if not draft.alive(member):
         return _describe(worker)
     if suspect := suspicion(draft, member):
         draft.suspects[member.name] = suspect
     return suspect
-
-
-def _has_left(draft: Draft, member: Member, worker: Worker | None) -> bool:
-    """Whether a leaver did as told: it may be seen to end before the leader's confirmation arrives."""
-    plan = draft.status.plan
-    return plan is not None and member in plan.leavers and worker is not None and worker.exit_code == 0
 
 
 def _drop(draft: Draft, lost: dict[str, str]) -> bool:

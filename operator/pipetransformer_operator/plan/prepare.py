@@ -33,7 +33,7 @@ def publish(draft: Draft) -> bool:
     assert plan is not None
     without_quota = {draft.name_of(key) for key in quota.lost_ids(status, draft.observed)}
     going = [member for member in plan.members if member.name in without_quota]
-    staying = [member for member in plan.members if member not in going]
+    staying = [member for member in plan.members if member.name not in without_quota]
     warm = [] if draft.asleep else draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
     candidates = [*_expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]

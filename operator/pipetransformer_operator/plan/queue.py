@@ -19,6 +19,7 @@ def follow(draft: Draft) -> None:
     if queue is None or not status.quota_requests:
         return
     there = {worker.id for worker in draft.observed.workers} | set(status.worker_ids)
+    releasing = set(status.releasing_ids)
     requests = []
     for request in status.quota_requests:
         answer = None if queue.problem else queue.answers.get(request.name)
@@ -29,7 +30,7 @@ def follow(draft: Draft) -> None:
                 draft.tell(Reason.QUOTA_RESERVED, f"{request.queue} admits {request.granted} workers")
                 request = request.model_copy(update={"admitted": True})
         gone = [key for key in request.worker_ids if key not in there]
-        returned = request.returned + sum(key in status.releasing_ids for key in gone)
+        returned = request.returned + sum(key in releasing for key in gone)
         kept = [key for key in request.worker_ids if key in there]
         requests.append(request.model_copy(update={"worker_ids": kept, "returned": returned}))
     draft.update(quota_requests=requests)

@@ -87,11 +87,12 @@ def suspicion(draft: Draft, member: Member) -> str:
     limit = draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
     due = _last_heard(draft, member) + limit
     gone = worker is not None and worker.node_gone and draft.now >= due
-    if gone or _hears_anybody_after(draft, due):
+    newest = draft.newest_word
+    if gone or (newest is not None and newest >= due):  # somebody was heard since; before, the operator may be deaf
         return f"not heard for {limit.total_seconds():.0f} s"
     if draft.now < due:
         draft.wake_at(due)
-    elif any(draft.hears(other.uid) for other in draft.state_holders):
+    elif draft.hears_holders:
         draft.wake_at(draft.now + NEXT_WORD)
     if broken is None or not deserted:
         return ""
@@ -99,12 +100,6 @@ def suspicion(draft: Draft, member: Member) -> str:
     hangs = broken + timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
     if draft.now < hangs:
         draft.wake_at(hangs)
-    elif any(draft.waits(other) and draft.hears(other.uid) for other in draft.state_holders):
+    elif draft.hears_waiting:
         return "its peers wait for another generation, and it does not"
     return ""
-
-
-def _hears_anybody_after(draft: Draft, time: datetime) -> bool:
-    """Whether somebody who holds state was heard then or later: before, the operator may be deaf."""
-    heard = (draft.observed.heard.get(member.uid) for member in draft.state_holders)
-    return any(one is not None and one >= time for one in heard)

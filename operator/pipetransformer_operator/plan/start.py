@@ -78,7 +78,7 @@ def start(draft: Draft, layout: Layout) -> None:
         draft.keep_workers(draft.ids_of(ready[: layout.workers]))
         forget_failures(draft)
         return
-    alive = [worker.id for worker in draft.joiners]
+    alive = dict.fromkeys(worker.id for worker in draft.joiners)
     ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
     draft.want(ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)

@@ -60,7 +60,8 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     plan, status = draft.status.plan, draft.status
     if plan is None or status.finished or not spec.managed or spec.suspend or not spec.accelerator_resource:
         return None
-    claimed = [worker for worker in draft.wanted if worker.id in status.claimed_ids]
+    claimed_ids = set(status.claimed_ids)
+    claimed = [worker for worker in draft.wanted if worker.id in claimed_ids]
     members = {member.name for member in plan.members}
     base = len(members - {worker.name for worker in claimed})
     layout = layouts.best(draft, len(members) - 1)

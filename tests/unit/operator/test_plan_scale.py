@@ -1,0 +1,83 @@
+"""What a turn costs in a large job: all share one event loop, so it grows as the workers do, not as their square."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from pipetransformer_operator.plan import plan
+from tests.builders import make_job
+from tests.unit.operator.world import World
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def calls(world: World) -> int:
+    """How many functions a turn calls, built in ones included."""
+    spec, observed, count = world.spec, world.observed(), 0
+
+    def note(_: FrameType, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        plan(spec, observed, world.now)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def half(world: World) -> list[str]:
+    return list(world.workers)[: len(world.workers) // 2]
+
+
+def given_back(world: World) -> None:
+    world.commit(boundary=8)
+    world.commit(checkpoint=8)
+    world.leave()
+
+
+def leaving(world: World) -> None:
+    world.commit(boundary=8)
+    for member in world.plan.leavers:
+        world.end(member.name, exit_code=0)
+
+
+def silent(world: World) -> None:
+    world.commit(boundary=8)
+    world.silent.update(world.workers)
+    world.wait(60)
+
+
+def deaf(world: World) -> None:
+    world.commit(boundary=8)
+    world.wait(60)
+
+
+def cordoned(world: World) -> None:
+    for name in half(world):
+        world.change(name, draining=True)
+
+
+def replaced(world: World) -> None:
+    cordoned(world)
+    world.settle()
+    world.warm |= {worker.uid for worker in world.workers.values()}
+
+
+def lost(world: World) -> None:
+    for name in half(world):
+        world.end(name, exit_code=1)
+
+
+@pytest.mark.parametrize("happens", [given_back, leaving, silent, deaf, cordoned, replaced, lost])
+def test_a_turn_costs_as_much_more_as_the_job_is_larger(happens: Callable[[World], None]) -> None:
+    costs = []
+    for workers in (32, 256):
+        world = World(make_job().stages(4).workers(workers).release())
+        world.start()
+        happens(world)
+        costs.append(calls(world))
+    assert costs[1] < 10 * costs[0]
