@@ -5,6 +5,7 @@ An operator that waits for the lease listens already, so that its metrics show, 
 
 import asyncio
 import logging
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from .api import PLURAL
 from .channel import tls_buffers
 from .channel.app import Channel
 from .channel.certificate import Certificate, MountedCertificate
+from .channel.entrance import Entrance, allow_files, serve
 from .controller.manager import Controller
 from .controller.ports import Conflict, JobKey, Unavailable
 from .health import Health
@@ -38,7 +40,6 @@ from .metrics import Metrics
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
-SHUTDOWN_SECONDS = 1.0
 #: A watch that was not opened for so long is stuck: two of its lives, and kopf's longest pause between attempts.
 WATCH_PATIENCE_SECONDS = 2 * WATCH_SECONDS + 30
 CRD_POLL_SECONDS = 2.0
@@ -93,7 +94,10 @@ class Service:
             ValueError: the mounted certificate cannot be used.
         """
         tls_buffers.shrink()
-        metrics = Metrics(lambda: controller.jobs(), lambda: lease.held, lambda: health.opened_times)
+        metrics = Metrics(
+            lambda: controller.jobs(), lambda: lease.held, lambda: health.opened_times, lambda: entrance.open
+        )
+        entrance = Entrance(allow_files(), metrics.shut_out)
         # A pool of its own, so that the lease never waits behind other requests.
         own = await Api.connect(count=metrics.asked)
         identity = f"{settings.namespace}/{settings.identity}"
@@ -158,16 +162,12 @@ class Service:
         )
         keeper = Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
-        runners = []
-        for application, port, context in (
-            (channel, settings.channel_port, certificate.context),
-            (_exporter(metrics), settings.metrics_port, None),
-            (health.application(), settings.health_port, None),
-        ):
-            runner = web.AppRunner(application, shutdown_timeout=SHUTDOWN_SECONDS, access_log=None)
-            await runner.setup()
-            await web.TCPSite(runner, settings.host, port, ssl_context=context).start()
-            runners.append(runner)
+        guarded = entrance.guard(_listen(settings, settings.channel_port))
+        runners = [
+            await serve(channel, guarded, certificate.context),
+            await serve(_exporter(metrics), _listen(settings, settings.metrics_port)),
+            await serve(health.application(), _listen(settings, settings.health_port)),
+        ]
         renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
         return cls(
             [own, api],
@@ -235,6 +235,10 @@ async def _renew(certificate: Certificate, publisher: Publisher, controller: Con
         except (Conflict, NotFound, Unavailable, ValueError) as error:
             logger.warning("certificates are not renewed: %s; again in %g s", error, CERTIFICATE_SECONDS)
         await publisher.publish_anew({job.metadata.namespace for job in controller.jobs()})
+
+
+def _listen(settings: Settings, port: int) -> socket.socket:
+    return socket.create_server((settings.host, port))
 
 
 def _exporter(metrics: Metrics) -> web.Application:

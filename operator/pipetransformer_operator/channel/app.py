@@ -4,6 +4,7 @@
 the metrics.
 """
 
+import asyncio
 import logging
 import math
 import time
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
+#: Within this time a request's body has come.
+BODY_SECONDS = 10.0
 JOB_HEADER = "X-Pipetransformer-Job"
 WORKER_HEADER = "X-Pipetransformer-Worker"
 #: A worker beats every two seconds, polls every twenty, and reports a few times a second at most.
@@ -207,7 +210,10 @@ def _number(request: web.Request, name: str) -> float:
 
 async def _body(request: web.Request, kind: type[Message]) -> Message:
     try:
-        text = await request.text()
+        async with asyncio.timeout(BODY_SECONDS):
+            text = await request.text()
+    except TimeoutError as error:
+        raise RefusedError(Refusal.NO_JSON, f"the body did not come in {BODY_SECONDS:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise RefusedError(Refusal.TOO_LONG, f"a body may have {MAX_BODY_BYTES} bytes") from error
     except web.RequestPayloadError as error:

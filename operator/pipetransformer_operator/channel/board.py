@@ -19,6 +19,8 @@ from .pulse import Pulse
 #: Without a word of any worker for so long, at the shortest pace, the operator may be deaf: when it hears again, it
 #: gives the others time.
 DEAF = timedelta(seconds=10)
+#: Of one worker, that wait at once: two of its threads ask, and a connection that broke may not have been noticed yet.
+MAX_POLLS = 4
 
 
 class Ended(Exception):
@@ -69,6 +71,7 @@ class Board:
         self._heard: dict[str, datetime] = {}
         self._beats: dict[str, Beat] = {}
         self._lost_peers: dict[str, frozenset[str]] = {}
+        self._polls: dict[str, int] = {}
         self._report: Report | None = None
         self._generation: Generation | None = None
         self._shown = False
@@ -131,7 +134,7 @@ class Board:
                 self._generation, self._ended = generation, ended
                 self._changed.notify_all()
         self._learn_workers()
-        for memory in (self._ready, self._heard, self._beats, self._lost_peers):
+        for memory in (self._ready, self._heard, self._beats, self._lost_peers, self._polls):
             for uid in memory.keys() - self._workers.keys():
                 del memory[uid]
 
@@ -226,25 +229,32 @@ class Board:
                 raise NotYetDurable(f"the report is not in the job's status after {timeout:g} s") from error
 
     async def generation_after(self, reporter: Reporter, after: int, *, timeout: float) -> Generation | None:
-        """The newest generation above `after` that names the reporter, or None when none came within `timeout` seconds.
+        """The newest generation above `after` that names the reporter, or None when none came within `timeout` seconds,
+        or before the reporter asked `MAX_POLLS` times more.
 
         Raises:
             Ended: the job has ended.
         """
         self._hear(reporter)
+        mine = self._polls[reporter.uid] = self._polls.get(reporter.uid, 0) + 1
 
         def found() -> bool:
             return self._ended or (self.layout_generation > after and _names(self._generation, reporter.uid))
 
+        def outdated() -> bool:
+            return self._polls.get(reporter.uid, mine) >= mine + MAX_POLLS
+
         async with self._changed:
+            if mine > MAX_POLLS:
+                self._changed.notify_all()
             try:
                 async with asyncio.timeout(timeout):
-                    await self._changed.wait_for(found)
+                    await self._changed.wait_for(lambda: found() or outdated())
             except TimeoutError:
                 return None
             if self._ended:
                 raise Ended("the job has ended")
-            return self._generation
+            return self._generation if found() else None
 
     def _hear(self, reporter: Reporter) -> datetime:
         now = self._clock()

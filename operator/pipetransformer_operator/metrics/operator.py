@@ -44,6 +44,7 @@ class Metrics(Recorder):
         leading: whether it holds the lease.
         watches: by resource, when its watch was last opened (of several the one that was longest ago), seconds since
             the epoch.
+        connections: how many workers' connections to the channel are open.
         clock: the present time, aware of its zone.
     """
 
@@ -52,6 +53,7 @@ class Metrics(Recorder):
         jobs: Callable[[], Iterable[PipeTrainingJob]],
         leading: Callable[[], bool] = lambda: True,
         watches: Callable[[], Mapping[str, float]] = dict,
+        connections: Callable[[], int] = lambda: 0,
         clock: Callable[[], datetime] = _utc_now,
     ) -> None:
         # A second series for each first one, which nobody reads.
@@ -98,6 +100,11 @@ class Metrics(Recorder):
         self._refusals = self._counter(
             "channel_refusals", f"Requests of workers that were not served, by reason: {kinds}.", ("reason",)
         )
+        self._gauge("channel_connections", "Connections to the channel that are open.").set_function(connections)
+        self._shut_out = self._counter(
+            "channel_connections_refused",
+            "Connections to the channel that were closed at once: too many were open, of their address or of all.",
+        )
         self._api_requests = self._counter(
             "api_requests",
             "Requests to the API server by verb (get, list, watch, create, update, patch, delete), resource (with its"
@@ -139,6 +146,10 @@ class Metrics(Recorder):
         """Counts a request that was not served."""
         self._refusals.labels(kind.label).inc()
 
+    def shut_out(self) -> None:
+        """Counts a connection to the channel that was closed at once."""
+        self._shut_out.inc()
+
     def asked(self, verb: str, resource: str, code: int | None, seconds: float) -> None:
         """Counts a request to the API server."""
         self._api_requests.labels(verb, resource, "NoAnswer" if code is None else str(code)).inc()
@@ -156,7 +167,7 @@ class Metrics(Recorder):
     def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)
 
-    def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Counter:
+    def _counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)
 
     def _histogram(

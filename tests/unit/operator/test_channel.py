@@ -13,7 +13,7 @@ from pipetransformer_contract.messages import Heartbeat, Member, Report, ResizeR
 from pipetransformer_operator.api.status import PublishedPlan
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
-from pipetransformer_operator.channel.board import Board, Reporter
+from pipetransformer_operator.channel.board import MAX_POLLS, Board, Reporter
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.plan import Worker
 
@@ -83,6 +83,23 @@ async def test_a_long_poll_is_answered_when_a_generation_that_names_the_worker_i
         assert response.status == 200
         assert (await response.json())["layoutGeneration"] == 2
         assert (await client.get("/v1/generation?after=2&timeoutSeconds=0", headers=headers())).status == 204
+
+
+async def test_of_one_worker_few_polls_wait_and_the_newest_are_kept() -> None:
+    board = new_board()
+    await show(board, None)
+    first, second = (Reporter(worker.name, worker.uid) for worker in WORKERS)
+
+    def poll(reporter: Reporter) -> asyncio.Task[Any]:
+        return asyncio.create_task(board.generation_after(reporter, 0, timeout=600))
+
+    other = poll(second)
+    polls = [poll(first) for _ in range(MAX_POLLS + 2)]
+    done, waiting = await asyncio.wait(polls, timeout=0.1)
+    assert done == set(polls[:2]) and all(one.result() is None for one in done)
+    await show(board, plan(1, "digits-w0", "digits-w1"))
+    generations = await asyncio.gather(other, *waiting)
+    assert [one.layout_generation for one in generations] == [1] * (1 + MAX_POLLS)
 
 
 async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:

@@ -144,6 +144,19 @@ async def test_a_header_of_any_bytes_is_refused_like_another(header: bytes, stat
         writer.close()
 
 
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_app, "BODY_SECONDS", 0.05)
+    board = new_board()
+    await show(board, None)
+    async with client_of(board) as client:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        given = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
+        writer.write(f"POST /v1/ready HTTP/1.0\r\nContent-Length: 9\r\n{given}\r\n{{".encode())
+        assert b" 400 " in await reader.readline()
+        await reader.readuntil(b"the body did not come in 0.05 s")
+        writer.close()
+
+
 async def test_a_job_that_was_not_looked_at_yet_is_asked_to_come_again() -> None:
     channel = Channel({("default", "digits"): new_board()}, TokenTable(TOKENS))
     async with TestClient(TestServer(channel.application())) as client:

@@ -1,0 +1,147 @@
+"""The channel's entrance: no address takes all connections, and nobody keeps one without a request."""
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from datetime import UTC, datetime
+
+import pytest
+
+from pipetransformer_operator.channel import entrance as channel_entrance
+from pipetransformer_operator.channel.app import Channel
+from pipetransformer_operator.channel.authenticator import TokenTable
+from pipetransformer_operator.channel.certificate import load_new_certificate, new_authority, server_context
+from pipetransformer_operator.channel.entrance import FEW, LOG_RATE, MAX_CONNECTIONS, Entrance, allow_files, serve
+
+pytestmark = pytest.mark.timeout(20)
+MANY_FILES = 1_000_000
+
+
+def admitted(entrance: Entrance, address: str, asks: int = MAX_CONNECTIONS) -> int:
+    return sum(entrance.admit(address) for _ in range(asks))
+
+
+def test_one_address_takes_half_of_all_connections_and_then_each_a_few(caplog: pytest.LogCaptureFixture) -> None:
+    refused: list[None] = []
+    entrance = Entrance(MANY_FILES, lambda: refused.append(None))
+    with caplog.at_level(logging.WARNING):
+        assert admitted(entrance, "10.0.0.1") == MAX_CONNECTIONS // 2
+    assert len(refused) == MAX_CONNECTIONS // 2
+    assert len(caplog.messages) == LOG_RATE[1]
+    assert caplog.messages[0] == (
+        "a connection of 10.0.0.1 is closed at once: 3000 of it and 3000 in all are open, of 6000 at most"
+    )
+    assert admitted(entrance, "10.0.0.2") == FEW
+    others = sum(admitted(entrance, f"10.0.1.{number}", FEW + 1) for number in range(100))
+    assert others == MAX_CONNECTIONS // 2 - FEW
+    entrance.leave("10.0.0.1")
+    assert entrance.open == MAX_CONNECTIONS - 1
+    assert not entrance.admit("10.0.0.1")
+    assert entrance.admit("10.0.0.4")
+
+
+@pytest.mark.parametrize(("files", "connections"), [(1024, 768), (256, 128)])
+def test_files_are_left_for_all_else(files: int, connections: int) -> None:
+    entrance = Entrance(files, lambda: None)
+    assert sum(admitted(entrance, f"10.0.0.{number}") for number in range(100)) == connections
+
+
+def test_as_many_files_as_may_be_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, both: limits.append(both))
+    assert allow_files() == 4096
+    assert limits[-1] == (4096, 4096)
+
+
+class Watched(Entrance):
+    """One that tells of each change."""
+
+    def __init__(self, files: int) -> None:
+        super().__init__(files, lambda: None)
+        self.changed = asyncio.Event()
+
+    def admit(self, address: str) -> bool:
+        self.changed.set()
+        return super().admit(address)
+
+    def leave(self, address: str) -> None:
+        self.changed.set()
+        super().leave(address)
+
+
+class Listening:
+    """A channel over TLS."""
+
+    def __init__(self, files: int = MANY_FILES) -> None:
+        self.entrance = Watched(files)
+
+    async def __aenter__(self) -> "Listening":
+        now, context = datetime.now(UTC), server_context()
+        load_new_certificate(context, new_authority(now), ["127.0.0.1"], now)
+        listening = self.entrance.guard(socket.create_server(("", 0)))
+        self._port = listening.getsockname()[1]
+        self._runner = await serve(Channel({}, TokenTable({})).application(), listening, context)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._runner.cleanup()
+        await self.until_open(0)
+
+    async def until_open(self, connections: int) -> None:
+        while self.entrance.open != connections:
+            self.entrance.changed.clear()
+            await self.entrance.changed.wait()
+
+    async def connect(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection from one of this machine's addresses, without TLS."""
+        return await asyncio.open_connection("127.0.0.1", self._port, local_addr=(address, 0))
+
+    async def ask(self, address: str, request: bytes = b"GET / HTTP/1.0\r\n\r\n") -> bytes:
+        """What is answered in all; nothing where the connection was closed."""
+        reader, writer = await self.connect(address)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            await writer.start_tls(context)
+            writer.write(request)
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+
+async def test_who_holds_many_connections_without_a_word_shuts_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_entrance, "FEW", 1)
+    async with Listening(files=20) as channel:
+        held = [await channel.connect("127.0.0.1") for _ in range(8)]
+        assert [await reader.read() for reader, _ in held[5:]] == [b""] * 3, "closed at once"
+        assert channel.entrance.open == 5
+        assert b"404" in await channel.ask("127.0.0.2")
+        held[0][1].close()
+        await channel.until_open(4)
+        assert b"404" in await channel.ask("127.0.0.1")
+        for _, writer in held:
+            writer.close()
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET / HTTP/1.1\r\nHost: "], ids=["none", "half of one"])
+async def test_a_connection_is_closed_when_its_request_does_not_come(
+    request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_entrance, "IDLE_SECONDS", 0.1)
+    async with Listening() as channel:
+        assert await channel.ask("127.0.0.1", request_) == b""
+
+
+async def test_a_connection_that_never_was_tls_takes_no_place_when_it_ends() -> None:
+    async with Listening() as channel:
+        reader, writer = await channel.connect("127.0.0.1")
+        await channel.until_open(1)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        await reader.read()
+        writer.close()
+        await channel.until_open(0)
