@@ -32,7 +32,7 @@ JOB_HEADER = "X-Pipetransformer-Job"
 WORKER_HEADER = "X-Pipetransformer-Worker"
 #: A worker beats every two seconds, polls every twenty, and reports a few times a second at most.
 WORKER_RATE = (50.0, 100)
-#: Bad tokens that one address may show: each costs the API server a review.
+#: Bad tokens that one address may show, and unknown ones that wait for their review: each costs the API server one.
 BAD_TOKEN_RATE = (1.0, 20)
 #: Refusals of one kind to one address that are logged; all are counted.
 LOG_RATE = (0.1, 5)
@@ -173,18 +173,20 @@ class Channel:
         token = token.strip() if scheme.lower() == "bearer" and token.isascii() else ""
         if known := self._authenticator.known(token):
             return known
-        if wait := self._bad_tokens.wait(request.remote):
-            raise RefusedError(Refusal.TOO_MANY, "too many bad tokens from this address", retry_after=wait)
+        # Taken for bad until it is known: else as many as come together are reviewed together.
+        if wait := self._bad_tokens.take(request.remote):
+            raise RefusedError(Refusal.TOO_MANY, "too many unknown tokens from this address", retry_after=wait)
         if not token:
-            self._bad_tokens.take(request.remote)
             raise RefusedError(Refusal.NO_TOKEN, "Authorization: a bearer token is needed")
         try:
-            return await self._authenticator.identify(token)
+            identity = await self._authenticator.identify(token)
         except Unauthenticated as error:
-            self._bad_tokens.take(request.remote)
             raise RefusedError(Refusal.INVALID_TOKEN, f"Authorization: {error}") from error
         except CannotTell as error:
+            self._bad_tokens.give_back(request.remote)
             raise RefusedError(Refusal.CANNOT_TELL, str(error)) from error
+        self._bad_tokens.give_back(request.remote)
+        return identity
 
     def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
         """The answer. Who is no worker of ours is logged: what it claims to be and never its token."""
@@ -211,7 +213,7 @@ def _number(request: web.Request, name: str) -> float:
 async def _body(request: web.Request, kind: type[Message]) -> Message:
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            text = await request.text()
+            body = await request.read()
     except TimeoutError as error:
         raise RefusedError(Refusal.NO_JSON, f"the body did not come in {BODY_SECONDS:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
@@ -220,10 +222,8 @@ async def _body(request: web.Request, kind: type[Message]) -> Message:
         raise RefusedError(Refusal.NO_JSON, f"the body cannot be read: {error}") from error
     except ConnectionError as error:
         raise RefusedError(Refusal.NO_JSON, "the connection broke within the body") from error
-    except (UnicodeDecodeError, LookupError) as error:
-        raise RefusedError(Refusal.NO_JSON, f"the body is no text: {error}") from error
     try:
-        return kind.model_validate_json(text)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])

@@ -31,6 +31,11 @@ class Rate:
             self._full_at[key] = max(self._full_at.get(key, 0.0), self._clock()) + 1 / self._per_second
         return wait
 
+    def give_back(self, key: Hashable) -> None:
+        """One thing that was taken does not count."""
+        if key in self._full_at:
+            self._full_at[key] -= 1 / self._per_second
+
     def wait(self, key: Hashable) -> float:
         """Seconds until the key may do one more thing."""
         ahead = self._full_at.get(key, 0.0) - self._clock()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import AsyncMock
@@ -13,7 +14,7 @@ from pipetransformer_contract.messages import Heartbeat, Ready, Report
 from pipetransformer_contract.wire import Wire
 from pipetransformer_operator.channel import app as channel_app
 from pipetransformer_operator.channel.app import MAX_BODY_BYTES, Channel
-from pipetransformer_operator.channel.authenticator import CannotTell, Identity, TokenTable
+from pipetransformer_operator.channel.authenticator import CannotTell, Identity, TokenTable, Unauthenticated
 from pipetransformer_operator.channel.rate import Rate
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.kube.tokens import TokenReviewer
@@ -42,6 +43,26 @@ class Away(TokenTable):
         raise CannotTell("the API server is away")
 
 
+class Slow(TokenTable):
+    """Knows no token at once, and says nothing of any before `answer`."""
+
+    def __init__(self, tokens: Mapping[str, Identity]) -> None:
+        super().__init__(tokens)
+        self.answer = asyncio.Event()
+        self.reviews = 0
+        self._looked_up = dict(tokens)
+
+    def known(self, token: str) -> Identity | None:
+        return None
+
+    async def identify(self, token: str) -> Identity:
+        self.reviews += 1
+        await self.answer.wait()
+        if token not in self._looked_up:
+            raise Unauthenticated("unknown token")
+        return self._looked_up[token]
+
+
 BURST = 5
 READY = {"address": "10.0.0.1:1"}
 BEAT = {"layoutGeneration": 1, "step": 1}
@@ -65,7 +86,11 @@ ROWS = [
     Row(Refusal.BAD_QUERY, "timeoutSeconds: '-1' is out of range", path="/v1/generation?timeoutSeconds=-1"),
     Row(Refusal.BAD_QUERY, "timeoutSeconds: 'nan' is out of range", path="/v1/generation?timeoutSeconds=nan"),
     Row(Refusal.NO_JSON, "JSON", body=b"{"),
-    Row(Refusal.NO_JSON, "no text", body=b"\xff\xfe"),
+    Row(Refusal.NO_JSON, "JSON", body=b"\xff\xfe"),
+    *(
+        Row(Refusal.NO_JSON, "JSON", given=headers() | {"Content-Type": f"text/plain; charset={name}"}, body=b"\xff")
+        for name in ("undefined", "idna", "hex")
+    ),
     Row(Refusal.NO_JSON, "recursion", body=DEEP),
     Row(Refusal.NO_JSON, "cannot be read", given=headers() | {"Content-Encoding": "gzip"}, body=b"garbage"),
     Row(Refusal.TOO_LONG, str(MAX_BODY_BYTES), body=b" " * (MAX_BODY_BYTES + 1)),
@@ -92,7 +117,7 @@ ROWS = [
         for address in ("10.0.0.1", "10.0.0.1:", ":29500", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:http")
     ),
     Row(Refusal.TOO_MANY, "asks too often", body=READY, times=BURST + 1),
-    Row(Refusal.TOO_MANY, "bad tokens", given=headers("nonsense"), body=READY, times=BURST + 1),
+    Row(Refusal.TOO_MANY, "unknown tokens", given=headers("nonsense"), body=READY, times=BURST + 1),
     Row(Refusal.CANNOT_TELL, "the API server is away", given=headers("unseen"), body=READY),
     Row(Refusal.ENDED, "has ended", path="/v1/generation", given=headers("token-1", job="default/ended")),
     Row(Refusal.ENDED, "has ended", path="/v1/heartbeat", given=headers(job="default/ended"), body=BEAT),
@@ -115,6 +140,31 @@ async def _send(client: TestClient[Any, Any], row: Row) -> Any:
         return await client.get(row.path, headers=row.given)
     form = {"data": row.body} if isinstance(row.body, bytes) else {"json": row.body}
     return await client.post(row.path, headers=row.given, **form)
+
+
+async def test_bad_tokens_that_come_together_are_as_few_reviews_as_one_after_another() -> None:
+    authenticator = Slow(TOKENS)
+    async with TestClient(TestServer(Channel({}, authenticator).application())) as client:
+        bad = [Row(Refusal.TOO_MANY, "", given=headers(f"bad-{number}"), body=READY) for number in range(3 * BURST)]
+        asked = [asyncio.create_task(_send(client, row)) for row in bad]
+        refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert [(await one).status for one in refused] == [429] * len(refused)
+        authenticator.answer.set()
+        codes = Counter([(await one).status for one in asked])
+        assert codes == {401: BURST, 429: 2 * BURST}
+        assert authenticator.reviews == BURST
+
+
+@pytest.mark.parametrize("token", ["token-0", "unseen"])
+async def test_only_bad_tokens_are_held_against_an_address(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_app, "WORKER_RATE", (0.001, 10 * BURST))
+    authenticator: TokenTable = Away(TOKENS)
+    if token in TOKENS:
+        authenticator = slow = Slow(TOKENS)
+        slow.answer.set()
+    async with TestClient(TestServer(Channel({}, authenticator).application())) as client:
+        row = Row(Refusal.CANNOT_TELL, "", given=headers(token), body=READY)
+        assert {(await _send(client, row)).status for _ in range(3 * BURST)} == {503}
 
 
 async def test_a_good_token_is_served_although_its_address_shows_bad_ones() -> None:
@@ -194,6 +244,8 @@ def test_a_key_may_do_a_burst_and_then_its_rate() -> None:
     assert [rate.take("a"), rate.take("a")] == [0, 0.5]
     now = 100.0
     assert [rate.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    rate.give_back("a")
+    assert [rate.take("a"), rate.take("a")] == [0, 0.5]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind.label}: {row.text}")
