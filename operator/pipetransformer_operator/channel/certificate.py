@@ -133,12 +133,17 @@ def load_new_certificate(context: ssl.SSLContext, authority: Authority, hosts: S
 
 
 class MountedCertificate:
-    """A `Certificate` that cert-manager, or somebody else, renews in a folder: `tls.crt`, `tls.key` and `ca.crt`."""
+    """A `Certificate` that cert-manager, or somebody else, renews in a folder: `tls.crt`, `tls.key` and `ca.crt`.
+
+    Where `ca.crt` names a new authority, workers are first told to trust it beside the old one; what it signed is shown
+    from the next refresh on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._context = server_context()
         self._trusted = b""
+        self._shown = b""
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -154,11 +159,14 @@ class MountedCertificate:
         """See `Certificate`."""
         try:
             trusted = (self._folder / "ca.crt").read_bytes()
-            x509.load_pem_x509_certificates(trusted)
+            authorities = set(x509.load_pem_x509_certificates(trusted))
+            if self._trusted and not authorities <= set(x509.load_pem_x509_certificates(self._trusted)):
+                self._trusted = self._shown + b"\n" + trusted
+                return
             self._context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         except (OSError, ValueError) as error:
             raise ValueError(f"{self._folder}: tls.crt, tls.key and ca.crt are needed: {error}") from error
-        self._trusted = trusted
+        self._trusted = self._shown = trusted
 
 
 def _builder(

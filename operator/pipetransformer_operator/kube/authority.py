@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from ..channel.certificate import Authority, load_new_certificate, renewed, server_context, signing
-from ..controller.ports import Conflict, Unavailable
+from ..controller.ports import Conflict, Refused, Unavailable
 from .api import MERGE_PATCH, Api, NotFound, Object
 
 logger = logging.getLogger(__name__)
@@ -153,9 +153,12 @@ class Publisher:
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": data}
         try:
             await self._api.request("POST", path, body)
-        except Conflict:
+        except (Conflict, Refused) as error:  # a full quota refuses what exists, too
             patch = {"data": data}
-            await self._api.request("PATCH", f"{path}/{CA_CONFIG_MAP}", patch, content_type=MERGE_PATCH)
+            try:
+                await self._api.request("PATCH", f"{path}/{CA_CONFIG_MAP}", patch, content_type=MERGE_PATCH)
+            except NotFound:
+                raise error from None
 
 
 def _decode(secret: Object) -> tuple[Authority, ...]:

@@ -26,7 +26,7 @@ class KubePool:
         api: of the cluster.
         watched: pods with the job's label, as the watch last showed them.
         channel_url: base URL of the channel, as pods reach it.
-        prepare: makes a namespace fit for workers; called before each creation.
+        prepare: makes a namespace fit for workers; called before each creation and at each turn.
         nodes: that something is wrong with, a live view; None where nodes are not watched.
         priority_classes: of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
@@ -101,8 +101,11 @@ class KubePool:
         self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
-        """See `WorkerPool`."""
-        await self.protection.apply(job, min_available)
+        """See `WorkerPool`. Workers that run need what new ones do: another operator may have written it."""
+        try:
+            await self._prepare(job.metadata.namespace)
+        finally:
+            await self.protection.apply(job, min_available)
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """See `WorkerPool`."""

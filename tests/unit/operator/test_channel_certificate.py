@@ -154,6 +154,64 @@ async def test_a_namespace_that_refuses_keeps_nobody_else_from_what_is_new() -> 
     assert told == ["one", "two"]
 
 
+async def test_a_namespace_whose_quota_is_full_is_told_what_is_new_where_it_has_the_object() -> None:
+    class Full(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            if method == "POST":
+                raise Refused("exceeded quota")
+            if self.object is None:
+                raise NotFound(path)
+            return await super().request(method, path, body, **options)
+
+    api = Full()
+    publisher = Publisher(api, lambda: b"new")
+    with pytest.raises(Refused, match="exceeded quota"):
+        await publisher.publish("team")
+    api.object = {"metadata": {"resourceVersion": "1"}, "data": {"ca.crt": "old"}}
+    await publisher.publish("team")
+    assert api.object["data"] == {"ca.crt": "new"}
+
+
+def mount(folder: Path, authority: Authority, trusted: bytes = b"") -> None:
+    """As cert-manager would, with the authority's own certificate as the server's."""
+    files = {"ca.crt": trusted or authority.certificate, "tls.crt": authority.certificate, "tls.key": authority.key}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+async def test_a_mounted_certificate_of_a_new_authority_is_shown_only_when_workers_had_time_to_trust_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, newest = (new_authority(NOW) for _ in range(3))
+    mounted = MountedCertificate(tmp_path)
+    loaded: list[bytes] = []
+
+    class Context(ssl.SSLContext):
+        def load_cert_chain(self, certfile: Any, keyfile: Any = None, password: Any = None) -> None:
+            loaded.append(Path(certfile).read_bytes())
+
+    monkeypatch.setattr(mounted, "_context", Context(ssl.PROTOCOL_TLS_SERVER))
+
+    def trusts() -> list[Authority]:
+        return [one for one in (old, new, newest) if one.certificate.strip() in mounted.trusted]
+
+    mount(tmp_path, old)
+    await mounted.refresh()
+    mount(tmp_path, new)
+    await mounted.refresh()
+    assert (loaded, trusts()) == ([old.certificate], [old, new])
+    await mounted.refresh()
+    assert (loaded[1:], trusts()) == ([new.certificate], [new])
+    mount(tmp_path, newest)
+    await mounted.refresh()
+    mount(tmp_path, old)  # taken back meanwhile
+    await mounted.refresh()
+    assert (loaded[2:], trusts()) == ([], [old, new])
+    mount(tmp_path, new, trusted=old.certificate + new.certificate)
+    await mounted.refresh()
+    assert (loaded[2:], trusts()) == ([new.certificate], [old, new])
+
+
 async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
     mounted = MountedCertificate(tmp_path)
     with pytest.raises(ValueError, match=r"tls\.crt, tls\.key and ca\.crt are needed"):

@@ -3,7 +3,7 @@
 import pytest
 
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.controller.ports import JobKey, Refused
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.pool import KubePool
 from tests.builders import make_job
@@ -18,15 +18,17 @@ class World(Api):
     def __init__(self, *, quick: bool = False) -> None:
         self.quick = quick
         self.watched: list[Object] = []
+        self.prepared: list[str] = []
         self.pool = KubePool(self, lambda key: self.watched, "https://channel", self.prepare)
 
     async def prepare(self, namespace: str) -> None:
-        """Nothing is needed."""
+        """Only notes whom."""
+        self.prepared.append(namespace)
 
     async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
         assert method == "POST" and isinstance(body, dict)
         created: Object = {**body, "status": {}}
-        created["metadata"] |= {"uid": "uid-0", "resourceVersion": "1"}
+        created["metadata"] |= {"uid": "uid-0", "resourceVersion": "1", "generation": 1}
         if self.quick:
             self.pool.gone(KEY, "uid-0")
         return created
@@ -59,3 +61,21 @@ async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> Non
     world.pool.gone(KEY, "uid-0")
     for memory in ("_written", "_gone", "_asking", "_unattended"):
         assert vars(world.pool)[memory] == vars(empty)[memory]
+
+
+async def test_a_job_whose_workers_run_when_the_operator_starts_is_told_what_to_trust() -> None:
+    world = World()
+    await world.pool.protect(job(), None)
+    assert world.prepared == ["default"]
+    assert "/apis/networking.k8s.io/v1" in world.pool.protection._applied[KEY]
+
+
+async def test_a_namespace_that_takes_no_certificates_still_gets_its_policy() -> None:
+    class Refusing(World):
+        async def prepare(self, namespace: str) -> None:
+            raise Refused("a quota says no")
+
+    world = Refusing()
+    with pytest.raises(Refused, match="a quota says no"):
+        await world.pool.protect(job(), None)
+    assert "/apis/networking.k8s.io/v1" in world.pool.protection._applied[KEY]
