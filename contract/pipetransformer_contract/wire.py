@@ -43,7 +43,7 @@ class Env:
     CHANNEL_TOKEN_FILE: Final = "PIPETRANSFORMER_CHANNEL_TOKEN_FILE"
     #: Folder for the run's record; on a cluster a folder beside the output.
     RUN_DIR: Final = "PIPETRANSFORMER_RUN_DIR"
-    #: Port of the worker's metrics page on its own address; none is served when unset.
+    #: Port of the worker's metrics page on its own address; none is served when unset or empty.
     METRICS_PORT: Final = "PIPETRANSFORMER_METRICS_PORT"
     #: File that receives the outcome (a pod's /dev/termination-log).
     TERMINATION_LOG: Final = "PIPETRANSFORMER_TERMINATION_LOG"

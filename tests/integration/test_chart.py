@@ -113,6 +113,11 @@ def test_the_operator_leaves_a_lost_node_soon() -> None:
         assert others == given
 
 
+def test_no_service_of_the_namespace_sets_what_the_operator_is_told_by_its_environment() -> None:
+    (deployment,) = (document for document in render("x") if document["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 def test_the_operator_meets_the_restricted_pod_security_standard() -> None:
     (deployment,) = (document for document in render("x") if document["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]

@@ -76,7 +76,8 @@ def render(
     _set_environment(container, _environment(job, name, status, channel_url))
     if spec.get("hostNetwork"):
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # the node's own does not know the channel's Service
-    else:  # there it would be a port of the node, and one worker a node
+        _serve_no_metrics(container)  # it would be a port of the node, and one worker a node
+    else:
         _serve_metrics(container)
     container["terminationMessagePath"] = TERMINATION_LOG
     _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)
@@ -190,6 +191,13 @@ def _serve_metrics(container: Object) -> None:
     ports = _items(container, "ports")
     if not any(port.get("containerPort") == METRICS_PORT for port in ports):
         ports.append({"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"})
+
+
+def _serve_no_metrics(container: Object) -> None:
+    """Unless the template has a port for them. Said in any case: a Service pipetransformer-metrics of the namespace
+    would set the variable, to no number."""
+    if not any(entry.get("name") == Env.METRICS_PORT for entry in container["env"]):
+        container["env"].insert(0, {"name": Env.METRICS_PORT, "value": ""})
 
 
 def _mount(spec: Object, container: Object, name: str, path: str, source: Object, *, read_only: bool = False) -> None:

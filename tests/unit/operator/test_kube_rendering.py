@@ -198,7 +198,14 @@ def test_a_worker_shows_its_metrics_on_a_port_with_a_name() -> None:
 def test_a_worker_takes_no_port_of_its_node() -> None:
     (container,) = pod_of(with_containers({"name": "trainer", "image": "x"}, hostNetwork=True))["spec"]["containers"]
     assert "ports" not in container
-    assert Env.METRICS_PORT not in environment(container)
+    assert environment(container)[Env.METRICS_PORT] == "", "not what a Service of that name would set it to"
+
+
+def test_a_worker_may_be_given_a_port_of_its_node() -> None:
+    own = {"name": Env.METRICS_PORT, "value": "9000"}
+    trainer = {"name": "trainer", "image": "x", "env": [own]}
+    (container,) = pod_of(with_containers(trainer, hostNetwork=True))["spec"]["containers"]
+    assert [one for one in container["env"] if one["name"] == Env.METRICS_PORT] == [own]
 
 
 def test_a_worker_with_its_nodes_network_finds_the_channel_by_the_clusters_names() -> None:
