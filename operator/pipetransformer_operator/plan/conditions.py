@@ -152,7 +152,7 @@ def _resizing(draft: Draft) -> None:
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
     elif resize.from_ is not None and not (
-        resize.phase is ResizePhase.PREPARE and _refused(draft, ConditionType.RESIZING, True)
+        resize.phase is ResizePhase.PREPARE and (draft.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
         message = f"{_size(resize.from_)} to {_size(resize.to)} ({resize.reason.value}){until}: "

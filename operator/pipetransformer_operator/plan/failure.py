@@ -11,11 +11,11 @@ from datetime import timedelta
 
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionType, Reason, ResizePhase, TooShort
+from ..api.status import ConditionStatus, ConditionType, Reason, ResizePhase, TooShort
 from . import layouts, start
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
-from .prepare import back_off, cancel, enter, go_on, is_late, try_at_once, why_not_ready
+from .prepare import back_off, cancel, enter, go_on, is_late, is_recovery, try_at_once, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker
 
@@ -180,27 +180,43 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
 
     Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
     job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
+    That deadline counts from the first turn in which they are too few, however often replacements end before they join.
     """
     plan, status = draft.status.plan, draft.status
     assert plan is not None
     kept = draft.ids_of(survivors)
-    if draft.sleeps():
+    asleep = draft.sleeps()
+    if asleep and status.checkpoint is None:
         draft.keep_workers(kept)
         return
     to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
     most = max(len(kept), min(to.workers, draft.spec.elastic_policy.max_workers))  # who is above it would join nothing
-    draft.want([*kept, *draft.joining_ids][:most], most)
+    if asleep:
+        draft.keep_workers(kept)
+    else:
+        draft.want([*kept, *draft.joining_ids][:most], most)
+    if not is_recovery(draft):
+        draft.update(resize=None)  # what else was prepared has had its time
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return
-    reason, why = why_not_ready(draft)
+    reason, why = _why_not_replaced(draft)
     if status.checkpoint is None:
         cancel(draft, reason, f"too few workers are left, {why}")
         draft.keep_workers(kept)
         return
+    try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
     wait = back_off(draft)
     message = f"too few workers were left, all are given back: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     draft.update(plan=None, resize=None, leaving_ids=[])
     draft.keep_workers([])
+
+
+def _why_not_replaced(draft: Draft) -> tuple[Reason, str]:
+    """What replacements wait for; between two attempts, what ended the last one."""
+    last = draft.status.condition(ConditionType.RESIZING)
+    if draft.asleep and last is not None and last.status is ConditionStatus.FALSE:
+        return Reason(last.reason), "nobody came to join them, and Resizing says why"
+    return why_not_ready(draft)

@@ -81,11 +81,13 @@ def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
 
 
 def cancel(draft: Draft, reason: Reason, why: str) -> None:
-    """Drops a preparation, says why, and waits before the next."""
+    """Drops a preparation, says why, and waits before the next. Of survivors that could start anew from a checkpoint
+    only the attempt is dropped: all their attempts together have the time of one."""
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
     wait = back_off(draft)
-    draft.update(resize=None)
+    if not (is_recovery(draft) and draft.status.checkpoint):
+        draft.update(resize=None)
     message = f"cancelled: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RESIZING, False, reason, message)
     draft.tell(reason, f"Resize {message}", EventType.WARNING)
@@ -200,11 +202,17 @@ def is_late(draft: Draft) -> bool:
     return resize is not None and resize.phase is ResizePhase.PREPARE and draft.now >= _deadline(draft, resize)
 
 
+def is_recovery(draft: Draft) -> bool:
+    """Whether what is prepared is for survivors that are too few for any layout."""
+    resize = draft.status.resize
+    return resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is ResizeReason.FAILURE
+
+
 def _deadline(draft: Draft, resize: Resize) -> datetime:
     """When a preparation is cancelled: a claim has less time, as long as some of its workers have no node."""
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
-    if is_claim(draft, resize.to.layout) and not all_scheduled(draft):
+    if resize.reason is not ResizeReason.FAILURE and is_claim(draft, resize.to.layout) and not all_scheduled(draft):
         seconds = min(seconds, policy.claim_timeout_seconds)
     return resize.start_time + timedelta(seconds=seconds)
 

@@ -9,7 +9,7 @@ from ..api.job import QUEUE_LABEL
 from ..api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from . import layouts, quota
 from .draft import Draft
-from .prepare import cancel, queue_says
+from .prepare import cancel, is_recovery, queue_says
 from .types import Answer, EventType
 
 
@@ -83,7 +83,7 @@ def tidy(draft: Draft) -> None:
     """Gives back what a job does not need that has the layout it wants. Quota of its starting size is kept for another
     attempt that is slept over."""
     status = draft.status
-    if not status.quota_requests or status.resize is not None:
+    if not status.quota_requests or (status.resize is not None and not (is_recovery(draft) and draft.asleep)):
         return
     if status.plan is None:
         if draft.asleep and not any(request.worker_ids for request in status.quota_requests):

@@ -1,12 +1,15 @@
 """What becomes of those that survive a failure, and of a job without any."""
 
+from collections.abc import Callable
+from datetime import timedelta
+
 import pytest
 
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.api.status import ConditionType
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
-from tests.unit.operator.world import World
+from tests.unit.operator.world import World, training
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -58,6 +61,68 @@ def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkp
     world.settle()
     world.warm_up()
     assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
+
+
+def live_through(world: World, seconds: int, end: Callable[[str], None]) -> None:
+    """Turns for so long; whoever is to join meets that end soon after it was created."""
+    until = world.now + timedelta(seconds=seconds)
+    while world.now < until and not world.status.finished:
+        members = {member.name for member in world.status.plan.members} if world.status.plan else set()
+        for name in [name for name, worker in world.workers.items() if worker.alive and name not in members]:
+            end(name)
+        world.settle()
+        world.wait(min(world.turn().requeue_after or 30, 30, (until - world.now).total_seconds()))
+        world.settle()
+
+
+@pytest.mark.parametrize("kind", ["crash", "refusal of the spec", "preemption"])
+def test_survivors_whose_replacements_end_hold_no_accelerators_past_the_deadline_of_the_first(kind: str) -> None:
+    """As on the one free node, whose driver is broken: each attempt ends before a deadline of its own would."""
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint().set("runPolicy.backoffLimit", 3))
+    world.start()
+    world.commit(checkpoint=0)
+
+    def end(name: str) -> None:
+        if kind == "preemption":
+            world.change(name, disrupted=True)
+        else:
+            world.end(name, exit_code=2 if kind == "refusal of the spec" else 1)
+
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    live_through(world, 590, end)
+    assert world.condition(ConditionType.RUNNING).reason == "Recovering"
+    assert world.condition(ConditionType.RESIZING).reason == "WorkerFailed"
+    assert world.workers["digits-w0"].alive
+    created = world.status.next_worker_id
+    assert 4 < created < 8, "each attempt is slept over, twice as long each time"
+    live_through(world, 12, end)
+    assert not world.workers and world.status.plan is None
+    assert world.condition(ConditionType.RUNNING).reason == "WorkerFailed"
+    live_through(world, 3600, end)
+    assert world.status.is_true(ConditionType.FAILED) == (kind != "preemption"), "a start counts what fails"
+    if kind == "preemption":
+        live_through(world, 3600, lambda name: None)
+        world.warm_up()
+        assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.START)
+
+
+def test_survivors_have_all_the_time_of_their_own_whatever_was_prepared_before() -> None:
+    world = training(pipelines=1, most=4)
+    world.builder.checkpoint().set("runPolicy.claimTimeoutSeconds", 1200).set("elasticPolicy.minWorkers", 2)
+    world.commit(checkpoint=0)
+    world.settle()
+    assert world.status.resize is not None and len(world.workers) == 4
+    world.wait(500)
+    world.settle()
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    world.wait(500)
+    world.settle()
+    assert world.workers["digits-w0"].alive
+    world.wait(101)
+    world.settle()
+    assert not world.workers
 
 
 def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried_ever_later() -> None:
