@@ -3,9 +3,6 @@
 Before that they are kept, ended or not: a job that has to start again must find the size that it starts with.
 """
 
-from pipetransformer_contract.choose import OnPack
-from pipetransformer_contract.messages import ResizeReason
-
 from ..api.status import Reason, ResizePhase
 from .draft import Draft
 
@@ -21,8 +18,7 @@ def under_way(draft: Draft) -> bool:
         return True
     if leaving:
         draft.tell(Reason.WORKERS_DELETED, f"{len(leaving)} workers have left generation {plan.layout_generation}")
-        if plan.reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and draft.on_pack is not OnPack.HOLD:
-            draft.update(releasing_ids=sorted({*status.releasing_ids, *leaving}))
+        draft.update(releasing_ids=sorted({*status.releasing_ids, *status.surplus_ids}))
         draft.keep_workers(set(status.worker_ids) - set(leaving))
         if status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
             draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))

@@ -188,6 +188,7 @@ class Draft:
         self.update(
             worker_ids=sorted(wanted),
             leaving_ids=[key for key in self.status.leaving_ids if key in wanted],
+            surplus_ids=[key for key in self.status.surplus_ids if key in wanted],
             claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
         )
 
@@ -302,8 +303,15 @@ class Draft:
             published_time=self.now,
             broken_before=broken_before,
         )
-        leaving = {*status.leaving_ids, *self.ids_of(leavers)} - set(self.ids_of(members))
-        self.update(plan=plan, layout_generation=number, leaving_ids=sorted(leaving))
+        left, stays = self.ids_of(leavers), set(self.ids_of(members))
+        replaced = reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) or self.on_pack is OnPack.HOLD
+        surplus = {*status.surplus_ids, *(() if replaced else left)}
+        self.update(
+            plan=plan,
+            layout_generation=number,
+            leaving_ids=sorted({*status.leaving_ids, *left} - stays),
+            surplus_ids=sorted(surplus - stays),
+        )
         self.enter(ResizePhase.COMMIT, layout, reason, before.layout if before else None)
         self.tell(
             Reason.GENERATION_PUBLISHED,

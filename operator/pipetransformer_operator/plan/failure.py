@@ -37,7 +37,7 @@ def recover(draft: Draft) -> None:
         return
     survivors = draft.state_holders
     if not survivors:
-        draft.update(plan=None, resize=None, next_resize_time=None, leaving_ids=[])
+        draft.update(plan=None, resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
         draft.keep_workers(worker.id for worker in draft.joiners)
         return
     candidates = [*survivors, *draft.ready_joiners]

@@ -157,6 +157,27 @@ def test_a_failure_outranks_a_published_resize_and_its_leavers_can_be_members_ag
     assert {member.name for member in world.plan.members} == {"digits-w1", "digits-w2"}
 
 
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_what_a_release_left_over_counts_as_released_although_a_member_fails_before_it_is_gone(confirmed: bool) -> None:
+    world = World(make_job().stages(4).workers(4).release())
+    world.start()
+    world.commit(boundary=8)
+    leavers = {member.name for member in world.plan.leavers}
+    if confirmed:
+        world.commit()
+        world.leave()
+    world.end("digits-w0", exit_code=1)
+    world.settle()
+    assert world.plan.reason is ResizeReason.FAILURE
+    for _ in range(3):
+        world.commit(checkpoint=8)
+        world.leave()
+        world.warm_up()
+    assert (world.shape, world.status.gpus.held) == ((2, 1), 2)
+    released = [name for name in world.deleted if name in leavers]
+    assert world.status.gpus.released == len(released) == (2 if confirmed else 1), "one took the place of the lost one"
+
+
 def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:
     world = World(make_job().stages(4).workers(4).release())
     world.start()
