@@ -55,7 +55,7 @@ def admits(draft: Draft, needed: int) -> bool:
         draft.ask_queue(name, needed)
     draft.update(start_time=None)  # who waits in a queue is not active, as a Job that Kueue suspends
     running = status.condition(ConditionType.RUNNING)
-    if running is not None and running.reason == Reason.NO_LEGAL_START:
+    if running is not None and running.reason in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
     return False
 

@@ -58,7 +58,12 @@ def wait(draft: Draft) -> None:
     before = draft.status.condition(ConditionType.RUNNING)
     if before is None or before.reason != Reason.NO_LEGAL_START:
         draft.tell(Reason.NO_LEGAL_START, message, EventType.WARNING)
-    draft.set_condition(ConditionType.RUNNING, False, Reason.NO_LEGAL_START, message)
+    hold_nothing(draft, Reason.NO_LEGAL_START, message)
+
+
+def hold_nothing(draft: Draft, reason: Reason, message: str) -> None:
+    """Gives everything back until the job is another; the condition says why."""
+    draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.update(start_time=None, resize=None)
     draft.keep_workers([])
     if not draft.observed.workers:

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from ..api.job import JobSpec
+from ..api.status import Reason
 from . import accounting, conditions, drain, failure, finish, prepare, queue, reports, resize, share, start, suspend
 from .draft import Draft
 from .types import Observed, Plan
@@ -34,8 +35,6 @@ def _advance(draft: Draft) -> None:
     if draft.spec.suspend or suspend.is_ending(draft):
         suspend.suspend(draft)
         return
-    if draft.label_errors and draft.status.plan is None:
-        return
     suspend.resume(draft)
     share.take(draft)
     _try_an_edit_at_once(draft)
@@ -47,6 +46,9 @@ def _advance(draft: Draft) -> None:
         return
     if draft.status.plan is not None:
         resize.resize(draft)
+    elif draft.label_errors:
+        prepare.try_at_once(draft)
+        start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.label_errors)))
     else:
         layout = start.take_size(draft)
         if layout is None:

@@ -6,9 +6,11 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
+from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import plan
 from tests.builders import make_job
+from tests.unit.operator.fake_queue import FakeQueue
 from tests.unit.operator.world import World
 
 pytestmark = pytest.mark.timeout(20)
@@ -416,6 +418,35 @@ def test_a_job_of_another_manager_is_left_alone() -> None:
     decided = world.turn()
     assert not decided.create
     assert world.status.conditions == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_queue_label_that_comes_without_a_checkpoint_holds_no_worker_of_a_start(lost: bool) -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    if lost:
+        world.warm_up()
+        world.commit()
+    world.builder.label(QUEUE_LABEL, "team")
+    world.settle()
+    if lost:
+        assert world.state() is State.RUNNING, "the label counts from the next start on"
+        for name in list(world.workers):
+            world.kill(name)
+        world.settle()
+        assert world.status.next_worker_id == 4
+    assert not world.workers and not world.status.worker_ids
+    assert world.condition(ConditionType.ADMITTED).reason == "InvalidSpec"
+    assert world.condition(ConditionType.RUNNING).reason == "InvalidSpec"
+    assert world.turn().requeue_after is None
+    world.builder.checkpoint()
+    world.queue = FakeQueue(0)
+    world.settle()
+    assert world.condition(ConditionType.RUNNING).reason == "WaitingForQuota"
+    world.queue.size = 4
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 2)
 
 
 def test_a_queue_label_without_checkpoint_starts_nothing() -> None:
