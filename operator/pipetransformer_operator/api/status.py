@@ -390,6 +390,11 @@ class JobStatus(Wire):
     drain_deadline: datetime | None = Field(
         default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."
     )
+    draining_ids: list[Count] = Field(
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="Workers on cordoned nodes: another one begins a new `drainDeadline`.",
+    )
     observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
 
     def condition(self, kind: ConditionType) -> Condition | None:

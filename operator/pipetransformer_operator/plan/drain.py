@@ -69,17 +69,24 @@ def limit(draft: Draft) -> None:
 
 
 def _set_deadline(draft: Draft) -> None:
-    """A drain has its time from the cordon on, whatever the job is busy with."""
+    """A drain has its time from the cordon on, whatever the job is busy with; and so has the next one.
+
+    One that joins from a cordoned node is no news: workers that tolerate cordons would renew the time for ever.
+    """
+    plan, known = draft.status.plan, set(draft.status.draining_ids)
     going = [worker for worker in draft.wanted if worker.alive and worker.draining]
+    new = [worker for worker in going if worker.id not in known]
+    draft.update(draining_ids=[worker.id for worker in going])
+    members = {member.name for member in plan.members} if plan else set()
     if not going:
         draft.update(drain_deadline=None)
-    elif draft.status.drain_deadline is None:
+    elif draft.status.drain_deadline is None or any(worker.name in members for worker in new):
         timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
         draft.update(drain_deadline=draft.now + timeout)
         try_at_once(draft)
         draft.wake_at(draft.now)
-        names = ", ".join(worker.name for worker in going[:8])
-        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(going)} workers are cordoned: {names}")
+        names = ", ".join(worker.name for worker in new[:8])
+        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are cordoned: {names}")
 
 
 def _precious(draft: Draft) -> bool:

@@ -129,6 +129,38 @@ def test_past_the_drain_timeout_the_job_lets_a_worker_go_and_still_takes_a_repla
     assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
 
 
+def test_a_node_that_is_cordoned_after_the_drain_timeout_of_another_has_all_its_time_and_ends_the_wait() -> None:
+    """Nodes of a pool are upgraded one after the other, and the first stays cordoned."""
+    world = World(make_job().stages(2).workers(2, least=2))
+    world.start()
+    world.unschedulable = True
+    cordon(world, "digits-w0")
+    world.wait(600)
+    world.settle()
+    assert stay(world) == 1 and world.status.next_resize_time is not None
+    cordon(world, "digits-w1")
+    assert world.status.next_resize_time is None
+    assert len(world.workers) == 4, "replacements are tried at once"
+    assert stay(world) == 4
+    world.wait(599)
+    assert stay(world) == 4
+    world.wait(1)
+    world.settle()
+    assert stay(world) == 1
+
+
+def test_replacements_that_tolerate_cordons_do_not_renew_the_time_of_the_drain() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.start()
+    cordon(world, "digits-w1")
+    deadline = world.status.drain_deadline
+    for _ in range(4):
+        world.wait(61)
+        cordon(world, max(world.workers))
+    assert world.status.next_worker_id > 4
+    assert world.status.drain_deadline == deadline
+
+
 def test_replacements_that_fail_are_tried_ever_later_and_are_no_failures_of_the_job() -> None:
     world = World(make_job().stages(4).workers(4))
     world.start()
