@@ -5,7 +5,6 @@ An operator that waits for the lease listens already, so that its metrics show, 
 
 import asyncio
 import logging
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from .api import PLURAL
 from .channel import tls_buffers
 from .channel.app import Channel
 from .channel.certificate import Certificate, MountedCertificate
-from .channel.entrance import Entrance, allow_files, serve
+from .channel.entrance import Entrance, allow_files, listen, serve
 from .controller.manager import Controller
 from .controller.ports import Conflict, JobKey, Unavailable
 from .health import Health
@@ -162,11 +161,11 @@ class Service:
         )
         keeper = Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
-        guarded = entrance.guard(_listen(settings, settings.channel_port))
+        guarded = entrance.guard(listen(settings.host, settings.channel_port))
         runners = [
             await serve(channel, guarded, certificate.context),
-            await serve(_exporter(metrics), _listen(settings, settings.metrics_port)),
-            await serve(health.application(), _listen(settings, settings.health_port)),
+            await serve(_exporter(metrics), listen(settings.host, settings.metrics_port)),
+            await serve(health.application(), listen(settings.host, settings.health_port)),
         ]
         renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
         return cls(
@@ -235,10 +234,6 @@ async def _renew(certificate: Certificate, publisher: Publisher, controller: Con
         except (Conflict, NotFound, Unavailable, ValueError) as error:
             logger.warning("certificates are not renewed: %s; again in %g s", error, CERTIFICATE_SECONDS)
         await publisher.publish_anew({job.metadata.namespace for job in controller.jobs()})
-
-
-def _listen(settings: Settings, port: int) -> socket.socket:
-    return socket.create_server((settings.host, port))
 
 
 def _exporter(metrics: Metrics) -> web.Application:

@@ -21,7 +21,7 @@ class Settings:
     channel_port: int = 8443
     metrics_port: int = 8080
     health_port: int = 8081
-    host: str = "0.0.0.0"
+    host: str = ""
     namespaces: tuple[str, ...] = ()
     certificate_dir: str = ""
     base_priority_class: str = ""
@@ -38,7 +38,8 @@ class Settings:
         `POD_NAMESPACE`: the operator's own namespace; `POD_ID`: its pod's UID, the holder of the lease;
         `PIPETRANSFORMER_LEASE_SECONDS`: how long an operator may be silent before another takes over;
         `PIPETRANSFORMER_CHANNEL_URL`: the channel as pods reach it;
-        `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`; `PIPETRANSFORMER_HOST`: address to listen on;
+        `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`; `PIPETRANSFORMER_HOST`: address to listen on, all when
+        empty;
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`;
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;

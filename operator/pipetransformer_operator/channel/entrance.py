@@ -40,6 +40,17 @@ def allow_files() -> int:
     return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Listens at an address, or at all of this machine where it is empty, of IPv4 and of IPv6.
+
+    Raises:
+        OSError: the port is taken, or there is no such address.
+    """
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
 async def serve(
     application: web.Application, listening: socket.socket, context: ssl.SSLContext | None = None
 ) -> web.AppRunner:

@@ -13,7 +13,15 @@ from pipetransformer_operator.channel import entrance as channel_entrance
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import TokenTable
 from pipetransformer_operator.channel.certificate import load_new_certificate, new_authority, server_context
-from pipetransformer_operator.channel.entrance import FEW, LOG_RATE, MAX_CONNECTIONS, Entrance, allow_files, serve
+from pipetransformer_operator.channel.entrance import (
+    FEW,
+    LOG_RATE,
+    MAX_CONNECTIONS,
+    Entrance,
+    allow_files,
+    listen,
+    serve,
+)
 
 pytestmark = pytest.mark.timeout(20)
 MANY_FILES = 1_000_000
@@ -56,6 +64,32 @@ def test_as_many_files_as_may_be_are_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert limits[-1] == (4096, 4096)
 
 
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [("", {"127.0.0.1", "::1"}), ("127.0.0.1", {"127.0.0.1"}), ("::1", {"::1"})],
+    ids=["all", "one of IPv4", "one of IPv6"],
+)
+def test_it_listens_at_ipv4_and_ipv6(host: str, reached: set[str]) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with listen(host, 0) as listening:
+        assert {address for address in ("127.0.0.1", "::1") if answers(address, listening)} == reached
+
+
+def test_it_listens_where_there_is_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with listen("", 0) as listening:
+        assert answers("127.0.0.1", listening)
+
+
+def answers(address: str, listening: socket.socket) -> bool:
+    try:
+        socket.create_connection((address, listening.getsockname()[1]), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 class Watched(Entrance):
     """One that tells of each change."""
 
@@ -81,7 +115,7 @@ class Listening:
     async def __aenter__(self) -> "Listening":
         now, context = datetime.now(UTC), server_context()
         load_new_certificate(context, new_authority(now), ["127.0.0.1"], now)
-        listening = self.entrance.guard(socket.create_server(("", 0)))
+        listening = self.entrance.guard(listen("", 0))
         self._port = listening.getsockname()[1]
         self._runner = await serve(Channel({}, TokenTable({})).application(), listening, context)
         return self
