@@ -13,6 +13,9 @@ from .settings import Settings
 #: Python's own 700 are for small programs: all pods and jobs are kept here, and a quarter of the time went into that.
 #: Little waits for it: a connection leaves 1 kB of garbage.
 _COLLECT_AFTER = (20_000, 20, 100)
+#: The API server takes objects that are nested 10,000 deep in what a schema leaves open, and kopf ends the process when
+#: one cannot be read, and after a restart again. The decoder takes some 400 bytes of an 8 MB stack for each.
+_RECURSION = 40_000
 
 
 def main() -> int:
@@ -24,6 +27,7 @@ def main() -> int:
         return 2
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it says that each event was handled
+    sys.setrecursionlimit(_RECURSION)
     gc.freeze()  # what was imported stays
     gc.set_threshold(*_COLLECT_AFTER)
     try:

@@ -1,8 +1,10 @@
 """The operator's own failures against a real API server: two at once, a lost lease, a server that is away."""
 
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,3 +172,26 @@ async def test_a_watch_that_dies_without_a_word_is_opened_again(
 
     await until("the job is seen", seen, timeout=120)  # the API server sends bookmarks each minute
     assert cut_off.running
+
+
+async def test_a_job_that_is_nested_as_deep_as_the_server_takes_it_keeps_no_other_from_training(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(40_000)
+    try:
+        options: dict[str, Any] = {}
+        for _ in range(9_900):
+            options = {"a": options}
+        await namespace.apply(packing_job("deep").set("model", {"name": "models:net", "options": options}))
+        await namespace.apply(packing_job())
+        assert await namespace.layout(1) == (4, 1)
+        await operator.kill()
+        await operator.start()
+        namespace.advance(30)
+        assert (await namespace.state("Complete")).get("failures", 0) == 0
+        assert "nested more than 100 deep" in operator.log.read_text()
+        assert await namespace.status("deep") == {}
+        await namespace.api.request("DELETE", f"{namespace.jobs}/deep")
+    finally:
+        sys.setrecursionlimit(limit)

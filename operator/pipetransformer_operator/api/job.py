@@ -1,9 +1,10 @@
 """`PipeTrainingJob`: the trainer's part of the spec (from the contract) and what only the operator reads."""
 
+from collections.abc import ValuesView
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from pipetransformer_contract.choose import Layout, OnPack
@@ -34,6 +35,8 @@ MANAGER = f"{GROUP}/operator"
 #: A job with this label waits for a queue, and may be told to stop: it needs a checkpoint.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 TRAINER_CONTAINER = "trainer"
+#: Of a spec's fields in each other: what a pod has is a dozen.
+_MAX_DEPTH = 100
 
 Workers = Annotated[int, Field(ge=1, le=8192)]
 
@@ -187,6 +190,18 @@ class JobSpec(SpecModel):
         default=None,
         description=f"Controller of this job; a value other than {MANAGER} makes the operator touch nothing.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_depth(cls, value: object) -> object:
+        """No schema bounds what it leaves open, and not all that reads a spec goes as deep as the API server."""
+        level = [value]
+        for _ in range(_MAX_DEPTH):
+            fields = [item.values() if isinstance(item, dict) else item for item in level]
+            level = [item for items in fields if isinstance(items, list | ValuesView) for item in items]
+        if level:
+            raise ValueError(f"fields are nested more than {_MAX_DEPTH} deep, in free-form options or in podTemplate")
+        return value
 
     @property
     def managed(self) -> bool:

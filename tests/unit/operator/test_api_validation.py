@@ -1,6 +1,7 @@
 """What `validate_manifest` refuses, and with which words: the CRD's own rules, evaluated without an API server."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -126,6 +127,18 @@ def test_a_valid_job_is_accepted(job: JobBuilder) -> None:
 @pytest.mark.parametrize(("job", "path"), REFUSED, ids=[path for _, path in REFUSED])
 def test_a_wrong_job_is_refused_with_the_path_of_the_field(job: JobBuilder, path: str) -> None:
     assert {error.path for error in validate_manifest(job.manifest())} == set(path.split())
+
+
+def test_a_job_that_is_nested_deeper_than_others_can_read_is_refused() -> None:
+    """The API server takes it: no schema bounds what it leaves open."""
+    options: dict[str, Any] = {"b": 1}
+    for _ in range(50):
+        options = {"a": [options]}
+    (error,) = validate_manifest(make_job().set("model", {"name": "m:f", "options": options}).manifest())
+    assert (error.path, "nested more than 100 deep" in error.message) == ("spec", True)
+    assert (
+        validate_manifest(make_job().set("model", {"name": "m:f", "options": options["a"][0]["a"][0]}).manifest()) == []
+    )
 
 
 def test_a_program_is_refused_what_a_manifest_is() -> None:
