@@ -3,7 +3,7 @@
 from pipetransformer_operator.local.manifest import InvalidManifest
 
 from .client import Client
-from .errors import AlreadyExists, ClientError, NotFound, NothingToFetch, Refused, Unavailable
+from .errors import AlreadyExists, ClientError, InvalidName, NotFound, NothingToFetch, Refused, Unavailable
 from .job import Event, Job
 from .logs import LogLine
 
@@ -13,6 +13,7 @@ __all__ = [
     "ClientError",
     "Event",
     "InvalidManifest",
+    "InvalidName",
     "Job",
     "LogLine",
     "NotFound",

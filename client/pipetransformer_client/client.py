@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_operator.api.validate import is_name
 from pipetransformer_operator.local.manifest import checked, read_manifest
 
-from .errors import NotFound, NothingToFetch, Unavailable
+from .errors import InvalidName, NotFound, NothingToFetch, Unavailable
 from .fetch import fetch_from_pod, fetch_from_url
 from .job import Event, Job
 from .kube import Kube
@@ -176,10 +177,19 @@ class Client:
 
 
 def _named(name: str) -> str:
-    return f"metadata.name={name}"
+    return f"metadata.name={_checked(name)}"
 
 
-def _path(namespace: str | None, name: str = "") -> str:
-    folder = f"/apis/{GROUP}/{VERSION}"
-    folder += f"/namespaces/{namespace}/{PLURAL}" if namespace else f"/{PLURAL}"
-    return f"{folder}/{name}" if name else folder
+def _path(namespace: str | None, name: str | None = None) -> str:
+    """Of a job, else of the namespace's jobs, else of all."""
+    path = f"/apis/{GROUP}/{VERSION}"
+    if namespace is not None:
+        path += f"/namespaces/{_checked(namespace)}"
+    return f"{path}/{PLURAL}" if name is None else f"{path}/{PLURAL}/{_checked(name)}"
+
+
+def _checked(name: str) -> str:
+    """What stands in a path for one object must not make it another's: without a name it is that of all jobs."""
+    if not is_name(name):
+        raise InvalidName(f"{name!r} is no name that a job or a namespace can have")
+    return name

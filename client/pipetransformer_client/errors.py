@@ -5,6 +5,10 @@ class ClientError(Exception):
     """The cluster does not do what was asked; the message says why."""
 
 
+class InvalidName(ClientError):
+    """Nothing can have that name; the cluster was not asked."""
+
+
 class NotFound(ClientError):
     """No such object, or it is gone."""
 

@@ -10,7 +10,7 @@ import typer
 
 from pipetransformer_operator.local.manifest import InvalidManifest
 
-from ..errors import ClientError
+from ..errors import ClientError, InvalidName
 from .options import EXIT_CLUSTER, EXIT_REFUSED, errors
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ def main() -> None:
     """Runs the command line and exits."""
     try:
         app()
-    except InvalidManifest as error:
+    except (InvalidManifest, InvalidName) as error:
         errors().print(f"error: {error}")
         sys.exit(EXIT_REFUSED)
     except (ClientError, TimeoutError) as error:

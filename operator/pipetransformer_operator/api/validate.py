@@ -20,7 +20,7 @@ from .job import GROUP, KIND, VERSION, Metadata, PipeTrainingJob
 from .labels import FieldError, label_errors
 from .schema import Schema, root_schema, with_defaults
 
-__all__ = ["FieldError", "validate_manifest", "validate_update", "with_name"]
+__all__ = ["FieldError", "is_name", "validate_manifest", "validate_update", "with_name"]
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -52,6 +52,11 @@ def with_name(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": {**metadata, "name": f"{metadata['generateName']}{secrets.token_hex(3)[:5]}"}}
 
 
+def is_name(text: str) -> bool:
+    """Whether the API server lets an object have that name."""
+    return _SUBDOMAIN.fullmatch(text) is not None
+
+
 def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldError]:
     """All that is wrong with replacing manifest `old`, which is valid, by `new`."""
     return validate_manifest(new) or list(_broken_rules(root_schema(), new, "", old))
@@ -59,7 +64,7 @@ def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Fiel
 
 def _name_errors(metadata: Metadata) -> list[FieldError]:
     """What the API server says of any object."""
-    if _SUBDOMAIN.fullmatch(metadata.name):
+    if is_name(metadata.name):
         return []
     message = (
         "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start"

@@ -79,6 +79,14 @@ def test_a_folder_that_cannot_be_written_to_is_no_failure_of_the_job(
     assert "model" in capsys.readouterr().err
 
 
+def test_deleting_a_job_without_a_name_deletes_nothing(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "delete", "") == 2
+    assert "'' is no name" in capsys.readouterr().err
+    assert fake.requests == []
+
+
 def test_a_job_that_is_not_there_ends_with_exit_code_3(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

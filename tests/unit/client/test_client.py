@@ -2,13 +2,14 @@
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from pipetransformer_client import Client, ClientError, InvalidManifest, NotFound, NothingToFetch, logs
+from pipetransformer_client import Client, ClientError, InvalidManifest, InvalidName, NotFound, NothingToFetch, logs
 from pipetransformer_client import client as module
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.fetch import reader_pod
@@ -60,6 +61,25 @@ def test_a_job_goes_to_the_namespace_of_its_manifest_else_to_the_clients(fake: F
         del manifest["status"]
         client.submit(manifest)
     assert [path.split("/")[5] for _, path, _ in fake.requests] == ["team-a", "default"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a?b", "a,metadata.name!=b", "A"])
+def test_what_is_no_name_of_one_object_is_refused_before_anything_is_asked_for(
+    name: str, client: Client, fake: FakeKube, tmp_path: Path
+) -> None:
+    fake.objects[JOBS] = {"items": [stored(make_job())]}
+    with pytest.raises(match=re.escape(repr(name))):
+        client.delete(name)
+    with pytest.raises(InvalidName):
+        client.get(name)
+    with pytest.raises(InvalidName):
+        next(client.stream(name))
+    with pytest.raises(InvalidName):
+        client.fetch_record(name, tmp_path)
+    if name:  # none is the kubeconfig's
+        with pytest.raises(InvalidName):
+            Client(fake.kube, name).delete("digits")
+    assert fake.requests == []
 
 
 def test_a_stream_shows_each_change_up_to_the_end(client: Client, fake: FakeKube) -> None:
