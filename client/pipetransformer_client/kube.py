@@ -25,6 +25,10 @@ CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
 #: A stream may be silent for so long: a log whose container says nothing.
 SILENCE_SECONDS = 24 * 3600.0
+#: Where kubectl looks when KUBECONFIG is not set, or empty.
+_KUBECONFIG = "~/.kube/config"
+#: Servers that the environment's proxy is not for.
+_LOOPBACK = "localhost,127.0.0.0/8,::1"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -48,8 +52,9 @@ class Kube:
             Unavailable: there is no usable kubeconfig.
         """
         settings = client.Configuration()
+        settings.proxy = None  # so that what stands there afterwards is the kubeconfig's own
         try:
-            file = os.environ.get("KUBECONFIG")  # the library reads it only once, when it is imported
+            file = os.environ.get("KUBECONFIG") or _KUBECONFIG  # the library reads it only once, when it is imported
             contexts, active = config.list_kube_config_contexts(file)
             config.load_kube_config(file, context=context, client_configuration=settings)
             chosen = next((one for one in contexts if one["name"] == context), active)
@@ -64,6 +69,9 @@ class Kube:
             except config.ConfigException:
                 raise Unavailable(f"no cluster: {error}") from error
             namespace = _NAMESPACE_FILE.read_text().strip()
+        if settings.proxy is None:  # the environment's, and as for kubectl none for a server on loopback
+            settings.proxy = client.Configuration(host=settings.host).proxy
+            settings.no_proxy = ",".join(filter(None, (settings.no_proxy, _LOOPBACK)))
         return cls(client.ApiClient(configuration=settings), namespace)
 
     def get(self, path: str, **query: str | int) -> Object:

@@ -36,6 +36,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 #: Of a list: the objects' metadata alone.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "pipetransformer-operator"
+KUBECONFIG = "~/.kube/config"
 
 #: Told of each request: verb, resource, HTTP status code (None without an answer), seconds.
 Count = Callable[[str, str, int | None, float], None]
@@ -77,8 +78,9 @@ class Api:
         try:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         except config.ConfigException:
-            # the client reads KUBECONFIG only once, when it is imported
-            await config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=settings)
+            # the client reads KUBECONFIG only once, when it is imported, and takes an empty one for a file
+            file = os.environ.get("KUBECONFIG") or KUBECONFIG
+            await config.load_kube_config(file, client_configuration=settings)
         settings.proxy = settings.proxy or _proxy(settings.host or "")
         api_client = client.ApiClient(configuration=settings)
         api_client.rest_client.pool_manager = _quick(api_client.rest_client.pool_manager)

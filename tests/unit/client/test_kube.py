@@ -1,8 +1,10 @@
-"""The seam to the API server: what a connection that breaks becomes."""
+"""The seam to the API server: how it is connected, and what a connection that breaks becomes."""
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from kubernetes import client
@@ -11,12 +13,13 @@ from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.kube import Kube
 
 pytestmark = pytest.mark.timeout(20)
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 
 
 @pytest.fixture
-def answering() -> Iterator[Callable[[bytes], Kube]]:
-    """Makes an API server that says so much to each request, and closes the connection."""
+def answering() -> Iterator[Callable[[bytes], str]]:
+    """Makes an API server that says so much to each request, and closes the connection; its URL."""
     servers: list[socket.socket] = []
 
     def serve(server: socket.socket, said: bytes) -> None:
@@ -29,13 +32,11 @@ def answering() -> Iterator[Callable[[bytes], Kube]]:
                 connection.recv(65536)
                 connection.sendall(said)
 
-    def make(said: bytes) -> Kube:
+    def make(said: bytes) -> str:
         server = socket.create_server(("127.0.0.1", 0))
         servers.append(server)
         threading.Thread(target=serve, args=(server, said), daemon=True).start()
-        settings = client.Configuration()
-        settings.host = f"http://127.0.0.1:{server.getsockname()[1]}"
-        return Kube(client.ApiClient(configuration=settings), "default")
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
 
     yield make
     for server in servers:
@@ -44,10 +45,73 @@ def answering() -> Iterator[Callable[[bytes], Kube]]:
 
 
 @pytest.mark.parametrize("said", [b"", HEAD % 200 + b'{"items": [', HEAD % 500 + b'{"mess'], ids=["no", "200", "500"])
-def test_an_answer_that_breaks_off_is_none(said: bytes, answering: Callable[[bytes], Kube]) -> None:
-    kube = answering(said)
+def test_an_answer_that_breaks_off_is_none(said: bytes, answering: Callable[[bytes], str]) -> None:
+    kube = Kube(client.ApiClient(configuration=client.Configuration(host=answering(said))), "default")
     with pytest.raises(Unavailable, match="does not answer: GET /api/v1/pods"):
         kube.get("/api/v1/pods")
     lines = kube.lines("/api/v1/pods", {"watch": "true"})
     with pytest.raises(Unavailable, match="does not answer: GET /api/v1/pods"):
         list(lines)
+
+
+def write_kubeconfig(file: Path, **cluster: str) -> str:
+    content = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
+    return str(file)
+
+
+@pytest.fixture
+def without_exemptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("without_exemptions")
+def test_a_server_on_loopback_is_not_looked_for_behind_the_environments_proxy(
+    answering: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path / "config", server=answering(ANSWER)))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    kube = Kube.connect()
+    assert kube.get("/version") == {}
+    with pytest.raises(Unavailable, match="Handshake status 200"):  # the WebSocket, which looks for a proxy itself
+        list(kube.execute("default", "pod", "container", ["true"]))
+
+
+@pytest.mark.usefixtures("without_exemptions")
+@pytest.mark.parametrize("host", ["localhost", "127.1.2.3", "[::1]"])
+def test_every_way_to_name_loopback_is_exempt(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path / "config", server=f"https://{host}:9"))
+    monkeypatch.setenv("https_proxy", "http://proxy.example")
+    with pytest.raises(Unavailable, match=r"refused|Cannot assign"):
+        Kube.connect().get("/version")
+
+
+@pytest.mark.usefixtures("without_exemptions")
+@pytest.mark.parametrize("of", ["environment", "kubeconfig"])
+def test_another_server_has_the_environments_proxy_and_each_that_of_its_kubeconfig(
+    of: str, answering: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = answering(ANSWER)
+    if of == "environment":
+        monkeypatch.setenv("http_proxy", proxy)
+        file = write_kubeconfig(tmp_path / "config", server="http://kubernetes.example")
+    else:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        file = write_kubeconfig(tmp_path / "config", server="http://127.0.0.1:9", **{"proxy-url": proxy})
+    monkeypatch.setenv("KUBECONFIG", file)
+    assert Kube.connect().get("/version") == {}
+
+
+def test_an_empty_variable_means_the_file_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_kubeconfig(tmp_path / ".kube" / "config", server="http://127.0.0.1:9")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", "")
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
+        Kube.connect().get("/version")

@@ -38,8 +38,9 @@ async def port() -> AsyncIterator[int]:
     await runner.cleanup()
 
 
-def kubeconfig(folder: Path, server: str) -> str:
-    file = folder / "kubeconfig"
+def kubeconfig(folder: Path, server: str, name: str = "kubeconfig") -> str:
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
     content = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -110,6 +111,19 @@ async def test_a_server_on_loopback_is_not_looked_for_behind_a_proxy(
     api = await Api.connect()
     try:
         assert not api._client.configuration.proxy
+    finally:
+        await api.close()
+
+
+async def test_an_empty_variable_means_the_file_at_home(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig(tmp_path, f"http://127.0.0.1:{port}", ".kube/config")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", "")
+    api = await Api.connect()
+    try:
+        assert (await api.get("/version"))["host"] == f"127.0.0.1:{port}"
     finally:
         await api.close()
 
