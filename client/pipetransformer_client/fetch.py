@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 START_SECONDS = 300.0
 POLL_SECONDS = 0.5
 LIFE_SECONDS = 24 * 3600
-_WAIT = ["python3", "-c", "import signal; signal.sigwait({signal.SIGTERM})"]
+#: The template's may be 0, by which the pod would go before its container.
+GRACE_SECONDS = 30
+#: Both of both, for a namespace's quota may want each of them.
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+#: Blocked, for a container's first process gets no signal that it merely leaves to its default.
+_WAIT = ["python3", "-c", "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, {s.SIGTERM}); s.sigwait({s.SIGTERM})"]
 #: Writes files and folders to its output as an archive: where they are, and their names. For `$RUN_DIR` a worker knows.
 _PACK = (
     "import os, sys, tarfile\n"
@@ -104,7 +109,7 @@ def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
             time.sleep(POLL_SECONDS)
         yield reader["metadata"]["name"], "reader"
     finally:
-        kube.request("DELETE", path, {"gracePeriodSeconds": 0})
+        kube.request("DELETE", path, {})
 
 
 def _phase(kube: Kube, path: str) -> str:
@@ -121,13 +126,13 @@ def reader_pod(job: Job) -> Object:
     trainer = next(one for one in spec["containers"] if one["name"] == job.trainer)
     kept = ("image", "imagePullPolicy", "volumeMounts", "securityContext", "env", "envFrom")
     container: dict[str, Any] = {key: trainer[key] for key in kept if key in trainer}
-    requests = {"cpu": "100m", "memory": "128Mi"}
-    container |= {"name": "reader", "command": _WAIT, "resources": {"requests": requests}}
+    container |= {"name": "reader", "command": _WAIT, "resources": _RESOURCES}
     spec |= {
         "containers": [container],
         "initContainers": [],
         "restartPolicy": "Never",
         "activeDeadlineSeconds": LIFE_SECONDS,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
     }
     owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": job.name, "uid": job.uid}

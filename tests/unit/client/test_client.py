@@ -1,8 +1,10 @@
 """The client's promises, against a cluster in memory: streams, logs and results."""
 
+import contextlib
 import io
 import json
 import re
+import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -247,8 +249,34 @@ def test_the_model_of_a_finished_job_comes_through_a_pod_that_is_deleted_again(
     assert client.fetch_model("digits", tmp_path / "model") == tmp_path / "model"
     assert (tmp_path / "model" / "model").read_bytes() == weights
     assert "/storage/digits/model" in asked[0]
-    (_, _, pod), (deleted, path, _) = fake.requests
+    (_, _, pod), (deleted, path, options) = fake.requests
     assert deleted == "DELETE" and path == f"{PODS}/{pod['metadata']['name']}"
+    assert "gracePeriodSeconds" not in options, "forced: the pod would be gone before its container"
+
+
+@pytest.mark.timeout(20)
+def test_the_reading_pod_ends_when_it_is_told_to() -> None:
+    """As a container's first process, for which a signal that is left to its default is one that is ignored."""
+    pod = reader_pod(Job.of(stored(make_job().set("output.location", "/storage"))))
+    (reader,) = pod["spec"]["containers"]
+    command = ["sh", "-c", "trap '' TERM; echo; exec \"$@\"", "sh", *reader["command"]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            while process.poll() is None:  # from some moment of its start on
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.1)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
+def test_the_reading_pods_grace_is_its_own() -> None:
+    spec = {"containers": [{"name": "trainer"}], "terminationGracePeriodSeconds": 0}
+    pod = reader_pod(Job.of(stored(make_job().set("podTemplate.spec", spec).set("output.location", "/storage"))))
+    assert pod["spec"]["terminationGracePeriodSeconds"] > 0
 
 
 def test_a_command_that_fails_in_the_pod_is_an_error_with_its_words(
@@ -298,7 +326,7 @@ def test_the_reading_pod_has_the_workers_volumes_and_security_and_no_accelerator
     (reader,) = pod["spec"]["containers"]
     assert reader["image"] == "own" and reader["volumeMounts"] == container["volumeMounts"]
     assert reader["securityContext"] == container["securityContext"]
-    assert reader["resources"].keys() == {"requests"}
+    assert all(reader["resources"][of].keys() == {"cpu", "memory"} for of in ("requests", "limits"))
     assert not {"resourceClaims", "resources"} & pod["spec"].keys()
     assert pod["spec"]["volumes"] == volumes and pod["spec"]["securityContext"] == {"runAsNonRoot": True}
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
