@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipetransformer_client import AlreadyExists, Client, NotFound, Refused
+from pipetransformer_client import AlreadyExists, Client, ClientError, NotFound, Refused, Unavailable, fetch
+from pipetransformer_client.fetch import reader_pod
+from pipetransformer_client.kube import Kube, Object
 from pipetransformer_operator.api.status import State
+from pipetransformer_operator.plan.accounting import JOB_LABEL
+from tests.builders import make_job
 
 from .fake_kubelet import FakeKubelet
 from .namespace import Namespace, until
@@ -112,3 +116,53 @@ async def test_what_a_user_may_not_do_is_said_in_the_api_servers_words(
     client = Client.connect(namespace=namespace.name)
     with pytest.raises(Refused, match=r"serviceaccount.*nobody.*cannot list"):
         await asyncio.to_thread(client.jobs)
+
+
+async def test_the_documented_rights_suffice(
+    namespace: Namespace, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/cli.md, "Rights". No kubelet is here: what is asked of a pod fails, but not for want of a right."""
+    await namespace.apply(make_job().set("output", {"location": "/storage"}))
+    token = await with_rights(
+        namespace,
+        (["training.pipetransformer.io"], "pipetrainingjobs", ["get", "list", "watch", "create", "delete"]),
+        ([""], "events", ["list"]),
+        ([""], "pods", ["get", "list", "create", "delete"]),
+        ([""], "pods/log", ["get"]),
+        ([""], "pods/exec", ["get", "create"]),
+    )
+    monkeypatch.setenv("KUBECONFIG", str(with_token(kubeconfig, token, tmp_path / "user")))
+    monkeypatch.setattr(fetch, "START_SECONDS", 0)
+    client = Client.connect(namespace=namespace.name)
+    (job,) = await asyncio.to_thread(client.jobs)
+    assert await asyncio.to_thread(lambda: next(client.stream("digits")).uid) == job.uid
+    assert await asyncio.to_thread(client.events, job) == []
+    with pytest.raises(ClientError, match="reads the job's volume and does not run: it is Pending"):
+        await asyncio.to_thread(client.fetch_model, "digits", tmp_path)
+    assert await namespace.pods() == {}
+    kube = Kube.connect()
+    pod = reader_pod(job)
+    pod["metadata"]["labels"] = {JOB_LABEL: "digits"}
+    pod["spec"]["containers"][0]["name"] = job.trainer
+    await asyncio.to_thread(kube.request, "POST", f"{namespace.core}/pods", pod)
+    assert await asyncio.to_thread(lambda: list(client.logs("digits"))) == []
+    name = pod["metadata"]["name"]
+    with pytest.raises(Unavailable, match="Handshake status 400"):
+        await asyncio.to_thread(lambda: list(kube.execute(namespace.name, name, job.trainer, ["true"])))
+    await asyncio.to_thread(client.delete, "digits")
+
+
+async def with_rights(namespace: Namespace, *rules: tuple[list[str], str, list[str]]) -> str:
+    """A ServiceAccount with these rights (API groups, resource, verbs) in the namespace; its token."""
+    rights = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace.name}"
+    role = [{"apiGroups": groups, "resources": [resource], "verbs": verbs} for groups, resource, verbs in rules]
+    named: Object = {"metadata": {"name": "user"}}
+    subject = {"kind": "ServiceAccount", "name": "user", "namespace": namespace.name}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "user"}
+    await namespace.api.request("POST", f"{namespace.core}/serviceaccounts", named)
+    await namespace.api.request("POST", f"{rights}/roles", {**named, "rules": role})
+    await namespace.api.request(
+        "POST", f"{rights}/rolebindings", {**named, "subjects": [subject], "roleRef": reference}
+    )
+    answer = await namespace.api.request("POST", f"{namespace.core}/serviceaccounts/user/token", {"spec": {}})
+    return str(answer["status"]["token"])
