@@ -19,6 +19,8 @@ from .operating import free_port
 
 RULES = REPOSITORY / "charts" / "pipetransformer" / "files" / "rules.yaml"
 SECONDS = "1s"
+#: By which the rules know the operator.
+OPERATOR = {"namespace": "pipetransformer", "service": "pipetransformer"}
 _META = "__meta_kubernetes_"
 
 
@@ -53,12 +55,17 @@ class Prometheus:
                 {
                     "job_name": "operator",
                     "honor_labels": True,
-                    "static_configs": [{"targets": [operator], "labels": {"namespace": "system"}}],
+                    "static_configs": [{"targets": [operator], "labels": OPERATOR}],
                 },
                 {
                     "job_name": "workers",
                     "file_sd_configs": [{"files": [str(self._targets)], "refresh_interval": SECONDS}],
                     "relabel_configs": _relabelling(self._endpoint),
+                    "metric_relabel_configs": [
+                        {"source_labels": rule["sourceLabels"], "action": rule["action"], "regex": rule["regex"]}
+                        for rule in self._endpoint["metricRelabelings"]
+                    ],
+                    "sample_limit": pod_monitor["spec"]["sampleLimit"],
                 },
             ],
         }

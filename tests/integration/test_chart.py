@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,37 @@ def test_workers_are_scraped_by_a_prometheus_whose_namespace_is_known() -> None:
     (deployment,) = (d for d in render("x", MONITORS, monitoring=monitoring_values()) if d["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert {"name": "PIPETRANSFORMER_SCRAPER_NAMESPACE", "value": "monitoring"} in container["env"]
+
+
+def operator_rules(release: str, monitoring: str) -> list[str]:
+    """Expressions about the operator, as the release has them."""
+    (rules,) = (d for d in render(release, MONITORS, monitoring=monitoring) if d["kind"] == "PrometheusRule")
+    written = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+    return [text for text in written if re.search(r"pipetransformer_(?!trainer|job)", text)]
+
+
+def test_alerts_of_a_release_are_about_its_own_operator() -> None:
+    own = f'namespace="{SYSTEM}",service="x-pipetransformer"'
+    texts = operator_rules("x", monitoring_values())
+    assert len(texts) > 6
+    for text in texts:
+        asked = re.findall(r"pipetransformer_[\w:]+(?:\{[^}]*\})?", text)
+        assert [one for one in asked if own not in one] == []
+
+
+def test_an_operator_that_is_scraped_in_another_way_is_known_by_its_metrics_alone() -> None:
+    for text in operator_rules("x", '{"prometheusRule": {"enabled": true}}'):
+        assert "namespace=" not in text and "service=" not in text
+
+
+def test_a_jobs_pod_cannot_show_what_is_the_operators_to_show() -> None:
+    (monitor,) = (d for d in render("x", MONITORS, monitoring=monitoring_values()) if d["kind"] == "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (kept,) = endpoint["metricRelabelings"]
+    assert (kept["sourceLabels"], kept["action"]) == (["__name__"], "keep")
+    names = ["pipetransformer_trainer_step", "process_open_fds", "pipetransformer_leader", "pipetransformer_job_state"]
+    assert [bool(re.fullmatch(kept["regex"], name)) for name in names] == [True, True, False, False]
+    assert monitor["spec"]["sampleLimit"] > 0
 
 
 def test_a_namespaced_release_scrapes_the_workers_of_its_namespaces() -> None:
