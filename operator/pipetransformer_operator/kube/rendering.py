@@ -4,7 +4,7 @@ Pods are created once and never updated, so a pod rendered by an older operator 
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -60,17 +60,19 @@ def render(
     channel_url: str,
     classes: PriorityClasses = NO_CLASSES,
     assignment: Assignment = ANYWHERE,
-    doubted: Sequence[str] = (),
-    unfit: Sequence[str] = (),
+    doubted: Collection[str] = (),
+    unfit: Collection[str] = (),
 ) -> Object:
     """The pod of a worker: the user's template and what the trainer needs besides; not on nodes that are `doubted` or
-    `unfit` if others will do.
+    `unfit` if others will do. Of the doubted ones these are where the job has workers.
 
     Raises:
         Refused: the template cannot be added to, for a list or an object in it is none. All else the API server says.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    metadata, spec = template.get("metadata", {}), copy.deepcopy(template["spec"])
+    metadata = template.get("metadata", {})
+    # The API server takes a null for absent, too: it must not stand in the way of what is the default here.
+    spec = copy.deepcopy({field: value for field, value in template["spec"].items() if value is not None})
     name = worker_name(job.metadata.name, worker_id)
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
     _set_environment(container, _environment(job, name, status, channel_url))
@@ -209,14 +211,15 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
     _items(spec, "volumes").append({"name": name, **source})
 
 
-def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Sequence[str], unfit: Sequence[str]) -> None:
+def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[str], unfit: Collection[str]) -> None:
     """Adds to the template's affinity: nodes to be avoided in any case, and pods unless the template speaks of them.
 
-    Whom a worker would lie near may have been on the doubted nodes, so to keep off these is then all that is wanted.
-    Who was rejected by an unfit one is gone and draws nobody there; to lie far from the others would, for it is empty.
+    Whom a worker would lie near may be on the doubted nodes, so to keep off these is then all that is wanted. Nobody
+    of the job is on an unfit one to draw others there; to lie far from the others would, for it is empty.
     """
     affinity = _object(spec, "affinity")
-    kinds = {} if {"podAffinity", "podAntiAffinity"} & affinity.keys() else proximity(job, group)
+    wished = any(affinity.get(kind) is not None for kind in ("podAffinity", "podAntiAffinity"))
+    kinds = {} if wished else proximity(job, group)
     if avoided := sorted({*doubted, *unfit}):
         _items(_object(affinity, "nodeAffinity"), PREFERRED).append(off(avoided))
         kinds.pop("podAntiAffinity", None)

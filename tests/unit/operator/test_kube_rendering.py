@@ -127,6 +127,21 @@ def test_workers_of_a_pipeline_are_wanted_together_unless_the_template_says_othe
     assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]
 
 
+def test_a_null_in_a_template_is_as_if_nothing_was_said() -> None:
+    """Of a Helm value that was left empty, say. The API server, too, takes it for absent."""
+    unsaid = ("automountServiceAccountToken", "priorityClassName", "dnsPolicy", "topologySpreadConstraints", "affinity")
+    job = with_containers({"name": "trainer", "image": "x"}, hostNetwork=True, **dict.fromkeys(unsaid)).job()
+    plain = with_containers({"name": "trainer", "image": "x"}, hostNetwork=True).job()
+    rendered, expected = (
+        render(one, 3, JobStatus(), channel_url=CHANNEL, classes=PriorityClasses("base")) for one in (job, plain)
+    )
+    assert rendered == expected
+    assert rendered["spec"]["automountServiceAccountToken"] is False
+    assert rendered["spec"]["priorityClassName"] == "base"
+    near = with_containers({"name": "trainer", "image": "x"}, affinity={"podAffinity": None})
+    assert pod_of(near)["spec"]["affinity"]["podAffinity"]
+
+
 A100 = {"key": "gpu", "operator": "In", "values": ["a100"]}
 NEAR: dict[str, Any] = {"podAffinity": {PREFERRED: []}}
 
