@@ -118,6 +118,7 @@ class KubePool:
         assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = worker_name(job.metadata.name, number)
+        doubted, unfit = self._avoided(job)
         with self._ask(_key(job)):
             try:
                 pod = render(
@@ -127,8 +128,8 @@ class KubePool:
                     channel_url=self._channel_url,
                     classes=self._priority_classes,
                     assignment=assignment,
-                    doubted=self._nodes.doubted if self._nodes else (),
-                    unfit=self._nodes.unfit(job.metadata.uid) if self._nodes else (),
+                    doubted=doubted,
+                    unfit=unfit,
                 )
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:
@@ -153,6 +154,14 @@ class KubePool:
                 return
             if deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]:
                 self._note(job, deleted)
+
+    def _avoided(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
+        """Nodes to keep off: those in doubt that have workers of the job, and others, to which nobody draws new ones."""
+        if self._nodes is None:
+            return set(), set()
+        doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
+        own = doubted & {worker.node for worker in self.list(job)} if doubted else doubted
+        return own, unfit | doubted - own
 
     @contextmanager
     def _ask(self, key: JobKey) -> Iterator[None]:

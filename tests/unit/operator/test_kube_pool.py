@@ -1,10 +1,14 @@
 """What the pool remembers of pods beside what the watch shows, and for how long."""
 
+import json
+from datetime import UTC, datetime
+
 import pytest
 
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.controller.ports import JobKey, Refused
 from pipetransformer_operator.kube.api import Api, Object
+from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.pool import KubePool
 from tests.builders import make_job
 
@@ -19,6 +23,7 @@ class World(Api):
         self.quick = quick
         self.watched: list[Object] = []
         self.prepared: list[str] = []
+        self.made: list[Object] = []
         self.pool = KubePool(self, lambda key: self.watched, "https://channel", self.prepare)
 
     async def prepare(self, namespace: str) -> None:
@@ -27,6 +32,7 @@ class World(Api):
 
     async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
         assert method == "POST" and isinstance(body, dict)
+        self.made.append(body)
         created: Object = {**body, "status": {}}
         created["metadata"] |= {"uid": "uid-0", "resourceVersion": "1", "generation": 1}
         if self.quick:
@@ -45,6 +51,20 @@ async def test_a_pod_is_there_from_its_creation_until_the_watch_shows_its_end() 
     assert [worker.uid for worker in world.pool.list(job())] == ["uid-0"]
     world.pool.gone(KEY, "uid-0")
     assert world.pool.list(job()) == ()
+
+
+async def test_a_node_in_doubt_takes_nearness_from_new_workers_of_the_jobs_alone_that_have_workers_there() -> None:
+    world, nodes, later = World(), Nodes(), datetime.max.replace(tzinfo=UTC)
+    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    nodes.doubt("another", {"node-1": later}, {})
+    for of_the_job, kinds in (("node-2", {"nodeAffinity", "podAffinity"}), ("node-1", {"nodeAffinity"})):
+        await world.pool.create(job(), 0, JobStatus())
+        ((_, there),) = world.pool._written[KEY].items()
+        there["spec"]["nodeName"] = of_the_job
+        await world.pool.create(job(), 1, JobStatus())
+        assert world.made[-1]["spec"]["affinity"].keys() == kinds
+        assert "node-1" in json.dumps(world.made[-1]["spec"]["affinity"]["nodeAffinity"])
+        world.pool.forget(KEY)
 
 
 async def test_a_pod_whose_end_was_seen_before_the_answer_to_its_creation_is_not_there() -> None:
