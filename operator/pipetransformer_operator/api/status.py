@@ -149,7 +149,7 @@ class PublishedPlan(Wire):
         default_factory=list, max_length=MAX_MEMBERS, description="Workers that hold state until the members committed."
     )
     leader: Name = Field(description="Member that hosts the rendezvous and reports.")
-    nonce: Name = Field(description="Keeps the keys of two rendezvous apart.")
+    nonce: Name = Field(description="Keeps the keys of two rendezvous apart; no secret.")
     reason: ResizeReason
     boundary: Count = Field(default=0, description="Frozen blocks that the layout was chosen for.")
     boundary_step: Count = Field(default=0, description="Step since which they are frozen.")

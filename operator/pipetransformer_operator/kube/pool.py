@@ -156,7 +156,7 @@ class KubePool:
                 self._note(job, deleted)
 
     def _avoided(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
-        """Nodes to keep off: those in doubt that have workers of the job, and others, to which nobody draws new ones."""
+        """Nodes to keep off: those in doubt that have workers of the job, and others, to which nobody draws any."""
         if self._nodes is None:
             return set(), set()
         doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
