@@ -245,6 +245,14 @@ class JobLoop:
                 except Refused as error:
                     refusals.append(error)
 
+        async def prepare_and_create() -> None:
+            try:
+                await self._pool.prepare(job)
+            except Refused as error:
+                refusals.append(error)
+            else:
+                errors.extend(await _together([create(worker_id) for worker_id in decided.create]))
+
         async def delete(name: str, uid: str) -> None:
             async with self._writes:
                 await self._pool.delete(job, name, uid)
@@ -256,7 +264,7 @@ class JobLoop:
         errors: list[Exception] = []
         if not decided.status.finished or decided.min_available is not None:
             errors += await _together([protect()])
-        errors += await _together([create(worker_id) for worker_id in decided.create])
+            errors += await _together([prepare_and_create()])
         errors += await _together([delete(name, uid) for name, uid in decided.delete])
         for event in decided.events:
             await self._store.tell(job, event)

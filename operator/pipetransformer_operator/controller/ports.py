@@ -86,6 +86,16 @@ class WorkerPool(Protocol):
         """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
         ...
 
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        """Sees to what all workers of the job need, before some are created. Those that run need it as well: another
+        operator may have written it.
+
+        Raises:
+            Refused: the cluster does not take it; the message says why.
+            Unavailable: it cannot be written now.
+        """
+        ...
+
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
         """Starts a worker; one that is there already is left alone.
 

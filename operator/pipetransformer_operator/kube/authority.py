@@ -8,7 +8,6 @@ import asyncio
 import base64
 import logging
 import ssl
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -104,19 +103,19 @@ class Publisher:
         self._api = api
         self._trusted = trusted
         self._done: dict[str, bytes] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._writing: dict[str, asyncio.Task[None]] = {}
 
     async def publish(self, namespace: str) -> None:
-        """Makes sure that the namespace holds the certificates.
+        """Makes sure that the namespace holds the certificates. Who asks while they are written shares what comes of
+        it: where that takes long, and fails, jobs would wait for one attempt after the other.
 
         Raises:
             Unavailable: they cannot be written now.
         """
-        async with self._locks[namespace]:  # workers of a job are created at once
-            trusted = self._trusted()
-            if self._done.get(namespace) != trusted:
-                await self._write(namespace, trusted)
-                self._done[namespace] = trusted
+        while self._done.get(namespace) != self._trusted():
+            if namespace not in self._writing:
+                self._writing[namespace] = asyncio.create_task(self._write(namespace))
+            await asyncio.shield(self._writing[namespace])
 
     async def publish_anew(self, namespaces: Iterable[str]) -> None:
         """Writes into each whatever was written before; one that does not take it now is told the next time."""
@@ -147,7 +146,15 @@ class Publisher:
         names = [one for one in self._done if namespace in ("", one)]
         return [{"metadata": {"namespace": one, "name": CA_CONFIG_MAP}} for one in names]
 
-    async def _write(self, namespace: str, trusted: bytes) -> None:
+    async def _write(self, namespace: str) -> None:
+        trusted = self._trusted()
+        try:
+            await self._put(namespace, trusted)
+            self._done[namespace] = trusted
+        finally:
+            del self._writing[namespace]
+
+    async def _put(self, namespace: str, trusted: bytes) -> None:
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         data = {CA_FILE: trusted.decode()}
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": data}

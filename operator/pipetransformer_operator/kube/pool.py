@@ -26,7 +26,7 @@ class KubePool:
         api: of the cluster.
         watched: pods with the job's label, as the watch last showed them.
         channel_url: base URL of the channel, as pods reach it.
-        prepare: makes a namespace fit for workers; called before each creation and at each turn.
+        prepare: makes a namespace fit for workers.
         nodes: that something is wrong with, a live view; None where nodes are not watched.
         priority_classes: of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
@@ -101,20 +101,20 @@ class KubePool:
         self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
-        """See `WorkerPool`. Workers that run need what new ones do: another operator may have written it."""
-        try:
-            await self._prepare(job.metadata.namespace)
-        finally:
-            await self.protection.apply(job, min_available)
+        """See `WorkerPool`."""
+        await self.protection.apply(job, min_available)
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """See `WorkerPool`."""
         if self._nodes is not None:
             self._nodes.doubt(job.metadata.uid, silent, unfit)
 
-    async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
+    async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`."""
         await self._prepare(job.metadata.namespace)
+
+    async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
+        """See `WorkerPool`."""
         assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = worker_name(job.metadata.name, number)

@@ -72,6 +72,9 @@ class ProcessPool:
         """See `WorkerPool`."""
         return tuple(_observe(process) for process in self._processes.values())
 
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        """See `WorkerPool`. Processes need nothing."""
+
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
         name = worker_name(job.metadata.name, worker_id)

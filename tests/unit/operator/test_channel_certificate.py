@@ -1,5 +1,6 @@
 """Certificates of the channel: workers trust the server at every instant while authorities follow each other."""
 
+import asyncio
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -210,6 +211,38 @@ async def test_a_mounted_certificate_of_a_new_authority_is_shown_only_when_worke
     mount(tmp_path, new, trusted=old.certificate + new.certificate)
     await mounted.refresh()
     assert (loaded[2:], trusts()) == ([new.certificate], [old, new])
+
+
+async def test_who_waits_for_a_namespace_that_refuses_shares_one_attempt_and_the_next_is_another() -> None:
+    attempts = 0
+
+    class Slow(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            nonlocal attempts
+            attempts += method == "POST"
+            await asyncio.sleep(0)
+            raise Refused("a webhook does not answer")
+
+    publisher = Publisher(Slow(), lambda: b"new")
+    for each in (1, 2):
+        answers = await asyncio.gather(*(publisher.publish("team") for _ in range(8)), return_exceptions=True)
+        assert all(isinstance(answer, Refused) for answer in answers) and len(answers) == 8
+        assert attempts == each
+
+
+async def test_who_asks_while_an_older_certificate_is_written_gets_the_new_one() -> None:
+    trusted, written = [b"old"], []
+
+    class Renewed(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            written.append(body["data"]["ca.crt"])
+            trusted.append(b"new")
+            await asyncio.sleep(0)
+            return {}
+
+    publisher = Publisher(Renewed(), lambda: trusted[-1])
+    await asyncio.gather(publisher.publish("team"), publisher.publish("team"))
+    assert written == ["old", "new"]
 
 
 async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pipetransformer_operator.controller.ports import (
     TurnResult,
     Unavailable,
 )
-from pipetransformer_operator.plan import PlanEvent, Worker, worker_name
+from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
 from tests.builders import make_job
 from tests.unit.operator.test_controller_sharing import Cluster
 
@@ -313,6 +313,80 @@ async def test_what_is_refused_holds_up_neither_deletions_nor_events_and_shows_i
         await loop.turn(failing.jobs[KEY])
     running = failing.status("digits").condition(ConditionType.RUNNING)
     assert running is not None and (running.reason, running.message) == ("CreationRefused", str(failing.error))
+
+
+class Unfit(Failing):
+    """Its namespace does not take what workers need, and it takes long to say so."""
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.preparations = 0
+        self.asked = asyncio.Event()
+        self.answered = asyncio.Event()
+
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        self.preparations += 1
+        self.asked.set()
+        await self.answered.wait()
+        raise self.error
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        raise AssertionError("its pods would never start")
+
+
+@pytest.mark.parametrize("error", [Refused("500 failed calling webhook"), Unavailable("503")])
+async def test_a_namespace_that_does_not_take_what_workers_need_is_asked_once_a_turn_and_keeps_nobody_from_writing(
+    error: Exception,
+) -> None:
+    cluster = Unfit(4, make_job().workers(3).job())
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
+    cluster.error = error
+    writes = asyncio.Semaphore(1)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+
+    turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
+    await cluster.asked.wait()
+    assert not writes.locked(), "other jobs create and delete meanwhile"
+    cluster.answered.set()
+    outcome = (await asyncio.gather(turn, return_exceptions=True))[0]
+
+    assert cluster.preparations == 1
+    assert cluster.deleted == ["digits-w7"]
+    if isinstance(error, Refused):
+        with pytest.raises(Refused):
+            await loop.turn(cluster.jobs[KEY])
+        running = cluster.status("digits").condition(ConditionType.RUNNING)
+        assert running is not None and (running.reason, running.message) == ("CreationRefused", str(error))
+    else:
+        assert outcome is error
+
+
+class Protected(Failing):
+    """Notes what it is asked for, and refuses what workers need."""
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.asked: list[str] = []
+
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        self.asked.append("prepare")
+        raise Refused("a quota says no")
+
+    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
+        self.asked.append("protect")
+
+
+async def test_workers_that_run_get_what_new_ones_need_and_their_protection_where_that_is_refused() -> None:
+    cluster = Protected(4, make_job().workers(1).job())
+    status = JobStatus(worker_ids=[0], next_worker_id=1, initial_workers=1, num_shards=1)
+    cluster.jobs[KEY] = cluster.jobs[KEY].model_copy(update={"status": status})
+    cluster.workers["digits"] = [Worker(0, "digits-w0", "uid-0", WorkerPhase.RUNNING, scheduled=True)]
+    loop = make_loop(cluster)
+
+    await loop.turn(cluster.jobs[KEY])
+
+    assert sorted(cluster.asked) == ["prepare", "protect"]
+    assert cluster.status("digits").worker_ids == [0]
 
 
 class Lagging(Written):

@@ -49,6 +49,9 @@ class Cluster:
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         return tuple(self.workers[job.metadata.name])
 
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        """Workers need nothing."""
+
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
         placed = sum(worker.scheduled for workers in self.workers.values() for worker in workers) < self.nodes
         name = worker_name(job.metadata.name, worker_id)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.controller.ports import JobKey, Refused
+from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.pool import KubePool
@@ -83,19 +83,8 @@ async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> Non
         assert vars(world.pool)[memory] == vars(empty)[memory]
 
 
-async def test_a_job_whose_workers_run_when_the_operator_starts_is_told_what_to_trust() -> None:
+async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> None:
     world = World()
-    await world.pool.protect(job(), None)
+    await world.pool.prepare(job())
+    await world.pool.create(job(), 0, JobStatus())
     assert world.prepared == ["default"]
-    assert "/apis/networking.k8s.io/v1" in world.pool.protection._applied[KEY]
-
-
-async def test_a_namespace_that_takes_no_certificates_still_gets_its_policy() -> None:
-    class Refusing(World):
-        async def prepare(self, namespace: str) -> None:
-            raise Refused("a quota says no")
-
-    world = Refusing()
-    with pytest.raises(Refused, match="a quota says no"):
-        await world.pool.protect(job(), None)
-    assert "/apis/networking.k8s.io/v1" in world.pool.protection._applied[KEY]
