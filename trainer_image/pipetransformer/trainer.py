@@ -244,10 +244,11 @@ class Trainer:
             if member.leader is not None:
                 member.leader.skipped(self._state.control, began.unit or began.what)
             check_progress(self._job, self._state.control, began)
-        if vote.behind:
+        if vote.behind and not vote.leaving:
             self._barrier.pass_after(self._teller.catch_up, member.groups)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
-        moved = self._settle_step(member)
+        # Who leaves is killed before long: first its checkpoint. The next generation begins with what follows the step.
+        moved = not vote.leaving and self._settle_step(member)
         self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
         if not vote.leaving and not vote.saw_next:
             self._measure(member, round_seconds)
@@ -260,6 +261,8 @@ class Trainer:
             return Ending.STOPPED
         if vote.saw_next and not is_done(self._job, self._state.control):
             return self._regroup(in_group=not vote.leaving)
+        if vote.leaving:  # nothing is begun that would break with this group: it does, in here, once they have gone
+            self._barrier.pass_after(None, member.groups)
         return None
 
     def _settle_step(self, member: Membership) -> bool:

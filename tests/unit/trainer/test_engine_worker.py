@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipetransformer.__main__ import main
-from pipetransformer.checkpoint import load_model
+from pipetransformer.checkpoint import latest, load_model
 from pipetransformer_contract.choose import Layout, OnPack, Packing
 from pipetransformer_contract.messages import Generation, Member, Ready, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
@@ -176,9 +176,19 @@ def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(
     assert not workers.channel.generations
 
 
+class Wide(StubChannel):
+    """Begins with two pipelines: neither needs the other to evaluate its part."""
+
+    def __init__(self, num_workers: int, _: Layout, *args: Any) -> None:
+        super().__init__(num_workers, Layout(1, 2), *args)
+
+
+@pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Wide)], indirect=True)
 def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_round(workers: Workers) -> None:
     long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
-    workers.start(long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}})
+    workers.start(
+        long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}, "evaluation": {"everySteps": 1}}
+    )
     channel = workers.channel
     assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
 
@@ -186,6 +196,12 @@ def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_rou
 
     assert workers.wait_for(1) == 143
     assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
+    left = latest(str(workers.folder / "checkpoint"))
+    assert left is not None and left.state["evaluated_step"] == left.step - 1, (
+        "it may be killed before it has evaluated"
+    )
+    assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
+    assert (channel.beats[-1].step, channel.beats[-1].lost_peers) == (left.step, ["job-w1"])
 
 
 @pytest.mark.parametrize("unheard", [["job-w0"], ["job-w1"]])

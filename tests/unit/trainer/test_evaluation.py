@@ -1,7 +1,9 @@
 """Evaluation in between: own metrics, the best model kept, an early end, and callbacks on the leader."""
 
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -234,6 +236,30 @@ def test_the_best_model_is_the_best_of_those_that_could_be_kept(lost: str, tmp_p
     assert (result.best_step, result.best["score"]) == (3, 7)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["model_step"], summary["metrics"]["score"]) == (3, 7)
+
+
+def test_who_is_told_to_stop_leaves_a_checkpoint_first_and_what_goes_on_from_it_evaluates(tmp_path: Path) -> None:
+    micro_batches = iter(range(100))
+
+    def metric(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if next(micro_batches) == 2 * 2:  # one before the first step, then two after each
+            os.kill(os.getpid(), signal.SIGTERM)  # seen in the round that ends with step 3
+        return positives(output, target, weight)
+
+    spec: dict[str, Any] = {
+        "metrics": [metric],
+        "pipeline": Pipeline(stages=1, micro_batch_size=REHEARSED),
+        "evaluation": Evaluation(every_steps=1),
+        "checkpoint": Checkpoint(location=str(tmp_path / "checkpoint")),
+    }
+    with pytest.raises(SystemExit):
+        run(tmp_path, **spec)
+    left = latest(str(tmp_path / "checkpoint"))
+    assert left is not None and (left.step, left.state["evaluated_step"]) == (3, 2)
+
+    run(tmp_path, **spec)
+
+    assert [event["step"] for event in events(tmp_path, "Evaluated")] == list(range(1, 9))
 
 
 def test_lower_can_be_better(tmp_path: Path) -> None:
