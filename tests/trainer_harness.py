@@ -87,6 +87,7 @@ class ScriptedSource:
         self._published = [entry for entry in published if entry.names(worker)]
         self._condition = threading.Condition()
         self._step = 0
+        self._is_member = False
         self._lost: set[int] = set()
         self._closed = False
 
@@ -94,6 +95,10 @@ class ScriptedSource:
         with self._condition:
             self._step = step
             self._condition.notify_all()
+
+    def joined(self) -> None:
+        with self._condition:
+            self._is_member = True
 
     def lose(self, worker: int) -> None:
         with self._condition:
@@ -128,7 +133,7 @@ class ScriptedSource:
         if out:
             return out[-1].generation
         # A worker that has never been a member waits in the rendezvous for the others.
-        return newer[0].generation if newer and after == 0 else None
+        return newer[0].generation if newer and not self._is_member else None
 
 
 class Reports:
@@ -236,6 +241,8 @@ def _worker(
             over.set()
 
         def reached(moment: Moment, at: int) -> None:
+            if moment is Moment.AGREED:
+                source.joined()
             if moment is Moment.ENDED:
                 source.stepped(at + 1)
                 usage.append(Usage.now(trainer.generation))

@@ -120,6 +120,19 @@ def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp
     assert findings.clean and findings.redone == 8
 
 
+def test_a_joiner_whose_data_differ_ends_nothing_that_trains(tmp_path: Path) -> None:
+    """Neither at the growth nor when it is told to leave again."""
+    training = {"steps": 12, "globalBatchSize": 12, "optimizer": ADAMW}
+    spec = make_spec(ADAMW, data={"name": "tests.unseeded_data:load"}, training=training)
+    script = [Scripted(1, 1, [0]), Scripted(1, 2, [0, 1], at_step=4), Scripted(1, 1, [0], at_step=8, leavers=[1])]
+
+    run = run_job(spec, script, tmp_path)
+
+    assert run.endings == {0: "Finished", 1: "Left"}
+    assert [entry["generation"] for entry in run.summary["generations"]] == [1, 3]
+    assert [step["step"] for step in run.steps] == list(range(12))
+
+
 @pytest.mark.parametrize(
     ("job_uid", "number", "num_shards"),
     [("job", 4, 4), pytest.param("another", 1, 2, marks=pytest.mark.slow), ("another", 1, 8)],

@@ -16,6 +16,7 @@ from pipetransformer.elastic.plan import (
     assign_roles,
     make_plan,
     plan_moves,
+    who_differs,
 )
 from pipetransformer.elastic.regroup import catch_up
 from pipetransformer.partition import Cut
@@ -189,6 +190,28 @@ def test_a_joiner_that_has_read_the_frozen_units_gets_the_stage_that_needs_them(
 
     assert plan.roles == [(0, 1), (0, 0)]
     assert not plan.moves
+
+
+@pytest.mark.parametrize(
+    ("holders", "joiners", "leaver", "differing"),
+    [
+        ("aa", "a", "a", []),
+        ("aa", "ab", "a", [3]),
+        ("aa", "a", "b", []),
+        ("ab", "a", "", [0, 1, 2]),
+        ("", "aab", "", [2]),
+    ],
+    ids=["alike", "a-joiner", "who-leaves-again", "holders", "before-the-start"],
+)
+def test_who_sees_other_data_than_those_who_hold_state_is_named(
+    holders: str, joiners: str, leaver: str, differing: list[int]
+) -> None:
+    inventories = [
+        *(bring([0], 8).model_copy(update={"data": data}) for data in holders),
+        *(bring([], -1).model_copy(update={"data": data}) for data in joiners + leaver),
+    ]
+
+    assert who_differs(inventories, len(holders + joiners)) == differing
 
 
 def test_sending_is_spread_over_the_holders() -> None:

@@ -165,6 +165,18 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
     return moves
 
 
+def who_differs(inventories: Sequence[Inventory], num_members: int) -> list[int]:
+    """Ranks of members that see other data than all who hold state, or than the first where nobody does. Who leaves and
+    holds nothing needs none.
+
+    Args:
+        inventories: of members, then leavers.
+        num_members: how many of them are members.
+    """
+    held = {inventory.data for inventory in inventories if inventory.units} or {inventories[0].data}
+    return [rank for rank, inventory in enumerate(inventories) if rank < num_members and {inventory.data} != held]
+
+
 def make_plan(
     inventories: Sequence[Inventory],
     num_members: int,

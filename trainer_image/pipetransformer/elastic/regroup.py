@@ -10,7 +10,7 @@ path with nothing in the inventory.
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -34,15 +34,16 @@ from .assemble import Assembly, StateSources, units_of
 from .barrier import Barrier
 from .groups import GenerationGroups, Store, Transport
 from .phases import Phases
-from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan
+from .plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan, who_differs
 from .rendezvous import GenerationRendezvousHandler, LeaverError
 from .state_map import MapOf, StateMap, no_map
 from .watchdog import ROUND, Deadline, Watchdog
 
 T = TypeVar("T")
 
-#: The leader's plan in the store; empty where the leader asks the storage before it makes one.
+#: The leader's plan in the store; empty where the leader asks the storage before it makes one, or why there is none.
 _PLAN = "plan"
+_NO_PLAN = "none: "
 _PLAN_BY_STORAGE = "plan/by-storage"
 
 
@@ -126,7 +127,8 @@ def regroup(
 
     Raises:
         RegroupError: it was not committed, for the reason in `__cause__`.
-        WorkersDifferError: on the leader, the job cannot go on.
+        WorkersDifferError: on the leader, the job cannot go on: those who hold state see different data, or nobody
+            holds any yet.
         RendezvousClosedError: the job has ended.
     """
     handler = tools.handler
@@ -302,10 +304,12 @@ class _Attempt:
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         if self.rank == [member.name for member in generation.members].index(generation.leader):
             return self._plan()
-        content = store.get(_PLAN)
+        content = store.get(_PLAN).decode()
+        if content.startswith(_NO_PLAN):
+            raise RegroupError(content.removeprefix(_NO_PLAN))
         if not content:
             self._pass(None)
-            content = store.get(_PLAN_BY_STORAGE)
+            content = store.get(_PLAN_BY_STORAGE).decode()
         return RegroupPlan.model_validate_json(content)
 
     def _plan(self) -> RegroupPlan:
@@ -316,11 +320,7 @@ class _Attempt:
             Inventory.model_validate_json(content)
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
-        if any(other.data != tools.data for other in inventories):
-            raise WorkersDifferError(
-                "targets or their order differ between processes: seed whatever draws at random for the data, and"
-                " leave the checkpoints of a job that trains where they are"
-            )
+        self._compare_data(inventories)
         key, earlier_generations = _PLAN, 0
 
         def ask_storage() -> DurablePoint | None:
@@ -344,6 +344,23 @@ class _Attempt:
         plan.earlier_generations = earlier_generations
         store.set(key, plan.model_dump_json())
         return plan
+
+    def _compare_data(self, inventories: Sequence[Inventory]) -> None:
+        """Nobody goes on where members see different data. A joiner ends no job that trains: who holds state goes back
+        to where that came from."""
+        generation = self.generation
+        if not (differing := who_differs(inventories, len(generation.members))):
+            return
+        advice = (
+            "targets or their order differ between processes: seed whatever draws at random for the data, and leave the"
+            " checkpoints of a job that trains where they are"
+        )
+        if any(inventories[rank].units for rank in differing) or not any(each.units for each in inventories):
+            raise WorkersDifferError(advice)
+        names = ", ".join(generation.members[rank].name for rank in differing)
+        why = f"{names} would train on other data than those who train already: {advice}"
+        self.store.set(_PLAN, _NO_PLAN + why)
+        raise RegroupError(why)
 
     def _pass(self, work: Callable[[], T] | None) -> T | None:
         """Do what takes nobody knows how long, in a thread, while all participants vote on whether anybody is still at
