@@ -267,7 +267,8 @@ class Share(Wire):
 
 
 class QuotaRequest(Wire):
-    """One request to the job's queue: the first is for the starting size, each other for workers beyond it.
+    """One request to the job's queue: the first is for the starting size, each other for workers beyond it, or for
+    those that take the places of cordoned ones.
 
     A request's size is fixed. Quota that is not needed any more is returned worker by worker, and never comes back.
     """
@@ -276,6 +277,9 @@ class QuotaRequest(Wire):
     queue: Name = Field(description="That is asked.")
     workers: Positive = Field(description="That it is for.")
     returned: Count = Field(default=0, description="Of workers: those whose quota was given back.")
+    own: bool = Field(
+        default=False, description="As the first, for workers of the starting size: replacements of cordoned ones."
+    )
     admitted: bool = Field(default=False, description="The queue said yes, and the answer was used.")
     worker_ids: list[Count] = Field(
         default_factory=list, max_length=MAX_MEMBERS, description="Workers that use the quota; until their pod is gone."
@@ -417,6 +421,11 @@ class JobStatus(Wire):
         if self.plan is None:
             status = status.model_copy(update={"workers": 0, "gpus": self.gpus.model_copy(update={"held": 0})})
         return status
+
+    @property
+    def own_requests(self) -> list[QuotaRequest]:
+        """Those for workers of the starting size; the others are claims."""
+        return [*self.quota_requests[:1], *(request for request in self.quota_requests[1:] if request.own)]
 
     @property
     def finished(self) -> bool:

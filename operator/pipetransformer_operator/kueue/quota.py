@@ -64,7 +64,7 @@ class KueueQuota:
             seen = mine.get(request.name)
             if seen is None:
                 if not request.admitted:
-                    await self._ask(job, request, claimed=request is not status.quota_requests[0])
+                    await self._ask(job, request, claimed=request not in status.own_requests)
             elif workloads.is_ending(seen):
                 continue
             elif workloads.is_evicted(seen) and not request.admitted:

@@ -192,8 +192,9 @@ class Draft:
             claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
         )
 
-    def want(self, ids: Sequence[int], count: int) -> None:
-        """Wants `ids` and as many new workers as make `count`, besides those that are leaving.
+    def want(self, ids: Sequence[int], count: int, replaced: Sequence[int] = ()) -> None:
+        """Wants `ids` and as many new workers as make `count`, besides those that are leaving and those that are to be
+        replaced by some of them.
 
         What exceeds the job's starting size is claimed: it has the lower priority from its creation on. A job with a
         queue asks it first for what it has no quota for; none of them are created before the queue says yes.
@@ -202,21 +203,32 @@ class Draft:
         if self.status.quota_requests:
             stuck = {worker.id for worker in self.observed.workers if self.is_stuck(worker)}
             if short := quota.short(self.status, self.observed, missing, stuck):
-                self.ask_queue(self.status.quota_requests[0].queue, short)
+                queue, own = self.status.quota_requests[0].queue, min(short, self._own_quota_lacks(ids, replaced))
+                for workers, is_own in ((own, True), (short - own, False)):
+                    if workers:
+                        self.ask_queue(queue, workers, own=is_own)
             missing = quota.allowed(self.status, self.observed, missing, stuck)
         status = self.status
         created = range(status.next_worker_id, status.next_worker_id + missing)
         if missing:
             self.update(next_worker_id=created.stop, claimed_ids=[*status.claimed_ids, *self._claimed(ids, created)])
             self.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
-        self.keep_workers([*ids, *created, *status.leaving_ids])
+        self.keep_workers([*ids, *created, *status.leaving_ids, *replaced])
 
-    def ask_queue(self, name: str, workers: int) -> None:
-        """Makes a request to the queue of that name."""
+    def _own_quota_lacks(self, ids: Sequence[int], replaced: Sequence[int]) -> int:
+        """How much quota of the starting size is neither there nor asked for that replacements of `replaced` need."""
+        claimed = set(self.status.claimed_ids)
+        joining = set(self.joining_ids) - claimed
+        missing = sum(key not in claimed for key in replaced) - sum(key in joining for key in ids)
+        return max(0, missing - sum(request.free for request in self.status.own_requests))
+
+    def ask_queue(self, queue: str, workers: int, *, own: bool = False) -> None:
+        """Makes a request to the queue of that name; `own` if it takes the place of quota of the starting size."""
         status = self.status
-        request = QuotaRequest(name=f"{self.observed.name}-q{status.next_request_id}", queue=name, workers=workers)
+        name = f"{self.observed.name}-q{status.next_request_id}"
+        request = QuotaRequest(name=name, queue=queue, workers=workers, own=own)
         self.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
-        self.tell(Reason.WAITING_FOR_QUOTA, f"Asking {name} for {workers} workers")
+        self.tell(Reason.WAITING_FOR_QUOTA, f"Asking {queue} for {workers} workers")
 
     @property
     def awaits_quota(self) -> bool:
@@ -227,10 +239,9 @@ class Draft:
         """Those of the workers to be created that are beyond the starting size; with a queue, beyond its quota."""
         status = self.status
         if status.quota_requests:
-            requests = quota.assign(status, self.observed, created)
-            self.update(quota_requests=requests)
-            of_base = set(requests[0].worker_ids)
-            return [key for key in created if key not in of_base]
+            self.update(quota_requests=quota.assign(status, self.observed, created))
+            own = {key for request in self.status.own_requests for key in request.worker_ids}
+            return [key for key in created if key not in own]
         claimed = set(status.claimed_ids)
         base = sum(key not in claimed for key in ids)
         return created[max(0, status.initial_workers - base) :]

@@ -41,8 +41,7 @@ def replace(draft: Draft) -> bool:
         return False
     moving = draft.ids_of(going)
     joining = [key for key in draft.joining_ids if draft.name_of(key) not in cordoned][: len(going)]
-    draft.want([*draft.ids_of(staying), *joining], len(plan.members))
-    draft.keep_workers([*draft.status.worker_ids, *moving])
+    draft.want([*draft.ids_of(staying), *joining], len(plan.members), moving)
     enter(draft, plan.layout, ResizeReason.DRAIN)
     return True
 

@@ -54,8 +54,8 @@ def awaited(draft: Draft, present: Layout) -> Layout:
 def starting(draft: Draft) -> Layout | None:
     """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost. It is as wide
     as the spec's ceiling and the queue's quota allow; None where the ceiling allows none."""
-    bounds, base = bounds_of(draft), draft.status.quota_requests[:1]
-    quota = min([bounds.initial.workers, *(request.granted for request in base if request.admitted)])
+    bounds, granted = bounds_of(draft), [one.granted for one in draft.status.own_requests if one.admitted]
+    quota = min(bounds.initial.workers, sum(granted)) if granted else bounds.initial.workers
     for stages, workers in product(starting_lengths(draft), (quota, bounds.initial.workers)):
         offers, of_this_length = _of_one_length(stages, bounds)
         found = choose(offers, workers, of_this_length, on_pack=draft.on_pack, packing=Packing.PAPER)

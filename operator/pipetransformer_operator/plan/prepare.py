@@ -174,9 +174,9 @@ def can_start(draft: Draft) -> bool:
 
 def _held(draft: Draft) -> int:
     """What a job holds that gives nothing back: its starting size, or its queue's quota for that, below its ceiling."""
-    base = draft.status.quota_requests[:1]
-    ceiling = draft.spec.elastic_policy.max_workers
-    return min([draft.status.initial_workers, ceiling, *(request.granted for request in base)])
+    own = draft.status.own_requests
+    most = min(draft.status.initial_workers, draft.spec.elastic_policy.max_workers)
+    return min(most, sum(request.granted for request in own)) if own else most
 
 
 def queue_says(draft: Draft) -> str:

@@ -2,7 +2,9 @@
 
 The first request is for the starting size. If its quota is wanted back, the job leaves a checkpoint, gives all workers
 back and waits again, in the size that the checkpoint needs. Each claim is a request of its own: if that quota is wanted
-back, its workers leave and the job goes on narrower. As long as nothing is known of the queue, nothing changes.
+back, its workers leave and the job goes on narrower. So are replacements of cordoned workers, for both hold quota at a
+time; where they replace some of the starting size theirs is no claim. As long as nothing is known of the queue, nothing
+changes.
 """
 
 from ..api.job import QUEUE_LABEL
@@ -75,7 +77,8 @@ def sends_back(draft: Draft) -> bool:
     draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
-        draft.update(plan=None, start_time=None, quota_requests=_again(draft, base) if base in lost else [base])
+        kept = _again(draft, base) if base in lost else _own(draft, lost)
+        draft.update(plan=None, start_time=None, quota_requests=kept)
     return True
 
 
@@ -89,10 +92,13 @@ def tidy(draft: Draft) -> None:
         if draft.asleep and not any(request.worker_ids for request in status.quota_requests):
             draft.update(quota_requests=[])
         return
-    base, *extras = status.quota_requests
-    kept = [_without_free(extra) for extra in extras if extra.admitted]
-    base = base if draft.asleep else _without_free(base)
-    draft.update(quota_requests=[base, *(extra for extra in kept if extra.returned < extra.workers)])
+    own = status.own_requests
+    keeps = draft.asleep and sum(request.granted for request in own) <= status.initial_workers
+    kept = {request.name for request in own} if keeps else set()
+    first, *others = status.quota_requests
+    admitted = [first, *(request for request in others if request.admitted)]
+    base, *extras = [one if one.name in kept else _without_free(one) for one in admitted]
+    draft.update(quota_requests=[base, *(extra for extra in extras if extra.returned < extra.workers)])
 
 
 def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
@@ -114,6 +120,14 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     if answer.withdrawn or layout is None or layout.workers > base.workers:
         return []
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
+
+
+def _own(draft: Draft, lost: list[QuotaRequest]) -> list[QuotaRequest]:
+    """What is left of the quota of the starting size; nothing if that is too little for a start."""
+    own = [request for request in draft.status.own_requests if request not in lost]
+    draft.update(quota_requests=own)
+    layout = layouts.starting(draft)
+    return own if layout is not None and layout.workers <= sum(request.granted for request in own) else []
 
 
 def _drop_joiners(draft: Draft) -> None:

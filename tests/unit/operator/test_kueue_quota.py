@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_operator.api import JobStatus
+from pipetransformer_operator.api.status import QuotaRequest
 from pipetransformer_operator.controller.ports import Refused, Unavailable
 from pipetransformer_operator.kube.api import NO_QUERY, Api, NotFound, Object, Query
 from pipetransformer_operator.kueue import quota
-from pipetransformer_operator.kueue.quota import NoKueue
+from pipetransformer_operator.kueue.quota import KueueQuota, NoKueue
+from pipetransformer_operator.kueue.watch import Workloads
 from pipetransformer_operator.kueue.workload import FINALIZER
 from pipetransformer_operator.plan.accounting import JOB_LABEL
+from tests.builders import make_job
 
 pytestmark = pytest.mark.timeout(20)
 KUEUES = "kueue.x-k8s.io/resource-in-use"
@@ -66,3 +70,24 @@ async def test_an_outage_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
     api = FakeKueue({"": [workload("a", FINALIZER)]}, Unavailable("list"), None, Refused("a webhook"))
     await NoKueue(api, []).run()
     assert api.patched == {"a": []}
+
+
+class Recorder(Api):
+    """Takes whatever is made, and remembers it."""
+
+    def __init__(self) -> None:
+        self.made: list[Object] = []
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        assert method == "POST"
+        self.made.append(body)
+        return {**body, "metadata": {**body["metadata"], "uid": body["metadata"]["name"], "resourceVersion": "1"}}
+
+
+async def test_only_claims_have_the_priority_of_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workloads, "problem", "")
+    api = Recorder()
+    asked = KueueQuota(api, [], lambda key: None)
+    requests = [QuotaRequest(name=f"digits-q{n}", queue="team-a", workers=1, own=n == 1) for n in range(3)]
+    await asked.apply(make_job().job(), JobStatus(quota_requests=requests))
+    assert ["priority" in body["spec"] for body in api.made] == [False, False, True]

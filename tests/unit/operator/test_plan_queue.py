@@ -329,6 +329,64 @@ def test_workers_on_a_cordoned_node_are_replaced_on_quota_of_their_own() -> None
     assert requests(world) == [("digits-q0", 3, [0, 1, 2]), ("digits-q1", 1, [4])]
 
 
+def test_nodes_that_are_cordoned_one_after_the_other_turn_nothing_of_the_job_into_claims() -> None:
+    world, queue = queued(make_job().stages(2).workers(4))
+    world.start()
+    world.commit(checkpoint=0)
+    for name in list(world.workers):
+        world.change(name, draining=True)
+        world.settle()
+        world.warm_up()
+        world.commit(checkpoint=0)
+        world.leave()
+        world.bury()
+    assert requests(world) == [("digits-q0", 0, []), *((f"digits-q{n}", 1, [n + 3]) for n in range(1, 5))]
+    assert world.status.own_requests == world.status.quota_requests and queue.held == 4
+    assert (world.shape, world.status.claimed_ids) == ((2, 2), [])
+    for member in world.plan.members:
+        world.end(member.name, exit_code=137)
+    world.settle()
+    assert not world.status.claimed_ids
+    for name in [name for name, worker in world.workers.items() if not worker.alive]:
+        world.kill(name)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.status.claimed_ids, queue.held) == ((2, 2), [], 4), "it starts again on what it has"
+
+
+def test_a_job_whose_replaced_workers_quota_is_wanted_back_goes_on_narrower_or_waits_as_a_whole() -> None:
+    world, queue = queued(make_job().stages(2).workers(4))
+    world.start()
+    world.commit(checkpoint=0)
+    world.change("digits-w3", draining=True)
+    world.settle()
+    world.warm_up()
+    world.commit(checkpoint=0)
+    world.leave()
+    world.commit(checkpoint=0)
+    world.bury()
+    queue.size = 0
+    queue.evicted.add("digits-q1")
+    world.settle()
+    assert world.shape == (2, 1)
+    world.commit(checkpoint=0)
+    world.leave()
+    world.commit(checkpoint=0)
+    world.bury()
+    assert requests(world)[0][0] == "digits-q0"
+    assert len(world.workers) == 2 and queue.held == 2
+
+
+def test_a_claimed_worker_on_a_cordoned_node_is_replaced_by_a_claimed_one() -> None:
+    world, _ = claimed()
+    world.change("digits-w3", draining=True)
+    world.change("digits-w0", draining=True)
+    world.settle()
+    assert requests(world)[2:] == [("digits-q2", 1, [4]), ("digits-q3", 1, [5])]
+    assert [request.name for request in world.status.own_requests] == ["digits-q0", "digits-q2"]
+    assert world.status.claimed_ids == [2, 3, 5]
+
+
 def test_a_start_that_finds_no_nodes_gives_its_quota_back_until_the_next_attempt() -> None:
     world, queue = releasing()
     world.unschedulable = True
