@@ -7,7 +7,7 @@ remembers nothing beyond that: workers say everything again.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
@@ -258,10 +258,20 @@ class Board:
 
     def _hear(self, reporter: Reporter) -> datetime:
         now = self._clock()
+        if now < self._newest:
+            self._take_back(now)
         if now > self._newest + DEAF + timedelta(seconds=self.pulse.beat_seconds) - SHORTEST_PACE:
             self.since = now
         self._newest = self._heard[reporter.uid] = now
         return now
+
+    def _take_back(self, now: datetime) -> None:
+        """The clock was set back: nothing was said after `now`, or one that hangs would count as heard until then."""
+        self.since = min(self.since, now)
+        self._heard = {uid: min(time, now) for uid, time in self._heard.items()}
+        for uid, beat in self._beats.items():
+            since = beat.waiting_since and min(beat.waiting_since, now)
+            self._beats[uid] = replace(beat, time=min(beat.time, now), waiting_since=since)
 
     def _learn_workers(self) -> None:
         workers = list(self._look())

@@ -161,6 +161,19 @@ async def test_silence_of_all_that_ends_says_nothing_about_those_who_have_not_sp
         assert board.since == start + timedelta(seconds=since), second
 
 
+async def test_what_was_said_before_the_clock_was_set_back_is_not_said_in_the_future() -> None:
+    now = start = datetime(2026, 1, 1, tzinfo=UTC)
+    board = Board(lambda: None, lambda: now, Pulse(), lambda: WORKERS)
+    waiting = Heartbeat(layout_generation=1, step=1, waiting_after=1)
+    for worker in WORKERS:
+        board.put_heartbeat(Reporter(worker.name, worker.uid), waiting)
+    now = start - timedelta(hours=1)
+    board.put_heartbeat(Reporter(WORKERS[0].name, WORKERS[0].uid), waiting)
+    assert board.since == now
+    assert set(board.heard.values()) == {now}
+    assert {(beat.time, beat.waiting_since) for beat in board.beats.values()} == {(now, now)}
+
+
 async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -> None:
     woken: list[int] = []
     start = datetime(2026, 1, 1, tzinfo=UTC)
