@@ -143,6 +143,7 @@ class Controller:
     def _forget(self, key: JobKey) -> None:
         self._loops.pop(key).board.close()
         del self._tasks[key]
+        self._recorder.gone(key)
         self.wake(key)  # a job of the same name may have come meanwhile
 
 

@@ -166,3 +166,6 @@ class Recorder:
 
     def turned(self, result: TurnResult, seconds: float) -> None:
         """A turn has ended."""
+
+    def gone(self, key: JobKey) -> None:
+        """The job is gone, or another has its name."""

@@ -35,6 +35,7 @@ class TokenReviewer:
         self._known: dict[bytes, tuple[Identity, float]] = {}
         self._of_pod: defaultdict[str, set[bytes]] = defaultdict(set)
         self._asked: dict[bytes, asyncio.Task[Identity]] = {}
+        self._gone: set[str] = set()
         self._slots = asyncio.Semaphore(PARALLEL_REVIEWS)
 
     def known(self, token: str) -> Identity | None:
@@ -50,17 +51,26 @@ class TokenReviewer:
         asked = self._asked.get(digest)
         if asked is None:  # a worker's first requests come together
             asked = self._asked[digest] = asyncio.create_task(self._learn(token, digest))
-            asked.add_done_callback(lambda _: self._asked.pop(digest))
+            asked.add_done_callback(lambda _: self._answered(digest))
         return await asyncio.shield(asked)
 
     def forget(self, uid: str) -> None:
         """The pod is gone: its tokens are no longer good."""
         for digest in self._of_pod.pop(uid, ()):
             self._known.pop(digest, None)
+        if self._asked:  # whose tokens are reviewed now is not known yet
+            self._gone.add(uid)
+
+    def _answered(self, digest: bytes) -> None:
+        del self._asked[digest]
+        if not self._asked:
+            self._gone.clear()
 
     async def _learn(self, token: str, digest: bytes) -> Identity:
         async with self._slots:
             identity = await self._review(token)
+        if identity.uid in self._gone:
+            return identity
         if len(self._known) >= MAX_CACHED:
             self._drop_expired()
         self._known[digest] = (identity, _expiry(token))

@@ -21,7 +21,7 @@ from pipetransformer_contract.wire import Path
 from ..api import PipeTrainingJob
 from ..api.status import Reason
 from ..channel.refusal import Refusal
-from ..controller.ports import Recorder, TurnResult
+from ..controller.ports import JobKey, Recorder, TurnResult
 from ..plan import Observed, Plan, WorkerPhase
 from .jobs import JobCollector
 from .names import PREFIX
@@ -59,10 +59,9 @@ class Metrics(Recorder):
         # A second series for each first one, which nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._jobs = jobs
         self._pending: dict[tuple[str, str], int] = {}
         self._resizes = Resizes(self.registry)
-        self.registry.register(JobCollector(self._known_jobs, self._pending, clock))
+        self.registry.register(JobCollector(jobs, self._pending, clock))
         self.registry.register(_WatchCollector(watches))
         ProcessCollector(registry=self.registry)
         build = self._gauge("build_info", "1, with the version of this operator.", ("version",))
@@ -125,16 +124,22 @@ class Metrics(Recorder):
             self._generations.labels(published.reason.value).inc()
         for event in plan.events:
             self._decisions.labels(event.reason.value).inc()
-        self._resizes.turned(job.metadata.uid, before, plan.status)
+        key = JobKey(job.metadata.namespace, job.metadata.name)
+        self._resizes.turned(key, before, plan.status)
         placed = {worker.id for worker in observed.workers if worker.scheduled or worker.phase != WorkerPhase.PENDING}
         wanted = set() if plan.status.finished else set(plan.status.worker_ids)
-        self._pending[job.metadata.namespace, job.metadata.name] = len(wanted - placed)
+        self._pending[key] = len(wanted - placed)
         self._plan_seconds.observe(seconds)
 
     def turned(self, result: TurnResult, seconds: float) -> None:
         """See `Recorder`."""
         self._turns.labels(result.value).inc()
         self._turn_seconds.observe(seconds)
+
+    def gone(self, key: JobKey) -> None:
+        """See `Recorder`."""
+        self._pending.pop(key, None)
+        self._resizes.gone(key)
 
     def requested(self, path: str, code: int, seconds: float) -> None:
         """Counts a request to the channel."""
@@ -155,14 +160,6 @@ class Metrics(Recorder):
         self._api_requests.labels(verb, resource, "NoAnswer" if code is None else str(code)).inc()
         if verb != _WATCH:
             self._api_seconds.labels(verb).observe(seconds)
-
-    def _known_jobs(self) -> list[PipeTrainingJob]:
-        """All jobs; what is remembered of others is dropped."""
-        jobs = list(self._jobs())
-        self._resizes.forget_all_but({job.metadata.uid for job in jobs})
-        for gone in self._pending.keys() - {(job.metadata.namespace, job.metadata.name) for job in jobs}:
-            del self._pending[gone]
-        return jobs
 
     def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)

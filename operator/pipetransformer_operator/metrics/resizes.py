@@ -10,6 +10,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from ..api import JobStatus
 from ..api.status import Resize, ResizePhase
+from ..controller.ports import JobKey
 from .names import PREFIX
 
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
@@ -43,7 +44,7 @@ class Resizes:
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._entered: dict[str, tuple[ResizePhase, float]] = {}
+        self._entered: dict[JobKey, tuple[ResizePhase, float]] = {}
         self._ended = Counter(
             f"{PREFIX}_resizes",
             f"Changes of layout that have ended, by direction ({_values(Direction)}) and result ({_values(Result)}).",
@@ -58,23 +59,23 @@ class Resizes:
             registry=registry,
         )
 
-    def turned(self, uid: str, before: JobStatus, after: JobStatus) -> None:
+    def turned(self, key: JobKey, before: JobStatus, after: JobStatus) -> None:
         """Notes what a turn did to the job."""
         result = result_of(before, after)
         if result is not None and before.resize is not None:
             self._ended.labels(direction_of(before.resize).value, result.value).inc()
         phase = None if after.resize is None or after.finished else after.resize.phase
-        known = self._entered.get(uid)
+        known = self._entered.get(key)
         if known is not None and known[0] is not phase:
             self._seconds.labels(known[0].value).observe(self._clock() - known[1])
-            del self._entered[uid]
+            del self._entered[key]
         began = before.resize is None or before.resize.phase is not phase
-        if phase is not None and uid not in self._entered and began:
-            self._entered[uid] = phase, self._clock()
+        if phase is not None and key not in self._entered and began:
+            self._entered[key] = phase, self._clock()
 
-    def forget_all_but(self, uids: set[str]) -> None:
-        """Drops what is remembered of jobs that are gone."""
-        self._entered = {uid: entered for uid, entered in self._entered.items() if uid in uids}
+    def gone(self, key: JobKey) -> None:
+        """Nothing more is to be noted of the job."""
+        self._entered.pop(key, None)
 
 
 def direction_of(resize: Resize) -> Direction:

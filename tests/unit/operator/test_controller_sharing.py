@@ -11,7 +11,7 @@ from pipetransformer_operator.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.manager import Controller
-from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.controller.ports import JobKey, Recorder
 from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
 from tests.builders import make_job
 
@@ -72,6 +72,24 @@ class Cluster:
 
     def status(self, name: str) -> JobStatus:
         return self.jobs[JobKey("default", name)].status
+
+
+async def test_of_a_job_that_is_gone_the_recorder_is_told() -> None:
+    gone: asyncio.Queue[JobKey] = asyncio.Queue()
+
+    class Told(Recorder):
+        def gone(self, key: JobKey) -> None:
+            gone.put_nowait(key)
+
+    cluster = Cluster(1, make_job().workers(1).job())
+    (key,) = cluster.jobs
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE, recorder=Told())
+    controller.wake(key)
+    await cluster.next_change()
+    assert gone.empty()
+    del cluster.jobs[key]
+    controller.wake(key)
+    assert await gone.get() == key
 
 
 async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_more_has_not(

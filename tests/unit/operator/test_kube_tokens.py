@@ -69,6 +69,20 @@ async def test_a_thousand_unknown_tokens_do_not_flood_the_api_server(reviews: Re
     assert reviews.most_pending <= PARALLEL_REVIEWS
 
 
+async def test_of_a_pod_that_goes_while_its_token_is_reviewed_nothing_is_kept(reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    asked = asyncio.create_task(tokens.identify(token(1)))
+    await asyncio.sleep(0)
+    tokens.forget(f"uid-{token(1)}")
+    reviews.answer.set()
+    assert (await asked).namespace == "team"
+    assert tokens.known(token(1)) is None
+    await tokens.identify(token(2))
+    fresh = vars(TokenReviewer(reviews, lambda: 0.0))  # type: ignore[arg-type]
+    assert vars(tokens)["_gone"] == fresh["_gone"]
+    assert list(vars(tokens)["_of_pod"]) == [f"uid-{token(2)}"]
+
+
 async def test_a_token_goes_with_its_pod_and_with_its_time(reviews: Reviews) -> None:
     now = [0.0]
     tokens = TokenReviewer(reviews, lambda: now[0])  # type: ignore[arg-type]

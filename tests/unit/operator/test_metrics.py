@@ -17,7 +17,7 @@ from pipetransformer_operator.api.status import (
     Resize,
     ResizePhase,
 )
-from pipetransformer_operator.controller.ports import TurnResult
+from pipetransformer_operator.controller.ports import JobKey, TurnResult
 from pipetransformer_operator.kube.verbs import describe
 from pipetransformer_operator.metrics import Metrics
 from pipetransformer_operator.metrics.resizes import Direction, Result, direction_of, result_of
@@ -70,6 +70,15 @@ def test_series_of_a_job_vanish_with_it() -> None:
     assert figure(metrics, "job_frozen_layers", **JOB) is None  # nothing was reported yet
     jobs.clear()
     assert "digits" not in generate_latest(metrics.registry).decode()
+
+
+def test_nothing_is_kept_of_jobs_that_are_gone_although_nobody_reads_the_metrics() -> None:
+    metrics = Metrics(list)
+    job = job_with(published(2))
+    metrics.decided(job, observed(), Plan(status=resizing(job.status, ResizePhase.PREPARE)), 0.001)
+    assert metrics._pending and metrics._resizes._entered
+    metrics.gone(JobKey(job.metadata.namespace, job.metadata.name))
+    assert not metrics._pending and not metrics._resizes._entered
 
 
 def test_a_job_in_a_queue_shows_the_quota_it_has_and_waits_for() -> None:
