@@ -258,7 +258,8 @@ class JobLoop:
                 await self._pool.delete(job, name, uid)
 
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
-        conflicts = self._conflicts - attempted
+        wanted = {worker_name(self.key.name, worker_id) for worker_id in decided.status.worker_ids}
+        conflicts = self._conflicts & wanted - attempted  # a start that was put off goes on under other names
         refusals: list[Refused] = []
         self._pool.doubt(job, decided.doubted, decided.unfit)
         errors: list[Exception] = []

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -435,6 +435,34 @@ async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None
     running.cancel()
     conditions = {condition.reason for condition in cluster.status("digits").conditions}
     assert Reason.NAME_CONFLICT in conditions and cluster.attempts == 6
+
+
+class TakenAtFirst(Cluster):
+    """The first worker's name is taken by a pod of others."""
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        if worker_id == 0:
+            raise NameConflict(worker_name(job.metadata.name, worker_id))
+        await super().create(job, worker_id, status)
+
+
+async def test_a_taken_name_is_forgotten_once_the_job_goes_on_under_other_names() -> None:
+    cluster = TakenAtFirst(9, make_job().workers(2).job())
+    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), Recorder(), Pulse(), asyncio.Semaphore(2))
+
+    async def admitted() -> str:
+        for _ in range(4):
+            await loop.turn(cluster.jobs[KEY])
+        condition = cluster.status("digits").condition(ConditionType.ADMITTED)
+        assert condition is not None
+        return condition.reason
+
+    assert await admitted() == Reason.NAME_CONFLICT
+    cluster.now += timedelta(seconds=601)
+    await admitted()
+    cluster.now += timedelta(seconds=61)
+    assert await admitted() == Reason.NO_QUEUE
+    assert cluster.status("digits").worker_ids == [2, 3]
 
 
 async def test_a_change_is_looked_at_with_those_that_follow_it_and_a_question_at_once(
