@@ -94,7 +94,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         ending = Ending.LEFT
         while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
             trainer = Trainer(
-                job, worker_name(rank), handler, watcher, Transport(address, _TIMEOUT, device), source, run_dir,
+                job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
                 Hooks(stop_requested=stop.is_set),
             )  # fmt: skip
             try:

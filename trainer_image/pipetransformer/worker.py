@@ -42,7 +42,7 @@ EXIT_SPEC = 2
 EXIT_STOPPED = 143
 #: For the report of the checkpoint that a worker leaves when it is told to stop.
 FLUSH_SECONDS = 5.0
-#: Bounds every collective and every rendezvous; a broken connection is noticed at once, only a hang takes this long.
+#: Of every rendezvous and what is asked of its store.
 TIMEOUT = datetime.timedelta(seconds=300)
 
 
@@ -126,7 +126,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     agent = OneGeneration.from_environment()
     stop = threading.Event()
 
-    transport = Transport(identity.address, TIMEOUT, choose_device())
+    transport = Transport(identity.address, device=choose_device())
     channel = identity.channel()
     store, address = host_store(identity.address, TIMEOUT)
     asked = ChannelSource(channel, address)

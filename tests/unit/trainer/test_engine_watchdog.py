@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import gc
 import math
+import socket
 import threading
 import weakref
 from collections.abc import Iterator
@@ -218,6 +219,28 @@ def test_a_wait_for_a_key_that_never_comes_ends_when_it_is_given_up(store: TCPSt
     assert store.get("alive") == b"1", "the store that this process hosts is not touched"
 
 
+def test_what_is_no_tcp_connection_and_was_opened_meanwhile_is_left_alone(store: TCPStore) -> None:
+    connections = Connections(store.port)
+    with contextlib.ExitStack() as stack:
+        with connections.opening():
+            # As a reader that is started again, or an event loop, in another thread.
+            ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+            listens = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            listens.bind(("127.0.0.1", 0))
+            asks = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            asks.connect(listens.getsockname())
+            client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
+
+        connections.shut()
+
+        with pytest.raises(dist.DistNetworkError):
+            client.get("never")
+        ours.sendall(b"pipe")
+        assert theirs.recv(4) == b"pipe"
+        asks.send(b"query")
+        assert listens.recv(5) == b"query"
+
+
 def test_a_wait_for_peers_to_connect_is_left_behind_and_what_it_makes_late_is_dropped(watchdog: Watchdog) -> None:
     connections = Connections()
     come, dropped = threading.Event(), threading.Event()
@@ -255,6 +278,12 @@ def test_what_was_never_done_is_judged_by_rounds() -> None:
     assert watchdog.limit("evaluation", rounds=3) == pytest.approx(3 * watchdog.limit("round"))
     assert watchdog.limit("mirror") == 60
     assert watchdog.limit_to_move(100_000_000) == 2
+
+
+def test_no_operation_of_a_group_ends_before_the_watchdog_would_end_it() -> None:
+    memory_of_a_gpu = 141_000_000_000
+
+    assert Transport("127.0.0.1").timeout.total_seconds() > Watchdog().limit_to_move(memory_of_a_gpu)
 
 
 def test_what_was_cut_off_may_take_twice_as_long_each_time_until_it_ends_well(watchdog: Watchdog) -> None:

@@ -92,11 +92,10 @@ class Connections:
             threading.Thread(target=after, name="after-shut", daemon=True).start()
 
     def _shut(self, descriptor: int) -> None:
-        with contextlib.suppress(OSError):  # it was closed meanwhile, or is no TCP connection
+        with contextlib.suppress(OSError):  # it was closed meanwhile
             copy = os.dup(descriptor)
             with socket.socket(fileno=copy) as connection:
-                listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if not listens and connection.getsockname()[1] != self._own_port:
+                if _is_tcp(connection) and connection.getsockname()[1] != self._own_port:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -110,6 +109,13 @@ def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
 def _drop_late(drop: Callable[[T], None], made: Future[T]) -> None:
     if made.exception() is None:
         drop(made.result())
+
+
+def _is_tcp(opened: socket.socket) -> bool:
+    """Whether it is a TCP connection. Other threads open sockets, too: to a process that reads samples, or of an event
+    loop."""
+    inet = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
+    return inet and not opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def _sockets() -> set[tuple[int, str]]:

@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from .connections import Connections
 
 __all__ = [
+    "OPERATION_TIMEOUT",
     "GenerationGroups",
     "PrefixStore",
     "Store",
@@ -36,6 +37,9 @@ __all__ = [
     "wait_for",
 ]
 
+#: More than the watchdog grants to anything that goes well: it ends hangs, and this only those that nobody watches. Not
+#: longer, since a group that is being made waits five times as long for a peer that never connects (`connections`).
+OPERATION_TIMEOUT = datetime.timedelta(hours=1)
 #: Global ranks of the other members: any number that is not 0, the rank of this process in the default group.
 _OTHERS = 1 << 20
 
@@ -54,7 +58,7 @@ class Transport:
     """
 
     address: str
-    timeout: datetime.timedelta
+    timeout: datetime.timedelta = OPERATION_TIMEOUT
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
