@@ -6,7 +6,7 @@ rounds, and breaks nothing.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from .errors import CallbackError
@@ -50,6 +50,8 @@ class Teller:
         self._callbacks = callbacks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="callbacks")
         self._told: deque[Future[None]] = deque()
+        #: The first that failed: not what waits for a callback tells of it, which may wait for nobody any more.
+        self._failure: CallbackError | None = None
 
     def tell(self, method: Callable[..., None], *values: Any) -> None:
         """Have a method of each callback called.
@@ -64,25 +66,30 @@ class Teller:
         if self._callbacks:
             self._told.append(self._thread.submit(self._call, method.__name__, values))
             while self._told and self._told[0].done():
-                self._told.popleft().result()
+                self._told.popleft()
+            self._check()
 
     @property
     def behind(self) -> bool:
         """Whether so much is to be told yet that training should wait."""
-        return len(self._told) > _BACKLOG
+        return sum(not told.done() for told in self._told) > _BACKLOG
 
     def catch_up(self) -> None:
-        """Wait until all is told.
+        """Wait until all is told; in any thread.
 
         Raises:
             CallbackError: one failed.
         """
-        while self._told:
-            self._told.popleft().result()
+        wait(tuple(self._told))
+        self._check()
 
     def close(self) -> None:
         """Tell nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _call(self, method: str, values: Sequence[Any]) -> None:
         for callback in self._callbacks:
@@ -90,4 +97,6 @@ class Teller:
                 getattr(callback, method)(*values)
             except BaseException as error:
                 name = f"{type(callback).__name__}.{method}"
-                raise CallbackError(f"{name} failed: {type(error).__name__}: {error}") from error
+                failure = CallbackError(f"{name} failed: {type(error).__name__}: {error}")
+                self._failure = self._failure or failure
+                raise failure from error

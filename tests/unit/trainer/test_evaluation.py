@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,11 @@ from pipetransformer import (
     current_micro_batch,
     train,
 )
+from pipetransformer.callbacks import Teller
 from pipetransformer.checkpoint import latest
 from pipetransformer.data import own_dataset
 from pipetransformer.data.tokens import PaddedTokens
-from pipetransformer.errors import ModelError
+from pipetransformer.errors import CallbackError, ModelError
 from pipetransformer_contract.spec import FreezePoint, FreezePolicyName, TrainerSpec
 from tests.trainer_harness import Ran, Scripted, run_job
 
@@ -180,6 +183,28 @@ def test_training_waits_for_callbacks_that_are_told_too_late(tmp_path: Path, mon
     run(tmp_path, callbacks=[Late()])
 
     assert len(ahead) == 8 and max(ahead) <= 2, "the vote of the next step has told everybody to wait"
+
+
+def test_a_callback_that_fails_while_nobody_waits_for_it_any_more_is_told_of_all_the_same() -> None:
+    waited = threading.Event()
+
+    class Failing(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            assert waited.wait(30)
+            raise ValueError("full disk")
+
+    teller = Teller([Failing()])
+    teller.tell(Callback.on_step, {"step": 0})
+    with ThreadPoolExecutor(1) as barrier:
+        left_behind = barrier.submit(teller.catch_up)
+        waited.set()
+    assert isinstance(left_behind.exception(), CallbackError)
+
+    with pytest.raises(CallbackError, match="full disk"):
+        teller.tell(Callback.on_freeze, 1, 1)
+    with pytest.raises(CallbackError, match="full disk"):
+        teller.catch_up()
+    teller.close()
 
 
 def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
