@@ -190,7 +190,7 @@ class Checkpointer:
             return future.result()
 
     def durable(self) -> DurablePoint | None:
-        """Where the newest checkpoint stands, and the best model, if one is to be kept.
+        """Where the newest checkpoint stands.
 
         Raises:
             SpecError: it is another run's.
@@ -200,11 +200,22 @@ class Checkpointer:
             return None
         with storing(f"spec.checkpoint.location: {self._spec.location}"):
             info = latest(self._spec.location)
-            best = latest(best_location(self._spec.location)) if self._job.spec.evaluation.keep_best else None
         if info is None:
             return None
         check_resumed(self._job.identity, info.run, self._spec.location)
-        return DurablePoint(info.step, info.boundary, info.folder, 0 if best is None else best.step)
+        return DurablePoint(info.step, info.boundary, info.folder)
+
+    def kept_step(self) -> int:
+        """Steps that the best model has been trained that is kept, where one is to be; 0 for none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if self._spec is None or not self._job.spec.evaluation.keep_best:
+            return 0
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            best = latest(best_location(self._spec.location))
+        return 0 if best is None else best.step
 
     def newest_generation(self) -> int:
         """The highest layout generation that has written here; 0 for none.

@@ -54,6 +54,7 @@ def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdo
     }
     better = control.is_better(values, job.spec.evaluation)
     if better and job.spec.evaluation.keep_best:
+        control.kept_step = 0  # from here on nobody knows which, if this breaks
         save_best(job, state, layout, member.groups, barrier)
         control.kept_step = control.step
     control.note_evaluation(values, better=better)  # last: what breaks before it is done again

@@ -397,6 +397,7 @@ class Trainer:
             load_unit=self._checkpointer.load_unit,
             load_control=self._checkpointer.load_control,
             durable=self._checkpointer.durable,
+            kept_step=self._checkpointer.kept_step,
             newest_generation=self._checkpointer.newest_generation,
             cut_at=self._job.cut,
             commit_late=lambda control: self._committer.commit_late(self._state, control),

@@ -22,6 +22,7 @@ from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.watchdog import Watchdog
 from pipetransformer.errors import SpecError, StorageError
+from pipetransformer.evaluation import evaluate, evaluation_due
 from pipetransformer.job import Job
 from pipetransformer.layout import StageLayout
 from pipetransformer.resume import in_order_of_checkpoint
@@ -314,6 +315,27 @@ def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
 def test_nobody_notes_a_best_model_before_it_is_durable(tmp_path: Path) -> None:
     assert run_ranks(2, save_as_best, str(tmp_path / "checkpoint")) == [False, False]
     assert latest(best_location(str(tmp_path / "checkpoint"))) is not None
+
+
+def test_a_best_model_that_may_have_been_replaced_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = {"location": str(tmp_path / "checkpoint"), "everySteps": 100}
+    job = Job.load(make_spec(ADAMW, checkpoint=checkpoint, evaluation={"everySteps": 5, "keepBest": True}))
+    state, (groups, barrier) = trained(job, 5), alone()
+    state.control.best, state.control.best_step, state.control.kept_step = {"accuracy": 0.1}, 3, 3
+    member = mock.Mock(layout=lone_layout(job), groups=groups, world=groups.world, leader=None)
+    member.runner.evaluate.return_value = torch.ones(2, 2)
+
+    def replace(*_: object) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    monkeypatch.setattr("pipetransformer.evaluation.save_best", replace)
+    with pytest.raises(RuntimeError):
+        evaluate(job, state, member, Watchdog(), barrier)
+
+    assert evaluation_due(job, state.control), "it is done again"
+    assert state.control.is_better({"accuracy": 0.0}, job.spec.evaluation), "and is the best, by however little"
 
 
 def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job: Job, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Alone:
             self.new.units = {index: unit.to(self.device) for index, unit in built.items()}
         else:
             self.new.control = self.sources.load_control(self.plan.checkpoint)
-            self.new.control.kept_step = self.plan.kept_step  # whatever was kept when the checkpoint was written
+            self.new.control.kept_step = self.plan.kept_step
             for index in self.wanted:
                 if self.given_up():
                     raise ConnectionAbortedError("given up before all units were read")

@@ -95,6 +95,8 @@ class Assembly:
             num_layers, ties = state_map.num_layers, state_map.ties
         new = WorkerState(num_layers, ties)
         control = Control.from_dict(plan.control)
+        if plan.origin is Origin.MIRROR:
+            control.kept_step = plan.kept_step
         new.control = control if state_map is None else state_map.control(control)
         if plan.origin is Origin.MIRROR:
             self._from_mirrors(new, wanted)

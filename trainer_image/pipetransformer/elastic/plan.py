@@ -80,7 +80,8 @@ class RegroupPlan(_Message):
     Attributes:
         control: the state to go on from, as it is before a map; empty for `Fresh` and `Checkpoint`.
         checkpoint: what to load for `Checkpoint`: all load the same, whatever becomes durable meanwhile.
-        kept_step: steps that the best model has been trained that is kept beside that checkpoint, 0 for none.
+        kept_step: steps that the best model has been trained that the storage keeps, 0 for none; whatever was kept
+            when the state to go on from was. Not for `Peers`, who know.
         earlier_generations: the highest layout generation that the storage knows, for `Fresh` and `Checkpoint`.
     """
 
@@ -98,12 +99,11 @@ class RegroupPlan(_Message):
 
 @dataclass(frozen=True, slots=True)
 class DurablePoint:
-    """Where the newest durable checkpoint stands, its name in the storage, and the best model's step (0 for none)."""
+    """Where the newest durable checkpoint stands, and its name in the storage."""
 
     step: int
     boundary: int
     name: str = ""
-    kept_step: int = 0
 
 
 @dataclass
@@ -236,7 +236,6 @@ def make_plan(
         micro_batch_size=cut.micro_batch_size,
         moves=[],
         checkpoint="" if checkpoint is None else checkpoint.name,
-        kept_step=0 if checkpoint is None else checkpoint.kept_step,
     )
 
 

@@ -65,6 +65,7 @@ class RegroupTools(StateSources):
 
     Attributes:
         durable: the newest durable checkpoint; only the leader asks.
+        kept_step: the step of the best model that the storage keeps, 0 for none; only the leader asks.
         newest_generation: the highest layout generation that the storage knows; only the leader asks.
         cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
         commit_late: commits the pending step as those did who have this control state.
@@ -79,6 +80,7 @@ class RegroupTools(StateSources):
     transport: Transport
     data: str
     durable: Callable[[], DurablePoint | None]
+    kept_step: Callable[[], int]
     newest_generation: Callable[[], int]
     cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
     commit_late: Callable[[Control], None]
@@ -321,15 +323,15 @@ class _Attempt:
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
         self._compare_data(inventories)
-        key, earlier_generations = _PLAN, 0
+        key, kept_step, earlier_generations = _PLAN, 0, 0
 
         def ask_storage() -> DurablePoint | None:
-            nonlocal key, earlier_generations
+            nonlocal key, kept_step, earlier_generations
             store.set(_PLAN, "")
             key = _PLAN_BY_STORAGE
-            asked = self._pass(lambda: (tools.durable(), tools.newest_generation()))
+            asked = self._pass(lambda: (tools.durable(), tools.kept_step(), tools.newest_generation()))
             assert asked is not None
-            found, earlier_generations = asked
+            found, kept_step, earlier_generations = asked
             return found
 
         plan = make_plan(
@@ -341,7 +343,7 @@ class _Attempt:
             durable=ask_storage,
             map_of=tools.map_of,
         )
-        plan.earlier_generations = earlier_generations
+        plan.kept_step, plan.earlier_generations = kept_step, earlier_generations
         store.set(key, plan.model_dump_json())
         return plan
 
