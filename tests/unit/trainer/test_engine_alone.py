@@ -130,3 +130,10 @@ def test_who_goes_back_to_a_mirror_knows_whether_its_best_model_is_kept_yet(
 
     assert (control.step, control.best_step, control.kept_step) == (15, 10, kept)
     assert control.best_is_kept is is_kept
+
+
+def test_the_leaders_store_keeps_nothing_of_what_a_generation_agreed_on(job: Job, hosted: tuple[TCPStore, str]) -> None:
+    store = enter(job, mirrored(job, Control(step=15)), hosted).store
+
+    assert not any(store.check([key]) for key in ("inventory/0", "plan", "plan/by-storage"))
+    assert store.check(["here/w0"]), "it is this generation's"

@@ -7,6 +7,7 @@ and what it had assembled until the next regroup or round settles the matter. Th
 path with nothing in the inventory.
 """
 
+import contextlib
 import math
 import threading
 from collections import defaultdict
@@ -225,6 +226,10 @@ class _Attempt:
     def is_member(self) -> bool:
         return self.rank < len(self.generation.members)
 
+    @property
+    def _leads(self) -> bool:
+        return self.is_member and self.generation.members[self.rank].name == self.generation.leader
+
     def run(self, *, pending: bool) -> tuple[RegroupPlan, WorkerState]:
         """Everything from the rendezvous to the vote."""
         tools, number = self.tools, self.generation.layout_generation
@@ -250,6 +255,10 @@ class _Attempt:
         tools.reached(Moment.ASSEMBLED, number)
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
+        if self._leads:
+            with contextlib.suppress(dist.DistError):  # the generation is committed all the same
+                for key in (_PLAN, _PLAN_BY_STORAGE):
+                    self.store.delete_key(key)
         self.phases.lap("vote")
         return plan, new_state
 
@@ -292,7 +301,7 @@ class _Attempt:
 
     def _agree(self, pending: bool) -> RegroupPlan:
         """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
-        tools, state, generation, store = self.tools, self.state, self.generation, self.store
+        tools, state, store = self.tools, self.state, self.store
         control = state.control
         inventory = Inventory(
             units=sorted(state.units),
@@ -304,7 +313,7 @@ class _Attempt:
             frozen={index: read.step for index, read in dict(tools.read_ahead).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
-        if self.rank == [member.name for member in generation.members].index(generation.leader):
+        if self._leads:
             return self._plan()
         content = store.get(_PLAN).decode()
         if content.startswith(_NO_PLAN):
@@ -322,6 +331,8 @@ class _Attempt:
             Inventory.model_validate_json(content)
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
+        for other in range(total):  # the store lives as long as this worker
+            store.delete_key(f"inventory/{other}")
         self._compare_data(inventories)
         key, kept_step, earlier_generations = _PLAN, 0, 0
 
