@@ -4,13 +4,16 @@ import logging
 import os
 import sys
 
-from .worker import WorkerIdentity, run_worker
+from .worker import EXIT_WORKER, WorkerIdentity, run_worker
 
 
 def main() -> None:
     """Run this worker and exit with its code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    code = run_worker(WorkerIdentity.from_environment()).exit_code
+    try:
+        code = run_worker(WorkerIdentity.from_environment()).exit_code
+    except SystemExit as error:  # told to stop while it waited
+        code = error.code if isinstance(error.code, int) else EXIT_WORKER
     logging.shutdown()
     sys.stdout.flush()
     # The store's server and gloo's threads may still serve others' last reads; they need no tidy end.

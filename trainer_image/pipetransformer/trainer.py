@@ -188,6 +188,7 @@ class Trainer:
         finally:
             self._watchdog.stop()
             self._prefetcher.stop()
+            self._checkpointer.give_up()  # the others count on none of it, and a program's end waits for its threads
             self._cache.close()
             self._teller.close()
             gc.unfreeze()

@@ -4,7 +4,7 @@ import datetime
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,22 +15,26 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from pipetransformer import durable
 from pipetransformer.best import best_location
+from pipetransformer.callbacks import Callback
 from pipetransformer.checkpoint import commit, latest, load_unit, save_unit
 from pipetransformer.durable import Checkpointer
 from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.watchdog import Watchdog
-from pipetransformer.errors import SpecError, StorageError
+from pipetransformer.errors import CallbackError, SpecError, StorageError
 from pipetransformer.evaluation import evaluate, evaluation_due
 from pipetransformer.job import Job
 from pipetransformer.layout import StageLayout
 from pipetransformer.resume import in_order_of_checkpoint
 from pipetransformer.state import Control, WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from pipetransformer_contract.spec import Checkpoint
 from tests.ranks import run_ranks
 from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
 from tests.unit.trainer.test_engine_watchdog import TRANSPORT, pair
+from tests.unit.trainer.test_evaluation import run
 from tests.unit.trainer.test_staging import Late
 
 
@@ -183,6 +187,33 @@ def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
     *given_up, files = [len(list(folder.iterdir())) for folder in sorted(Path(location(job)).iterdir())]
     assert files == job.num_layers + 2
     assert sum(given_up) <= 1, "the unit that was being written"
+
+
+def test_what_a_run_was_writing_when_it_ended_is_not_written_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, written, write = Gate(monkeypatch), threading.Event(), durable._write
+
+    def held(*arguments: Any) -> None:
+        try:
+            write(*arguments)
+        finally:
+            written.set()
+
+    class Failing(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            if line["step"] == 1:
+                raise ValueError("full disk")
+
+    monkeypatch.setattr(durable, "_write", held)
+    with pytest.raises(CallbackError):
+        run(
+            tmp_path, checkpoint=Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1), callbacks=[Failing()]
+        )
+
+    gate.open.set()
+    assert written.wait(30)
+    assert len(list((tmp_path / "checkpoint").glob("*/*"))) <= 1, "the unit that was being written"
 
 
 def make_durable(job: Job, step: int) -> None:
