@@ -45,6 +45,8 @@ _PHASES = {
 def derive_state(conditions: Iterable[Condition]) -> State:
     """The state that a person would name: the first of the true conditions that outranks the others."""
     true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
+    if ConditionType.RUNNING not in true:  # replacements are prepared without which it does not train
+        true -= {ConditionType.RESIZING}
     return next((state for kind, state in _STATES if kind in true), State.PENDING)
 
 

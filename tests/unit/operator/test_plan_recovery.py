@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World, training
@@ -61,6 +61,18 @@ def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkp
     world.settle()
     world.warm_up()
     assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
+
+
+def test_a_job_that_waits_for_those_without_whom_it_cannot_train_is_starting_and_not_resizing() -> None:
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint())
+    world.start()
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    assert world.status.is_true(ConditionType.RESIZING) and not world.status.is_true(ConditionType.RUNNING)
+    assert world.state() is State.STARTING
+    world.warm_up()
+    world.commit()
+    assert world.state() is State.RUNNING
 
 
 def live_through(world: World, seconds: int, end: Callable[[str], None]) -> None:
