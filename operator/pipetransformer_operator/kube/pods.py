@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from ..api import GROUP
+from ..api import GROUP, KIND, PipeTrainingJob
 from ..plan import NOT_SET_UP, Worker, WorkerPhase
 from .api import Object
 from .nodes import Nodes
@@ -18,6 +18,12 @@ def controller_uid(pod: Object) -> str:
     """UID of the object that controls the pod; empty without one."""
     owners = pod["metadata"].get("ownerReferences", [])
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def is_of(kept: Object, job: PipeTrainingJob) -> bool:
+    """Whether a job of this name made the object: this one, or one that was deleted."""
+    owners = {(one["kind"], one["name"]) for one in kept["metadata"].get("ownerReferences", [])}
+    return (KIND, job.metadata.name) in owners
 
 
 def worker_id(pod: Object) -> int | None:

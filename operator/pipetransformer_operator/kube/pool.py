@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
-from ..controller.ports import Conflict, JobKey, NameConflict, Refused
+from ..controller.ports import Conflict, JobKey, NameConflict, Refused, Unavailable
 from ..plan import Worker, worker_name
 from .api import Api, NotFound, Object
 from .nodes import Nodes
-from .pods import controller_uid, is_unattended, observable, observe, worker_id
+from .pods import controller_uid, is_of, is_unattended, observable, observe, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
@@ -140,6 +140,8 @@ class KubePool:
                 except NotFound:
                     raise conflict from None
                 if controller_uid(created) != job.metadata.uid or worker_id(created) != number:
+                    if controller_uid(created) != job.metadata.uid and is_of(created, job):
+                        raise Unavailable(f"pod {name} of a deleted job of this name is still there") from conflict
                     raise NameConflict(name) from conflict
             self._note(job, created)
 

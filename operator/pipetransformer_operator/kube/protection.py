@@ -7,11 +7,11 @@ the name alone another's would be taken over. An object that is as it was last a
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..api import KIND, PipeTrainingJob
+from ..api import PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, Refused, Unavailable
 from ..plan.accounting import JOB_LABEL
 from .api import APPLY_PATCH, Api, NotFound, Object
-from .pods import controller_uid
+from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference
 
 
@@ -76,8 +76,7 @@ class Protection:
         if controller_uid(seen) == job.metadata.uid:
             return seen if seen["spec"] == body["spec"] else await self._patch(path, body, seen["metadata"]["uid"])
         name = f"{body['kind']} {body['metadata']['name']}"
-        owners = {(one["kind"], one["name"]) for one in seen["metadata"].get("ownerReferences", [])}
-        if (KIND, job.metadata.name) in owners:
+        if is_of(seen, job):
             raise Unavailable(f"{name} of a deleted job of this name is still there")
         raise Refused(f"{name} exists and belongs to someone else: delete or rename it, or the job")
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Unavailable
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.pool import KubePool
@@ -88,3 +88,24 @@ async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> 
     await world.pool.prepare(job())
     await world.pool.create(job(), 0, JobStatus())
     assert world.prepared == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "error", "words"),
+    [
+        ("digits", Unavailable, "pod digits-w0 of a deleted job of this name is still there"),
+        ("other", NameConflict, "digits-w0 exists and belongs to someone else"),
+    ],
+)
+async def test_a_pod_of_a_deleted_job_of_this_name_is_awaited_and_one_of_another_has_the_name(
+    owner: str, error: type[Exception], words: str
+) -> None:
+    class Taken(World):
+        async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+            if method == "POST":
+                raise Conflict("exists")
+            controller = {"kind": "PipeTrainingJob", "name": owner, "uid": "earlier", "controller": True}
+            return {"metadata": {"name": "digits-w0", "uid": "uid-9", "ownerReferences": [controller]}}
+
+    with pytest.raises(error, match=words):
+        await Taken().pool.create(job(), 0, JobStatus())
