@@ -38,7 +38,9 @@ TRAINER_CONTAINER = "trainer"
 #: Of a spec's fields in each other: what a pod has is a dozen.
 _MAX_DEPTH = 100
 
-Workers = Annotated[int, Field(ge=1, le=8192)]
+#: The status names each worker, and etcd takes 1.5 MiB an object.
+MAX_WORKERS = 4096
+Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
 
 
 class ElasticPolicy(SpecModel):

@@ -1,11 +1,15 @@
-"""What a turn costs in a large job: all share one event loop, so it grows as the workers do, not as their square."""
+"""What large jobs cost: all share one event loop, so a turn grows as the workers do, and each has to fit into etcd."""
 
+import json
 import sys
 from collections.abc import Callable
 from types import FrameType
 
 import pytest
 
+from pipetransformer_contract.messages import Member
+from pipetransformer_operator.api.job import MAX_WORKERS
+from pipetransformer_operator.api.status import QuotaRequest
 from pipetransformer_operator.plan import plan
 from tests.builders import make_job
 from tests.unit.operator.world import World
@@ -81,3 +85,23 @@ def test_a_turn_costs_as_much_more_as_the_job_is_larger(happens: Callable[[World
         happens(world)
         costs.append(calls(world))
     assert costs[1] < 10 * costs[0]
+
+
+def test_the_status_of_the_largest_job_fits_into_etcd_with_long_names_too() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.start()
+    ids = list(range(MAX_WORKERS))
+    members = [
+        Member(name=f"{key:0>63}", uid=f"{key:0>36}", address=f"[{key:0>39}]:29500", node=f"{key:0>63}") for key in ids
+    ]
+    layout = {"stages": 1, "pipelines": MAX_WORKERS, "members": members, "leader": members[0].name}
+    lists = ("worker_ids", "leaving_ids", "releasing_ids", "claimed_ids")
+    status = world.status.model_copy(
+        update={
+            "plan": world.plan.model_copy(update=layout),
+            "quota_requests": [QuotaRequest(name="q", queue="q", workers=MAX_WORKERS, worker_ids=ids)],
+            **dict.fromkeys(lists, ids),
+        }
+    )
+    size = len(json.dumps(status.to_wire(), separators=(",", ":")))
+    assert 1.0e6 < size < 1.25e6, "of 1.5 MiB: the rest is for the spec, and for long words"
