@@ -13,6 +13,7 @@ from .data import Readers
 from .elastic.exchange import BALLOTS, Exchange
 from .elastic.groups import GenerationGroups, Store, drop_group
 from .elastic.phases import Phases
+from .errors import RunningModel
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader
@@ -78,7 +79,23 @@ class Membership:
             activations: the worker's cache.
             readers: of its samples.
             device: of training.
+
+        Raises:
+            ModelError, DeviceError, DeviceMemoryError: something of it cannot be made. Nothing is sent or received
+                here, so no connection can have broken.
         """
+        with RunningModel("making a stage and its optimizer"):
+            self._equip(job, state, committer, activations, readers, device)
+
+    def _equip(
+        self,
+        job: Job,
+        state: WorkerState,
+        committer: Committer,
+        activations: ActivationCache | None,
+        readers: Readers | None,
+        device: torch.device,
+    ) -> None:
         layout = self.layout
         assert self.groups.pipeline is not None
         spec = StageSpec(

@@ -17,7 +17,7 @@ from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShap
 
 from .errors import SpecError
 from .models import PipelineModel
-from .packs import Pack
+from .packs import STEP_COUNT, Pack
 
 #: Optimizer state by whole-model parameter name, then by the optimizer's own key such as `exp_avg`.
 Moments = dict[str, dict[str, Tensor]]
@@ -45,7 +45,7 @@ def make_optimizer(
             states[parameter] = state
         elif not state:
             state |= {
-                key: torch.zeros(shape, dtype=dtype, device=parameter.device if shape else None)
+                key: torch.zeros(shape, dtype=dtype, device=None if key == STEP_COUNT else parameter.device)
                 for key, (shape, dtype) in moment_shapes(spec, parameter).items()
             }
     for pack in packs:
@@ -105,7 +105,7 @@ def moment_shapes(spec: Optimizer, parameter: Tensor) -> dict[str, tuple[torch.S
     """Shape and type of each entry of a parameter's state once it has been stepped."""
     like = (parameter.shape, parameter.dtype)
     if spec.name is OptimizerName.ADAMW:
-        return {"step": (torch.Size(), torch.float32), "exp_avg": like, "exp_avg_sq": like}
+        return {STEP_COUNT: (torch.Size(), torch.float32), "exp_avg": like, "exp_avg_sq": like}
     return {"momentum_buffer": like} if spec.momentum else {}
 
 

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 #: Bytes from which on a tensor is worth operations of its own.
 _LARGE = 1 << 16
 
+#: The entry of an optimizer's state that has one value for a whole tensor, on the CPU wherever that is: Adam's count of
+#: steps. Its shape does not tell: that of all entries of a scalar parameter is the same.
+STEP_COUNT = "step"
+
 
 @dataclass(frozen=True)
 class Pack:
@@ -37,12 +41,12 @@ class Pack:
 
     def join_moments(self, moments: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Move their moments, which all of them have, into one tensor an entry, and give those. What has one value for
-        a whole tensor, as Adam's count of steps, is the same for all."""
+        a whole tensor is the same for all."""
         joined = {}
         for key, first in moments[next(iter(self.parameters))].items():
             entries = [moments[name][key] for name in self.parameters]
-            joined[key] = first if first.dim() == 0 else torch.cat([entry.flatten() for entry in entries])
-            parts = [first] * len(entries) if first.dim() == 0 else self._parts(joined[key])
+            joined[key] = first if key == STEP_COUNT else torch.cat([entry.flatten() for entry in entries])
+            parts = [first] * len(entries) if key == STEP_COUNT else self._parts(joined[key])
             for name, part in zip(self.parameters, parts, strict=True):
                 moments[name][key] = part
         return joined

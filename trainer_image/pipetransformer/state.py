@@ -18,6 +18,7 @@ from pipetransformer_contract.spec import Evaluation, Goal, Optimizer
 from .freezing import apply_boundary, trains
 from .models import Ties, unit_name
 from .optimizer import Moments, moment_shapes
+from .packs import STEP_COUNT
 
 _ALIGNMENT = 16
 #: Bytes from which on a tensor travels by itself.
@@ -185,12 +186,10 @@ class WorkerState:
                 _set(unit, name, tensors[f"{prefix}.{name}"])
         self.units[index] = unit
         for name, _ in self.named_parameters(index):
-            # Adam's count of steps is on the CPU wherever the parameters are.
-            self.moments[name] = {
-                key.removeprefix(f"{name}@"): tensor if tensor.ndim else tensor.cpu()
-                for key, tensor in tensors.items()
-                if key.startswith(f"{name}@")
+            entries = {
+                key.removeprefix(f"{name}@"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}@")
             }
+            self.moments[name] = {key: tensor.cpu() if key == STEP_COUNT else tensor for key, tensor in entries.items()}
 
     def joined(self, other: "WorkerState | None") -> "WorkerState":
         """This state with the units that only `other` holds, if both are of the same step; nothing is copied."""

@@ -1,5 +1,6 @@
 """Small parameters are stepped as one tensor, and nobody who knows them by name can tell."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,21 +11,33 @@ from pipetransformer.optimizer import Moments, make_optimizer
 from pipetransformer.packs import Pack, packing_order
 from pipetransformer_contract.spec import Optimizer
 
-SHAPES = {"weight": (8, 4), "bias": (8,), "norm.weight": (8,), "norm.bias": (8,)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "weight": (8, 4),
+    "bias": (8,),
+    "norm.weight": (8,),
+    "norm.bias": (8,),
+    "gate": (),
+}
 NO_DECAY = {"bias", "norm.bias"}
 ADAMW: dict[str, Any] = {"name": "AdamW", "weightDecay": 0.1}
 SGD: dict[str, Any] = {"name": "SGD", "momentum": 0.9, "weightDecay": 0.1}
 
 
-def parameters() -> dict[str, nn.Parameter]:
+#: A pack of nothing but scalars, as the gates of ReZero are.
+GATES: dict[str, tuple[int, ...]] = {"attention.gate": (), "mlp.gate": ()}
+
+
+def parameters(shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> dict[str, nn.Parameter]:
     torch.manual_seed(0)
-    return {name: nn.Parameter(torch.randn(shape, dtype=torch.float64)) for name, shape in SHAPES.items()}
+    return {name: nn.Parameter(torch.randn(shape, dtype=torch.float64)) for name, shape in shapes.items()}
 
 
 def packs_of(named: dict[str, nn.Parameter]) -> list[Pack]:
     packs = []
     for names in packing_order(named, NO_DECAY):
-        gradient = torch.zeros(sum(named[name].numel() for name in names), dtype=torch.float64)
+        gradient = torch.zeros(
+            sum(named[name].numel() for name in names), dtype=torch.float64, device=named[names[0]].device
+        )
         for name, part in zip(names, torch.split(gradient, [named[name].numel() for name in names]), strict=True):
             named[name].grad = part.view_as(named[name])
         packs.append(Pack({name: named[name] for name in names}, gradient))
@@ -49,19 +62,20 @@ def flat(moments: Moments) -> dict[str, Tensor]:
 
 def test_side_by_side_lie_those_that_decay_alike_and_the_large_alone() -> None:
     named = parameters() | {"large": nn.Parameter(torch.zeros(1 << 14))}
-    assert packing_order(named, NO_DECAY) == [["large"], ["weight", "norm.weight"], ["bias", "norm.bias"]]
+    assert packing_order(named, NO_DECAY) == [["large"], ["weight", "norm.weight", "gate"], ["bias", "norm.bias"]]
 
 
 @pytest.mark.parametrize("spec", [ADAMW, SGD, SGD | {"momentum": 0.0}], ids=["adamw", "momentum", "sgd"])
-def test_a_packed_step_is_the_step(spec: dict[str, Any]) -> None:
-    ours, theirs = parameters(), parameters()
+@pytest.mark.parametrize("shapes", [SHAPES, GATES], ids=["all", "scalars"])
+def test_a_packed_step_is_the_step(spec: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    ours, theirs = parameters(shapes), parameters(shapes)
     moments: dict[bool, Moments] = {True: {}, False: {}}
 
     for _ in range(2):  # the second time as after a freeze or a regroup: the moments are there
         train(spec, ours, moments[True], steps=3, packed=True)
         train(spec, theirs, moments[False], steps=3, packed=False)
 
-    for name in SHAPES:
+    for name in shapes:
         assert torch.allclose(ours[name], theirs[name], rtol=1e-13, atol=0.0)
     found, expected = flat(moments[True]), flat(moments[False])
     assert found.keys() == expected.keys()
@@ -79,3 +93,19 @@ def test_what_is_received_meanwhile_is_packed_again() -> None:
     train(ADAMW, copies, copied, steps=2, packed=True)
 
     assert all(torch.equal(named[name], copies[name]) for name in SHAPES)
+
+
+def test_moments_of_a_scalar_are_where_those_are_that_it_is_packed_with() -> None:
+    """Meta in place of an accelerator, which not every machine has."""
+    named, moments = (
+        {name: nn.Parameter(one.to("meta")) for name, one in parameters().items()},
+        dict[str, dict[str, Tensor]](),
+    )
+
+    make_optimizer(Optimizer.model_validate(ADAMW), named.items(), moments, NO_DECAY, packs_of(named))
+
+    assert all(
+        entry.device.type == ("cpu" if key == "step" else "meta")
+        for entries in moments.values()
+        for key, entry in entries.items()
+    )

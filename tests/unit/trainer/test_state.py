@@ -15,13 +15,14 @@ BLOCK = 1  # of a model of one block, that is units 0 to 2
 
 
 class Unit(nn.Module):
-    """Large and small parameters, one of them under two names, and a buffer."""
+    """Large and small parameters, one of them under two names and one a scalar, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.wide = nn.Linear(256, 256)
         self.shared = nn.Linear(2, 2)
         self.alias = self.shared
+        self.gate = nn.Parameter(torch.tensor(0.1))
         self.register_buffer("count", torch.tensor(7))
 
 
@@ -108,3 +109,22 @@ def test_state_that_lacks_a_parameter_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"state of blocks\.0 has no wide\.weight"):
         WorkerState(1).put_unit(BLOCK, Unit(), tensors)
+
+
+def test_only_the_count_of_steps_is_on_the_cpu_wherever_a_scalar_parameter_is() -> None:
+    """Meta in place of an accelerator, which not every machine has."""
+    state = WorkerState(1)
+    optimizer = Optimizer(name=OptimizerName.ADAMW)
+    stayed = everything(stepped(holding(Unit()), optimizer))
+
+    state.put_unit(
+        BLOCK,
+        Unit().to("meta"),
+        {name: tensor if name.endswith("@step") else tensor.to("meta") for name, tensor in stayed.items()},
+    )
+
+    assert {key: entry.device.type for key, entry in state.moments["blocks.0.gate"].items()} == {
+        "step": "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }

@@ -295,6 +295,15 @@ def test_a_model_that_cannot_be_saved_is_no_broken_connection(tmp_path: Path) ->
         run(tmp_path)
 
 
+def test_a_stage_that_cannot_be_made_is_no_broken_connection(tmp_path: Path) -> None:
+    """Else its workers would regroup for ever, with a step in no generation."""
+    with (
+        mock.patch("pipetransformer.committing.make_optimizer", side_effect=RuntimeError("tensors on two devices")),
+        pytest.raises(ModelError, match="making a stage and its optimizer failed: RuntimeError: tensors on two"),
+    ):
+        run(tmp_path)
+
+
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
     """The error as it is caught where the cause was, too."""
     error.__cause__ = cause
