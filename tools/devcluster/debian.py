@@ -32,7 +32,7 @@ PACKAGE_OF = {
 CONTROL_PLANE = ("etcd", "openssl")
 NODE = ("containerd", "runc", "nft", "conntrack", "ip", "bridge-cni")
 MONITORING = ("prometheus", "promtool")
-IMAGES = ("buildah", "mmdebstrap", "docker-registry")
+IMAGES = ("buildah", "runc", "mmdebstrap", "docker-registry")
 BROWSER = ("chromium",)
 
 # An unpacked chromium is started without its script in /usr/bin, which knows only where it is installed.

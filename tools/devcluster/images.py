@@ -47,7 +47,9 @@ def command(word: str, *arguments: str | Path) -> list[str | Path]:
         settings = {"PIP_CERT": f"{_CERTIFICATES}/ca-certificates.crt"}
         settings |= {key: os.environ[key] for key in _PIP_SETTINGS if key in os.environ}
         needs += [part for key, value in settings.items() for part in ("--build-arg", f"{key}={value}")]
-        needs += ["--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull-never"]
+        # Its own isolation, chroot, starts buildah anew without the environment that says where its libraries are.
+        needs += ["--isolation", "oci", "--runtime", debian.program("runc"), "--network", "host"]
+        needs += ["--layers", "--force-rm", "--pull-never"]
         needs += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro"]
     if word == "push":
         needs += ["--tls-verify=false"]
