@@ -183,6 +183,19 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
     assert model.embedding.get_submodule("dropout").p == 0.0
 
 
+def test_a_model_that_shall_give_its_attentions_is_saved_so(tmp_path: Path) -> None:
+    options, info, cls = FAMILIES["vit"]
+    spec = spec_of({**options, "output_attentions": True})
+
+    save_pretrained(spec, info, tensors_of(build(spec, info)), tmp_path, dtype=torch.float64)
+
+    theirs = cls.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
+    assert len(theirs(inputs_of(info)).attentions) == 2
+    pretrained = Model(name="huggingface", path=str(tmp_path), num_layers=2)
+    save_pretrained(pretrained, info, tensors_of(build(pretrained, info)), tmp_path / "again", dtype=torch.float64)
+    assert cls.from_pretrained(tmp_path / "again").config.output_attentions
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_how_a_checkpoint_generates_goes_with_its_model(there: bool, tmp_path: Path) -> None:
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=VOCABULARY, bos_token_id=1)

@@ -72,6 +72,7 @@ def save_pretrained(
     state = {name: tensors[ours].detach().cpu() for name, ours in bones.names().items()}
     bones.whole.load_state_dict(state, assign=True)
     bones.whole.tie_weights()
+    bones.whole.config._attn_implementation = None  # ours is not saved, and refuses what its own attention can do
     bones.whole.save_pretrained(folder)
     if spec.path and bones.whole.can_generate():
         _keep_generation(spec.path, folder)
