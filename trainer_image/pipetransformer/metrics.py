@@ -8,7 +8,7 @@ from pipetransformer_contract.spec import Evaluation
 
 from .errors import SpecError
 from .imports import import_function
-from .models import PipelineModel
+from .models import PipelineModel, target_weights
 
 #: Of one micro-batch's (output, target, weight), as a model's loss gets them: what to sum for numerator and
 #: denominator, both scalars, tensors or numbers. Accuracy is (correct, samples), F1 is (2 tp, 2 tp + fp + fn), the loss
@@ -36,7 +36,7 @@ def make_metrics(
     """
     metrics: dict[str, Metric] = {LOSS: model.loss}
     if type(model).correct is not PipelineModel.correct or not targets.is_floating_point():
-        metrics[ACCURACY] = _accuracy(model)
+        metrics[ACCURACY] = accuracy_of(model)
     imported = [import_function(path, field="spec.evaluation.metrics") for path in spec.metrics]
     for metric in [*imported, *own]:
         name = name_of(metric)
@@ -54,8 +54,15 @@ def name_of(metric: Metric) -> str:
     return name
 
 
-def _accuracy(model: PipelineModel) -> Metric:
+def accuracy_of(model: PipelineModel) -> Metric:
+    """What the model calls correct, of all targets, whatever weights its loss gives them, such as those of classes.
+    Where `correct` is replaced, only its author knows what counts: what weighs in the loss."""
+    counts_targets = type(model).correct is PipelineModel.correct
+
     def accuracy(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return model.correct(output, target, weight), model.loss(output, target, weight)[1]
+        correct = model.correct(output, target, weight)
+        if counts_targets:
+            return correct, target_weights(target, weight).sum()
+        return correct, model.loss(output, target, weight)[1]
 
     return accuracy

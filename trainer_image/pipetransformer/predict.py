@@ -7,6 +7,7 @@ import torch
 
 from .checkpoint import load_config, load_model
 from .data import Split, lengths_of, load_dataset
+from .metrics import accuracy_of
 from .models import MicroBatchContext, PipelineModel, set_micro_batch
 
 _BATCH = 256
@@ -14,6 +15,7 @@ _BATCH = 256
 
 def accuracy(model: PipelineModel, split: Split) -> float:
     """Share of the split's targets that the model gets right."""
+    metric = accuracy_of(model)
     correct = weight = 0.0
     with torch.no_grad():
         for start in range(0, len(split), _BATCH):
@@ -23,8 +25,9 @@ def accuracy(model: PipelineModel, split: Split) -> float:
             for unit in model.units:
                 inputs = unit(inputs)
             ones = torch.ones(len(targets))
-            correct += model.correct(inputs, targets, ones).item()
-            weight += model.loss(inputs, targets, ones)[1].item()
+            right, of = metric(inputs, targets, ones)
+            correct += float(right)
+            weight += float(of)
     return correct / weight
 
 

@@ -15,6 +15,7 @@ from pipetransformer.checks import check_model, check_spec
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
 from pipetransformer.job import Job
+from pipetransformer.metrics import accuracy_of
 from pipetransformer.models import (
     KeyedDropout,
     MicroBatchContext,
@@ -107,6 +108,34 @@ def test_targets_of_positions_count_one_by_one_and_missing_ones_not_at_all() -> 
     assert torch.isclose(loss, nn.functional.cross_entropy(output[kept], target[kept], reduction="sum"))
     assert model.loss(output, target, torch.tensor([1.0, 0.0], dtype=torch.float64))[1] == 2
     assert model.correct(output, output.argmax(dim=-1), torch.tensor([1.0, 0.0])) == 3
+
+
+class Balanced(PipelineModel):
+    """With weights of classes, as `nn.CrossEntropyLoss(weight=...)` has."""
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        of_classes = torch.tensor([0.1, 0.1, 0.4])
+        weights = of_classes[target] * weight
+        losses = nn.functional.cross_entropy(output, target, reduction="none")
+        return torch.dot(losses, weights), weights.sum()
+
+
+class Tolerant(Balanced):
+    def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        return super().loss(output, target, weight)[1]
+
+
+def test_accuracy_is_the_share_of_targets_whatever_weights_the_loss_gives_them() -> None:
+    output, target = torch.eye(3)[[0, 1, 2, 2]], torch.tensor([0, 1, 0, 2])
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0])
+
+    balanced = Balanced(nn.Linear(2, 2), [nn.Linear(2, 2)], nn.Linear(2, 3), (2,))
+    correct, of = accuracy_of(balanced)(output, target, weight)
+    assert correct == 2 and of == 3
+
+    tolerant = Tolerant(nn.Linear(2, 2), [nn.Linear(2, 2)], nn.Linear(2, 3), (2,))
+    correct, of = accuracy_of(tolerant)(output, target, weight)
+    assert correct == of == pytest.approx(0.3), "who replaces `correct` counts as the loss does"
 
 
 def test_classes_in_a_column_are_counted_as_classes() -> None:

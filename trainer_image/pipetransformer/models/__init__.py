@@ -3,7 +3,7 @@
 from .build import HUGGINGFACE, build_model, build_units, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout, SamplesFirstError
-from .model import PipelineModel, unit_name
+from .model import PipelineModel, target_weights, unit_name
 from .own import OwnModel
 from .run import run_unit
 from .ties import Tie, Ties
@@ -23,5 +23,6 @@ __all__ = [
     "import_huggingface",
     "run_unit",
     "set_micro_batch",
+    "target_weights",
     "unit_name",
 ]

@@ -100,7 +100,7 @@ class PipelineModel:
             weight: (micro-batch,) 0 for padding.
         """
         losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
-        weights = _target_weights(target, weight).flatten()
+        weights = target_weights(target, weight).flatten()
         return torch.dot(losses, weights.to(losses.dtype)), weights.sum()
 
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class PipelineModel:
                 f"targets {tuple(target.shape)} are no classes of {tuple(output.shape)}: replace `correct`"
             )
         target = target.view_as(classes)
-        return ((classes == target) * _target_weights(target, weight)).sum()
+        return ((classes == target) * target_weights(target, weight)).sum()
 
 
 def _fix_constants(unit: nn.Module) -> None:
@@ -126,7 +126,7 @@ def _fix_constants(unit: nn.Module) -> None:
                 module.register_buffer(name, parameter.detach())
 
 
-def _target_weights(target: Tensor, weight: Tensor) -> Tensor:
+def target_weights(target: Tensor, weight: Tensor) -> Tensor:
     """The weight of each target: its sample's, or none where there is no target."""
     of_samples = weight if target.dim() == 1 else weight.view(-1, *[1] * (target.dim() - 1))
     return (target != _NO_TARGET) * of_samples
