@@ -89,6 +89,13 @@ def test_gradient_norm_of_an_all_frozen_model_stays() -> None:
     assert GradientNorm(1 / 2, EVERY_STEP).decide(observe(1, 12)) == 12
 
 
+def test_gradient_norm_takes_no_block_without_a_gradient_for_the_stillest() -> None:
+    policy = GradientNorm(1 / 2, EVERY_STEP)
+    assert policy.decide(observe(1, 0, [0.0, 1.0, *[5.0] * 10, 0.0, 0.0])) == 1
+    assert policy.decide(observe(1, 0, [0.0, 0.0, 0.0, 1.0, *[5.0] * 9, 0.0])) == 3
+    assert policy.decide(observe(1, 4, [0.0] * 14)) == 4
+
+
 def test_gradient_norm_waits_for_its_next_instant_when_the_step_was_skipped() -> None:
     observation = FreezeObservation(step=1, epoch=1, boundary=3, num_layers=12, unit_gradient_norms=())
     assert GradientNorm(1 / 2, EVERY_STEP).decide(observation) == 3
@@ -184,6 +191,13 @@ def test_norm_change_looks_only_at_active_blocks_and_never_freezes_the_last() ->
     policy = NormChange(100, Instants(0, 2))
     norms: list[list[float]] = [[10, 10, 10, 10], [99, 11, 13, 14], [99, 11, 13, 15], [99, 99, 13, 15]]
     assert change_norms(policy, norms, boundary=1) == [1, 3, 3, 3]
+
+
+def test_norm_change_leaves_out_blocks_that_have_nothing_to_train() -> None:
+    policy = NormChange(50, Instants(0, 2))
+    assert change_norms(policy, [[0, 0, 10, 10], [0, 0, 11, 15]]) == [0, 3]
+    policy = NormChange(50, Instants(0, 2))
+    assert change_norms(policy, [[0, 0, 0, 0], [0, 0, 0, 0]]) == [0, 0]
 
 
 def test_norm_change_neither_counts_skipped_steps_nor_those_before_its_start() -> None:

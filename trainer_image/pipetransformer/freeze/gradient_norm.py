@@ -1,7 +1,8 @@
 """PipeTransformer's Eq. 1 as published: freeze up to the layer whose gradient is smallest, within a geometric bound.
 
 The released code hard-codes the bound and never looks at a gradient. Here L_frozen counts layers, so "freeze up to
-layer l" freezes l itself, the one that moves least, and all before it.
+layer l" freezes l itself, the one that moves least, and all before it. A block without a gradient has nothing that
+trains and is not asked.
 """
 
 from .policy import FreezeObservation, FreezePolicy, Instants, ceil_share
@@ -20,5 +21,7 @@ class GradientNorm(FreezePolicy):
         if not norms or boundary >= num_layers or self.instants.number(observation.step) is None:
             return boundary
         bound = boundary + ceil_share(self.alpha * (num_layers - boundary))
-        stillest = min(range(boundary, num_layers), key=lambda block: norms[block])
-        return min(bound, stillest + 1)
+        moving = [block for block in range(boundary, num_layers) if norms[block] > 0]
+        if not moving:
+            return boundary
+        return min(bound, min(moving, key=lambda block: norms[block]) + 1)

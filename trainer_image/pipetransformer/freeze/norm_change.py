@@ -17,7 +17,8 @@ class NormChange(FreezePolicy):
     """Freezes all blocks before the first active one whose norm changed at least as much as `percentile` of them.
 
     The change of a block is |before - now| / before, of its mean gradient norm in this interval and in the one before.
-    Some block always reaches the percentile, so the last active block never freezes.
+    Some block always reaches the percentile, so the last active block never freezes. A block without a gradient in both
+    intervals has nothing that trains: it counts for no percentile and freezes with those around it.
     """
 
     def __init__(self, percentile: float, instants: Instants) -> None:
@@ -39,9 +40,12 @@ class NormChange(FreezePolicy):
         self._before, self._sums, self._count = now, [], 0
         if not before or boundary >= num_layers:
             return boundary
-        changes = [_change(before[block], now[block]) for block in range(boundary, num_layers)]
+        active = [block for block in range(boundary, num_layers) if before[block] or now[block]]
+        if not active:
+            return boundary
+        changes = [_change(before[block], now[block]) for block in active]
         threshold = np.percentile(changes, self.percentile)
-        return boundary + next(place for place, change in enumerate(changes) if change >= threshold)
+        return next(block for block, change in zip(active, changes, strict=True) if change >= threshold)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._sums, "count": self._count, "before": self._before}
