@@ -12,8 +12,10 @@ from pipetransformer_contract.spec_model import SpecModel
 
 from .checkpoint import Folder
 from .errors import SpecError
-from .models import PipelineModel
+from .models import PipelineModel, is_keyed
 
+#: Draw in each forward, from the process's random state.
+_DRAWING = nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
 _TransformerLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 
 
@@ -113,6 +115,22 @@ def check_model(model: PipelineModel) -> None:
                     "spec.model",
                     f"{path} is a {type(module).__name__} that takes positions first, but between blocks and for its "
                     "dropout samples come first: make it with batch_first=True",
+                )
+            if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
+                raise SpecError(
+                    "spec.model",
+                    f"{path} is a {type(module).__name__} with dropout, whose draws would depend on the layout: set "
+                    "dropout=0, or make one of each layer with Dropout between them",
+                )
+            if isinstance(module, nn.MultiheadAttention) and module.dropout and not is_keyed(module):
+                raise SpecError(
+                    "spec.model",
+                    f"{path} is a {type(module).__name__} with dropout, whose draws would depend on the layout: use "
+                    "nn.MultiheadAttention itself, or set dropout=0",
+                )
+            if isinstance(module, _DRAWING):
+                raise SpecError(
+                    "spec.model", f"{path} is a {type(module).__name__}, whose draws would depend on the layout"
                 )
             if isinstance(module, _DropoutNd):
                 raise SpecError(

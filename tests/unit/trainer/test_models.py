@@ -294,6 +294,15 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation(dropout: KeyedDropout) 
     assert torch.equal(dropout.eval()(x), x)
 
 
+def test_dropout_of_all_gives_zeros() -> None:
+    x = torch.ones(2, 8, requires_grad=True)
+    set_micro_batch(MicroBatchContext(0, [0, 1]))
+    dropped = KeyedDropout(1.0, seed=3, place=1)(x)
+    dropped.sum().backward()
+    assert torch.equal(dropped, torch.zeros(2, 8))
+    assert x.grad is not None and torch.equal(x.grad, torch.zeros(2, 8))
+
+
 def test_dropout_refuses_a_micro_batch_that_it_was_not_told_of(dropout: KeyedDropout) -> None:
     set_micro_batch(MicroBatchContext(0, [1, 2]))
     with pytest.raises(ValueError, match=r"\(3, 4\) in a micro-batch of 2 samples, which come first"):

@@ -88,6 +88,10 @@ def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
     return lambda: [nn.Linear(4, 8), *blocks, nn.Linear(8, 2)]
 
 
+class OwnAttention(nn.MultiheadAttention):
+    """Of a class that nothing is known of."""
+
+
 class OfPositions(nn.Module):
     """Drops what has positions first."""
 
@@ -269,6 +273,13 @@ class Unreadable(TorchDataset[Any]):
         ),
         ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),
         ({"model": around(nn.TransformerEncoderLayer(8, 2, 8))}, SpecError, r"blocks\.0 is a .* with batch_first=True"),
+        (
+            {"model": around(nn.GRU(8, 8, 2, dropout=0.1))},
+            SpecError,
+            r"blocks\.0 is a GRU with dropout, .* set dropout=0",
+        ),
+        ({"model": around(OwnAttention(8, 2, dropout=0.1))}, SpecError, r"blocks\.0 is a OwnAttention with dropout"),
+        ({"model": around(nn.RReLU())}, SpecError, r"blocks\.0 is a RReLU, whose draws would"),
         ({"model": around(nn.Dropout1d(0.1))}, SpecError, r"blocks\.0 is a Dropout1d"),
         ({"model": around(nn.BatchNorm1d(8, track_running_stats=False))}, SpecError, r"blocks\.0 is a BatchNorm1d"),
         ({"run_dir": "/dev/null"}, StorageError, "the run's record in /dev/null"),

@@ -3,6 +3,7 @@
 from .build import HUGGINGFACE, build_model, build_units, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout, SamplesFirstError
+from .keyed import is_keyed
 from .model import PipelineModel, target_weights, unit_name
 from .own import OwnModel
 from .run import run_unit
@@ -21,6 +22,7 @@ __all__ = [
     "build_units",
     "current_micro_batch",
     "import_huggingface",
+    "is_keyed",
     "run_unit",
     "set_micro_batch",
     "target_weights",

@@ -52,6 +52,8 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
     draw = context.draws.get(place, 0)
     context.draws[place] = draw + 1
     keys = [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
+    if p == 1.0:
+        return x * 0.0  # as torch: there is no rest to scale
     bits = _random_bits(torch.tensor(keys, device=x.device), x.numel() // samples).reshape(x.shape)
     return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
 

@@ -47,6 +47,11 @@ def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:
     return unit
 
 
+def is_keyed(attention: nn.MultiheadAttention) -> bool:
+    """Whether what it drops belongs to samples: not so a subclass, whose forward nobody here knows."""
+    return type(attention) is KeyedMultiheadAttention
+
+
 class _PlacedDropout(KeyedDropout):
     """In place of one of torch's. A function that gives the same modules again gets them with new places."""
 
