@@ -346,8 +346,7 @@ class Trainer:
         self._prefetcher.stop()
         control = self._state.control
         self._policy = PolicyCopy(self._job.policy, control.policy)
-        if control.step == 0:
-            move_boundary(self._job, self._policy, self._state)
+        moved = control.step == 0 and move_boundary(self._job, self._policy, self._state)
         began = wall_clock() - result.phases.total
         # From a suspended job's last round to its next start nobody paused.
         started = layout.generation.reason is ResizeReason.START
@@ -373,6 +372,8 @@ class Trainer:
         if layout.is_leader:
             member.leader = Leader(self._job, self._reporter, self._teller, self._run_dir, layout)
             member.leader.committed(control, self._checkpointer.known(control))
+            if moved:
+                member.leader.frozen(control)
             self._watcher.watch(layout.number)
         self._checkpointer.give_up()
         if control.step > 0:

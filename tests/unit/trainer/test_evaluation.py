@@ -118,6 +118,16 @@ def test_callbacks_are_told_of_all_that_happens(tmp_path: Path) -> None:
     assert result.metrics["positives"] == pytest.approx(expected)
 
 
+def test_a_boundary_that_holds_from_the_first_step_on_is_told_too(tmp_path: Path) -> None:
+    log = Log()
+    boundaries = [FreezePoint(step=0, boundary=2), FreezePoint(step=3, boundary=1)]
+
+    run(tmp_path, callbacks=[log], freeze=Freeze(policy=FreezePolicyName.EXPLICIT, boundaries=boundaries))
+
+    assert log.of("freeze") == [(0, 2), (3, 1)]
+    assert [(event["step"], event["frozenLayers"]) for event in events(tmp_path, "Frozen")] == [(0, 2), (3, 1)]
+
+
 def test_a_metric_is_a_quotient_of_sums_whatever_the_layout(tmp_path: Path) -> None:
     spec = TrainerSpec.model_validate(
         {
