@@ -176,7 +176,8 @@ class Training(SpecModel):
         default=False, description="Units keep only their input, and compute their forward again for the backward."
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        default=0, description="Of weights, order of samples, augmentation and dropout."
+        default=0,
+        description="Of weights, order of samples and dropout. What augments or hides follows from step and sample.",
     )
     rules = (
         Rule(
