@@ -66,7 +66,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
         num_layers = forecast.job.num_layers
         layers = [len(range(max(span.start, 1), min(span.stop, num_layers + 1))) for span in cut.spans]
         holds = spec.elastic_policy.on_pack is OnPack.HOLD
-        gpus = min(spec.elastic_policy.workers, spec.elastic_policy.max_workers) if holds else layout.workers
+        gpus = min(spec.elastic_policy.workers, spec.elastic_policy.ceiling) if holds else layout.workers
         found.append(Phase(step, boundary, layout, layers, seconds, gpus))
     return found
 
@@ -92,7 +92,7 @@ def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
     offers = [Offer(stages=stages, bytes_per_worker=0)]
     found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
     if found is None:
-        raise ValueError(f"spec.elasticPolicy.maxWorkers: {elastic.max_workers} carry no layout of {stages} stages")
+        raise ValueError(f"spec.elasticPolicy.maxWorkers: {elastic.ceiling} carry no layout of {stages} stages")
     return found
 
 
@@ -101,7 +101,7 @@ def _bounds(spec: JobSpec, forecast: "Forecast") -> Bounds:
     return Bounds(
         initial=spec.initial_layout,
         min_workers=elastic.min_workers,
-        max_workers=elastic.max_workers,
+        max_workers=elastic.ceiling,
         min_pipelines=elastic.min_pipelines,
         max_pipelines=spec.max_pipelines,
         bytes_budget=forecast.job.bytes_budget,
@@ -112,7 +112,7 @@ def _choose(spec: JobSpec, forecast: "Forecast", boundary: int, present: Present
     elastic = spec.elastic_policy
     return choose(
         forecast.offers(boundary),
-        elastic.max_workers if elastic.on_pack.widens else elastic.workers,
+        elastic.ceiling if elastic.on_pack.widens else elastic.workers,
         _bounds(spec, forecast),
         on_pack=elastic.on_pack,
         packing=spec.pipeline.packing,

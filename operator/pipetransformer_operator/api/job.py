@@ -38,18 +38,24 @@ TRAINER_CONTAINER = "trainer"
 #: Of a spec's fields in each other: what a pod has is a dozen.
 _MAX_DEPTH = 100
 
-#: The status names each worker, and etcd takes 1.5 MiB an object.
+#: No layout has more: the status names each worker, and etcd takes 1.5 MiB an object.
 MAX_WORKERS = 4096
-Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
+Workers = Annotated[int, Field(ge=1, le=8192)]
 
 
 class ElasticPolicy(SpecModel):
     """How many workers the job may have. A worker is one accelerator."""
 
-    workers: Workers = Field(description="Workers at a start, also after a suspend: a multiple of pipeline.stages.")
-    min_workers: Workers = Field(default=1, description="No layout has fewer.")
+    workers: Workers = Field(
+        description="Workers at a start, also after a suspend: a multiple of pipeline.stages. Where maxWorkers allows"
+        " fewer, the job starts smaller."
+    )
+    min_workers: Workers = Field(
+        default=1, description=f"No layout has fewer; with more than {MAX_WORKERS:,} no job starts."
+    )
     max_workers: Workers = Field(
-        description="A ceiling, at a start as well; the largest legal layout below it is used."
+        description="A ceiling, at a start as well; the largest legal layout below it is used. It counts as"
+        f" {MAX_WORKERS:,} where it is more: no job has more workers."
     )
     min_pipelines: Workers = Field(default=1, description="Smallest data-parallel width.")
     max_pipelines: Workers | None = Field(
@@ -72,6 +78,11 @@ class ElasticPolicy(SpecModel):
             ".minPipelines",
         ),
     )
+
+    @property
+    def ceiling(self) -> int:
+        """Workers that no layout may exceed."""
+        return min(self.max_workers, MAX_WORKERS)
 
 
 class CleanPodPolicy(StrEnum):

@@ -163,10 +163,11 @@ def _resizing(draft: Draft) -> None:
 
 def _above_the_ceiling(draft: Draft) -> str:
     """Why a job has more workers than its spec allows; empty when that is not so."""
-    plan, ceiling = draft.status.plan, draft.spec.elastic_policy.max_workers
+    plan, ceiling = draft.status.plan, draft.spec.elastic_policy.ceiling
     if plan is None or plan.layout.workers <= ceiling or layouts.best(draft, plan.layout.workers):
         return ""
-    return f"spec.elasticPolicy.maxWorkers is {ceiling}, and no legal layout has so few workers: the job stays as it is"
+    words = "and no legal layout has so few workers: the job stays as it is"
+    return f"spec.elasticPolicy.maxWorkers allows {ceiling}, {words}"
 
 
 def _limit_of_pipelines(draft: Draft) -> str:
@@ -174,7 +175,7 @@ def _limit_of_pipelines(draft: Draft) -> str:
     plan, most, elastic = draft.status.plan, draft.status.num_shards, draft.spec.elastic_policy
     if plan is None or most is None or plan.pipelines < most or not draft.on_pack.widens:
         return ""
-    allowed = min(draft.spec.max_pipelines, elastic.max_workers // plan.stages)
+    allowed = min(draft.spec.max_pipelines, elastic.ceiling // plan.stages)
     if allowed <= most:
         return ""
     durable = draft.status.checkpoint

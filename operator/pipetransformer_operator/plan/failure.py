@@ -190,7 +190,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(kept)
         return
     to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
-    most = max(len(kept), min(to.workers, draft.spec.elastic_policy.max_workers))  # who is above it would join nothing
+    most = max(len(kept), min(to.workers, draft.spec.elastic_policy.ceiling))  # who is above it would join nothing
     if asleep:
         draft.keep_workers(kept)
     else:

@@ -17,7 +17,7 @@ def bounds_of(draft: Draft) -> Bounds:
     return Bounds(
         initial=Layout(stages, max(1, (status.initial_workers or elastic.workers) // stages)),
         min_workers=elastic.min_workers,
-        max_workers=elastic.max_workers,
+        max_workers=elastic.ceiling,
         min_pipelines=elastic.min_pipelines,
         max_pipelines=min(draft.spec.max_pipelines, status.num_shards or draft.spec.max_pipelines),
         bytes_budget=report.bytes_budget if report else 0,

@@ -150,7 +150,7 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     found = {reason for reason, _ in reasons}
     worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
-    ceiling = draft.spec.elastic_policy.max_workers
+    ceiling = draft.spec.elastic_policy.ceiling
     if not words and draft.status.quota_requests:
         words = "quota is not free before the pods of earlier workers are gone"
     elif not words and len(draft.status.worker_ids) >= ceiling:
@@ -175,7 +175,7 @@ def can_start(draft: Draft) -> bool:
 def _held(draft: Draft) -> int:
     """What a job holds that gives nothing back: its starting size, or its queue's quota for that, below its ceiling."""
     own = draft.status.own_requests
-    most = min(draft.status.initial_workers, draft.spec.elastic_policy.max_workers)
+    most = min(draft.status.initial_workers, draft.spec.elastic_policy.ceiling)
     return min(most, sum(request.granted for request in own)) if own else most
 
 

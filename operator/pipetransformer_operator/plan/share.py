@@ -46,7 +46,7 @@ def take(draft: Draft) -> None:
 
 def ceiling(draft: Draft) -> int:
     """Workers up to which the job may grow, even if its share was computed for the layout before."""
-    most, share = draft.spec.elastic_policy.max_workers, draft.status.share
+    most, share = draft.spec.elastic_policy.ceiling, draft.status.share
     if share is None or share.yields or draft.on_pack is not OnPack.AUTO:
         return most
     return min(most, share.workers)

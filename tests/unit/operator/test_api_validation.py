@@ -30,6 +30,7 @@ VALID = [
     make_job().stages(4).workers(8, most=16),
     make_job().stages(2).workers(4).release(),
     make_job().stages(4).workers(8, most=2),
+    make_job().workers(8192, least=8192, most=8192).set("training.globalBatchSize", 8192),  # stored by operators before
     make_job().checkpoint("s3://bucket/x").suspended(),
     make_job().set("model.name", "mine.models:build").set("model.options", {"depth": 3}),
     make_job().set("freeze.policy", "mine.policies:Mine").set("freeze.options", {"blocks": 3}),

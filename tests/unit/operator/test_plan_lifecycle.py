@@ -408,9 +408,30 @@ def test_a_job_that_no_ceiling_can_make_smaller_says_so() -> None:
     world.start()
     scale(world, 1)
     assert world.shape == (2, 2)
-    assert "maxWorkers is 1, and no legal layout has so few" in world.condition(ConditionType.RESIZING).message
+    assert "maxWorkers allows 1, and no legal layout has so few" in world.condition(ConditionType.RESIZING).message
     scale(world, 3)
     assert (world.shape, world.condition(ConditionType.RESIZING).message) == ((1, 3), "")
+
+
+def test_no_job_has_more_workers_than_its_status_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(make_job().stages(2).workers(8, most=16))
+    world.start()
+    assert world.shape == (2, 4)
+    monkeypatch.setattr("pipetransformer_operator.api.job.MAX_WORKERS", 6)  # as for a job of an operator before
+    scale(world, 15)
+    assert world.shape == (2, 3), "as below any other ceiling"
+    world.kill("digits-w0")
+    for _ in range(3):
+        world.settle()
+        world.warm_up()
+        world.commit()
+        assert len(world.workers) <= 6
+    fresh = World(make_job().stages(2).workers(8, most=16))
+    fresh.start()
+    assert (fresh.shape, len(fresh.workers)) == ((2, 3), 6)
+    never = World(make_job().stages(2).workers(8, least=8, most=16))
+    never.settle()
+    assert "8 to 6 workers in all" in never.condition(ConditionType.RUNNING).message
 
 
 def test_a_job_of_another_manager_is_left_alone() -> None:
