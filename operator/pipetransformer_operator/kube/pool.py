@@ -62,6 +62,7 @@ class KubePool:
         self._asking: Counter[JobKey] = Counter()
         self._gone: dict[JobKey, set[str]] = {}
         self._unattended: dict[str, datetime] = {}
+        self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
 
     @property
     def sees_drains(self) -> bool:
@@ -98,6 +99,7 @@ class KubePool:
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._written.pop(key, None)
+        self._avoided.pop(key, None)
         self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
@@ -110,7 +112,8 @@ class KubePool:
             self._nodes.doubt(job.metadata.uid, silent, unfit)
 
     async def prepare(self, job: PipeTrainingJob) -> None:
-        """See `WorkerPool`."""
+        """See `WorkerPool`. Here is looked up which nodes they keep off, for that takes all workers of the job."""
+        self._avoided[_key(job)] = self._to_avoid(job)
         await self._prepare(job.metadata.namespace)
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
@@ -118,7 +121,7 @@ class KubePool:
         assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = worker_name(job.metadata.name, number)
-        doubted, unfit = self._avoided(job)
+        doubted, unfit = self._avoided.get(_key(job), (set(), set()))
         with self._ask(_key(job)):
             try:
                 pod = render(
@@ -157,7 +160,7 @@ class KubePool:
             if deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]:
                 self._note(job, deleted)
 
-    def _avoided(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
+    def _to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
         """Nodes to keep off: those in doubt that have workers of the job, and others, to which nobody draws any."""
         if self._nodes is None:
             return set(), set()

@@ -10,6 +10,7 @@ from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConf
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.pool import KubePool
+from pipetransformer_operator.plan import Worker
 from tests.builders import make_job
 
 pytestmark = pytest.mark.timeout(20)
@@ -61,10 +62,33 @@ async def test_a_node_in_doubt_takes_nearness_from_new_workers_of_the_jobs_alone
         await world.pool.create(job(), 0, JobStatus())
         ((_, there),) = world.pool._written[KEY].items()
         there["spec"]["nodeName"] = of_the_job
+        await world.pool.prepare(job())
         await world.pool.create(job(), 1, JobStatus())
         assert world.made[-1]["spec"]["affinity"].keys() == kinds
         assert "node-1" in json.dumps(world.made[-1]["spec"]["affinity"]["nodeAffinity"])
         world.pool.forget(KEY)
+
+
+async def test_creations_do_not_look_at_all_workers_of_the_job_each_while_a_node_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, nodes = World(), Nodes()
+    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    nodes.doubt("another", {"node-1": datetime.max.replace(tzinfo=UTC)}, {})
+    looks = 0
+    look = world.pool.list
+
+    def counting(of: PipeTrainingJob) -> tuple[Worker, ...]:
+        nonlocal looks
+        looks += 1
+        return look(of)
+
+    monkeypatch.setattr(world.pool, "list", counting)
+    await world.pool.prepare(job())
+    for number in range(8):
+        await world.pool.create(job(), number, JobStatus())
+    assert looks == 1
+    assert all("node-1" in json.dumps(pod["spec"]["affinity"]["nodeAffinity"]) for pod in world.made)
 
 
 async def test_a_pod_whose_end_was_seen_before_the_answer_to_its_creation_is_not_there() -> None:
@@ -76,10 +100,11 @@ async def test_a_pod_whose_end_was_seen_before_the_answer_to_its_creation_is_not
 async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> None:
     world = World()
     empty = World().pool
+    await world.pool.prepare(job())
     await world.pool.create(job(), 0, JobStatus())
     world.pool.forget(KEY)
     world.pool.gone(KEY, "uid-0")
-    for memory in ("_written", "_gone", "_asking", "_unattended"):
+    for memory in ("_written", "_gone", "_asking", "_unattended", "_avoided"):
         assert vars(world.pool)[memory] == vars(empty)[memory]
 
 
