@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
-from ..controller.ports import Conflict, JobKey, NameConflict, Refused, Unavailable
+from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker, worker_name
 from .api import Api, NotFound, Object
 from .nodes import Nodes
@@ -144,7 +144,7 @@ class KubePool:
                     raise conflict from None
                 if controller_uid(created) != job.metadata.uid or worker_id(created) != number:
                     if controller_uid(created) != job.metadata.uid and is_of(created, job):
-                        raise Unavailable(f"pod {name} of a deleted job of this name is still there") from conflict
+                        raise Refused(f"pod {name} of a deleted job of this name is still there") from conflict
                     raise NameConflict(name) from conflict
             self._note(job, created)
 

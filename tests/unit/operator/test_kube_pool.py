@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Unavailable
+from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.pool import KubePool
@@ -118,7 +118,7 @@ async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> 
 @pytest.mark.parametrize(
     ("owner", "error", "words"),
     [
-        ("digits", Unavailable, "pod digits-w0 of a deleted job of this name is still there"),
+        ("digits", Refused, "pod digits-w0 of a deleted job of this name is still there"),
         ("other", NameConflict, "digits-w0 exists and belongs to someone else"),
     ],
 )
