@@ -71,7 +71,7 @@ class Board:
         self._heard: dict[str, datetime] = {}
         self._beats: dict[str, Beat] = {}
         self._lost_peers: dict[str, frozenset[str]] = {}
-        self._polls: dict[str, int] = {}
+        self._polls: dict[str, list[asyncio.Timeout]] = {}
         self._report: Report | None = None
         self._generation: Generation | None = None
         self._shown = False
@@ -230,31 +230,33 @@ class Board:
 
     async def generation_after(self, reporter: Reporter, after: int, *, timeout: float) -> Generation | None:
         """The newest generation above `after` that names the reporter, or None when none came within `timeout` seconds,
-        or before the reporter asked `MAX_POLLS` times more.
+        or before `MAX_POLLS` newer ones of the reporter waited.
 
         Raises:
             Ended: the job has ended.
         """
         self._hear(reporter)
-        mine = self._polls[reporter.uid] = self._polls.get(reporter.uid, 0) + 1
+        polls = self._polls.setdefault(reporter.uid, [])
 
         def found() -> bool:
             return self._ended or (self.layout_generation > after and _names(self._generation, reporter.uid))
 
-        def outdated() -> bool:
-            return self._polls.get(reporter.uid, mine) >= mine + MAX_POLLS
-
         async with self._changed:
-            if mine > MAX_POLLS:
-                self._changed.notify_all()
             try:
-                async with asyncio.timeout(timeout):
-                    await self._changed.wait_for(lambda: found() or outdated())
+                async with asyncio.timeout(timeout) as patience:
+                    polls.append(patience)
+                    if len(polls) > MAX_POLLS:
+                        _end(polls.pop(0))
+                    try:
+                        await self._changed.wait_for(found)
+                    finally:
+                        if patience in polls:
+                            polls.remove(patience)
             except TimeoutError:
                 return None
             if self._ended:
                 raise Ended("the job has ended")
-            return self._generation if found() else None
+            return self._generation
 
     def _hear(self, reporter: Reporter) -> datetime:
         now = self._clock()
@@ -284,6 +286,12 @@ class Board:
         known_workers, known_jobs = self._counted
         self.pulse.add(workers=workers - known_workers, jobs=jobs - known_jobs)
         self._counted = workers, jobs
+
+
+def _end(poll: asyncio.Timeout) -> None:
+    """Ends one poll; to notify the condition would wake all that wait on it, thousands of the job's workers."""
+    if not poll.expired():
+        poll.reschedule(0)
 
 
 def _names(generation: Generation | None, uid: str) -> bool:

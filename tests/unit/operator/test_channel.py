@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pipetransformer_contract.messages import Heartbeat, Member, Report, ResizeReason
 from pipetransformer_operator.api.status import PublishedPlan
+from pipetransformer_operator.channel import board as channel_board
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
 from pipetransformer_operator.channel.board import MAX_POLLS, Board, Reporter
@@ -100,6 +101,22 @@ async def test_of_one_worker_few_polls_wait_and_the_newest_are_kept() -> None:
     await show(board, plan(1, "digits-w0", "digits-w1"))
     generations = await asyncio.gather(other, *waiting)
     assert [one.layout_generation for one in generations] == [1] * (1 + MAX_POLLS)
+
+
+async def test_a_poll_wakes_nobody_else_and_those_that_are_over_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, looked = new_board(), list[str]()
+    await show(board, plan(1, "digits-w0"))
+    monkeypatch.setattr(channel_board, "_names", lambda _, uid: looked.append(uid))
+    first, second = (Reporter(worker.name, worker.uid) for worker in WORKERS)
+    waiting = asyncio.create_task(board.generation_after(first, 0, timeout=600))
+    for _ in range(2 * MAX_POLLS):
+        assert await board.generation_after(second, 0, timeout=0) is None
+    kept = [asyncio.create_task(board.generation_after(second, 0, timeout=600)) for _ in range(MAX_POLLS)]
+    done, _ = await asyncio.wait([waiting, *kept], timeout=0.1)
+    assert not done
+    assert looked.count(first.uid) == 1, "it looked when it came, and was woken by nobody"
+    for poll in (waiting, *kept):
+        poll.cancel()
 
 
 async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
