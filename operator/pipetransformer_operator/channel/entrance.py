@@ -4,6 +4,7 @@ They are counted where they are accepted, before TLS and long before a token is 
 a file and memory, too. One above the bounds is closed at once; a worker comes again.
 """
 
+import asyncio
 import logging
 import resource
 import socket
@@ -23,7 +24,7 @@ MAX_CONNECTIONS = 6000
 FEW = 64
 #: Open files that are left for all else.
 SPARE_FILES = 256
-#: A connection is closed when its first request, or the next one, takes longer to come.
+#: A connection is closed when TLS, its first request, or the next one takes longer to come, or the end of TLS.
 IDLE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 1.0
 #: Connections of one address whose end is logged; all are counted.
@@ -59,8 +60,25 @@ async def serve(
         application, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=IDLE_SECONDS, access_log=None
     )
     await runner.setup()
-    await web.SockSite(runner, listening, ssl_context=context).start()
+    await _Site(runner, listening, ssl_context=context).start()
     return runner
+
+
+class _Site(web.SockSite):
+    """aiohttp's own leaves a minute for the handshake, and half of one for the end of TLS."""
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        seconds = IDLE_SECONDS if self._ssl_context else None
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server,
+            sock=self._sock,
+            ssl=self._ssl_context,
+            ssl_handshake_timeout=seconds,
+            ssl_shutdown_timeout=seconds,
+            backlog=self._backlog,
+        )
 
 
 class Entrance:

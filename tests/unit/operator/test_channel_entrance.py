@@ -106,6 +106,12 @@ class Watched(Entrance):
         super().leave(address)
 
 
+def _trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 class Listening:
     """A channel over TLS."""
 
@@ -133,13 +139,16 @@ class Listening:
         """A connection from one of this machine's addresses, without TLS."""
         return await asyncio.open_connection("127.0.0.1", self._port, local_addr=(address, 0))
 
+    def connect_silently(self, *, tls: bool) -> socket.socket:
+        """A connection that answers nothing, except to begin TLS where it is to."""
+        connection = socket.create_connection(("127.0.0.1", self._port), timeout=5)
+        return _trusting().wrap_socket(connection) if tls else connection
+
     async def ask(self, address: str, request: bytes = b"GET / HTTP/1.0\r\n\r\n") -> bytes:
         """What is answered in all; nothing where the connection was closed."""
         reader, writer = await self.connect(address)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         try:
-            await writer.start_tls(context)
+            await writer.start_tls(_trusting())
             writer.write(request)
             return await reader.read()
         except ConnectionError:
@@ -169,6 +178,17 @@ async def test_a_connection_is_closed_when_its_request_does_not_come(
     monkeypatch.setattr(channel_entrance, "IDLE_SECONDS", 0.1)
     async with Listening() as channel:
         assert await channel.ask("127.0.0.1", request_) == b""
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["before TLS", "at its end"])
+async def test_who_says_nothing_of_tls_holds_no_connection(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_entrance, "IDLE_SECONDS", 0.1)
+    async with Listening() as channel:
+        opened = asyncio.create_task(channel.until_open(1))
+        with await asyncio.to_thread(channel.connect_silently, tls=tls):
+            async with asyncio.timeout(5):
+                await opened
+                await channel.until_open(0)
 
 
 async def test_a_connection_that_never_was_tls_takes_no_place_when_it_ends() -> None:
