@@ -18,8 +18,9 @@ from aiohttp import web
 from .rate import Rate
 
 logger = logging.getLogger(__name__)
-#: Each takes 25 to 34 kB: with a thousand jobs' own memory as much as the chart's limit leaves.
-MAX_CONNECTIONS = 6000
+#: Who waits to join keeps one, and a start waits for those that find no place: workers of two jobs of the largest size
+#: fit, with some left for heartbeats. Each takes 25 to 37 kB: the chart's limit holds all besides a thousand jobs.
+MAX_CONNECTIONS = 12_000
 #: What one address may hold once half of all are taken: a node whose workers share its address needs no more.
 FEW = 64
 #: Open files that are left for all else.

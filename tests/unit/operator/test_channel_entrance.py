@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pipetransformer_operator.api.job import MAX_WORKERS
 from pipetransformer_operator.channel import entrance as channel_entrance
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import TokenTable
@@ -39,15 +40,21 @@ def test_one_address_takes_half_of_all_connections_and_then_each_a_few(caplog: p
     assert len(refused) == MAX_CONNECTIONS // 2
     assert len(caplog.messages) == LOG_RATE[1]
     assert caplog.messages[0] == (
-        "a connection of 10.0.0.1 is closed at once: 3000 of it and 3000 in all are open, of 6000 at most"
+        "a connection of 10.0.0.1 is closed at once: 6000 of it and 6000 in all are open, of 12000 at most"
     )
     assert admitted(entrance, "10.0.0.2") == FEW
-    others = sum(admitted(entrance, f"10.0.1.{number}", FEW + 1) for number in range(100))
+    others = sum(admitted(entrance, f"10.0.1.{number}", FEW + 1) for number in range(200))
     assert others == MAX_CONNECTIONS // 2 - FEW
     entrance.leave("10.0.0.1")
     assert entrance.open == MAX_CONNECTIONS - 1
     assert not entrance.admit("10.0.0.1")
     assert entrance.admit("10.0.0.4")
+
+
+def test_workers_of_two_jobs_of_the_largest_size_wait_together() -> None:
+    entrance = Entrance(MANY_FILES, lambda: None)
+    assert admitted(entrance, "10.0.0.1", MAX_WORKERS) == MAX_WORKERS, "one behind a single address"
+    assert sum(admitted(entrance, f"10.0.1.{number}", 8) for number in range(MAX_WORKERS // 8)) == MAX_WORKERS
 
 
 @pytest.mark.parametrize(("files", "connections"), [(1024, 768), (256, 128)])
