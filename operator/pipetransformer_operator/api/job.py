@@ -116,7 +116,8 @@ class RunPolicy(SpecModel):
     )
     drain_timeout_seconds: Positive = Field(
         default=600,
-        description="Workers on a cordoned node are not evicted before they are replaced, or before so long.",
+        description="Workers on a cordoned node are not evicted before they are replaced, or before so long. A further"
+        " cordon begins that time anew, up to twice as long after the first.",
     )
     active_deadline_seconds: Positive | None = Field(
         default=None,

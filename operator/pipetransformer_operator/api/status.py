@@ -394,10 +394,13 @@ class JobStatus(Wire):
     drain_deadline: datetime | None = Field(
         default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."
     )
-    draining_ids: list[Count] = Field(
-        default_factory=list,
+    last_drain_deadline: datetime | None = Field(
+        default=None, description="Further cordons renew `drainDeadline` until then and no longer."
+    )
+    draining_ids: list[Count] | None = Field(
+        default=None,
         max_length=MAX_MEMBERS,
-        description="Workers on cordoned nodes: another one begins a new `drainDeadline`.",
+        description="Workers on cordoned nodes: another one renews `drainDeadline`.",
     )
     observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
 

@@ -68,24 +68,32 @@ def limit(draft: Draft) -> None:
 
 
 def _set_deadline(draft: Draft) -> None:
-    """A drain has its time from the cordon on, whatever the job is busy with; and so has the next one.
+    """A drain has its time from the cordon on, whatever the job is busy with; and so has the next one, but not without
+    end: nodes that are cordoned one after the other would keep the first from being emptied.
 
-    One that joins from a cordoned node is no news: workers that tolerate cordons would renew the time for ever.
+    One that joins from a cordoned node is no news: workers that tolerate cordons would renew the time as often.
     """
-    plan, known = draft.status.plan, set(draft.status.draining_ids)
+    status, plan = draft.status, draft.status.plan
     going = [worker for worker in draft.wanted if worker.alive and worker.draining]
-    new = [worker for worker in going if worker.id not in known]
-    draft.update(draining_ids=[worker.id for worker in going])
-    members = {member.name for member in plan.members} if plan else set()
+    draft.update(draining_ids=[worker.id for worker in going] or None)
     if not going:
-        draft.update(drain_deadline=None)
-    elif draft.status.drain_deadline is None or any(worker.name in members for worker in new):
-        timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
-        draft.update(drain_deadline=draft.now + timeout)
-        try_at_once(draft)
-        draft.wake_at(draft.now)
-        names = ", ".join(worker.name for worker in new[:8])
-        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are cordoned: {names}")
+        draft.update(drain_deadline=None, last_drain_deadline=None)
+        return
+    timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
+    deadline, known = status.drain_deadline, set(status.draining_ids or ())
+    if deadline is None:
+        last, new = draft.now + 2 * timeout, going
+    else:
+        last = status.last_drain_deadline or deadline + timeout
+        new = [worker for worker in going if known and worker.id not in known]  # none known: of an operator before
+        members = {member.name for member in plan.members} if plan else set()
+        if not any(worker.name in members for worker in new):
+            return
+    draft.update(drain_deadline=min(draft.now + timeout, last), last_drain_deadline=last)
+    try_at_once(draft)
+    draft.wake_at(draft.now)
+    names = ", ".join(worker.name for worker in new[:8])
+    draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are cordoned: {names}")
 
 
 def _precious(draft: Draft) -> bool:

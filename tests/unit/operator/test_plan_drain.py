@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from pipetransformer_contract.messages import Outcome, ResizeReason
-from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World
@@ -147,6 +148,46 @@ def test_a_node_that_is_cordoned_after_the_drain_timeout_of_another_has_all_its_
     world.wait(1)
     world.settle()
     assert stay(world) == 1
+
+
+def test_nodes_that_are_cordoned_one_after_the_other_do_not_keep_the_first_for_longer_than_twice_its_time() -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    world.unschedulable = True
+    for name in ("digits-w0", "digits-w1"):
+        cordon(world, name)
+        world.wait(540)
+        assert stay(world) == len(world.status.worker_ids)
+    cordon(world, "digits-w2")
+    world.wait(119)
+    assert stay(world) == len(world.status.worker_ids) == 7, "replacements are tried at once"
+    world.wait(1)
+    assert stay(world) == 3
+    cordon(world, "digits-w3")
+    assert stay(world) == 3
+    for name in ("digits-w0", "digits-w1", "digits-w2", "digits-w3"):
+        world.workers[name] = replace(world.workers[name], draining=False)
+    world.settle()
+    cordon(world, "digits-w0")
+    world.wait(599)
+    assert stay(world) == len(world.status.worker_ids), "another drain"
+
+
+def test_the_drain_of_an_operator_that_did_not_note_its_workers_keeps_its_time() -> None:
+    world = World(make_job().stages(2).workers(2, least=2))
+    world.start()
+    world.unschedulable = True
+    cordon(world, "digits-w0")
+    deadline = world.status.drain_deadline
+    assert deadline is not None
+    world.wait(590)
+    known = world.status.to_wire()
+    fields = known.keys() - {"drainingIds", "lastDrainDeadline"}
+    world.status = JobStatus.model_validate({key: known[key] for key in fields})
+    world.settle()
+    assert world.status.drain_deadline == deadline
+    cordon(world, "digits-w1")
+    assert world.status.drain_deadline == deadline + timedelta(seconds=590)
 
 
 def test_replacements_that_tolerate_cordons_do_not_renew_the_time_of_the_drain() -> None:
