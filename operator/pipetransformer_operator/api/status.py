@@ -325,8 +325,8 @@ class JobStatus(Wire):
     releasing_ids: list[Count] = Field(
         default_factory=list, max_length=MAX_MEMBERS, description="Workers given back whose pod is not gone yet."
     )
-    surplus_ids: list[Count] = Field(
-        default_factory=list,
+    surplus_ids: list[Count] | None = Field(
+        default=None,
         max_length=MAX_MEMBERS,
         description="Of `leavingIds`, those that a smaller layout left over: released once they are gone.",
     )

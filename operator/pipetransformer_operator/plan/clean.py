@@ -18,7 +18,7 @@ def under_way(draft: Draft) -> bool:
         return True
     if leaving:
         draft.tell(Reason.WORKERS_DELETED, f"{len(leaving)} workers have left generation {plan.layout_generation}")
-        draft.update(releasing_ids=sorted({*status.releasing_ids, *status.surplus_ids}))
+        draft.update(releasing_ids=sorted({*status.releasing_ids, *draft.surplus_ids}))
         draft.keep_workers(set(status.worker_ids) - set(leaving))
         if status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
             draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))

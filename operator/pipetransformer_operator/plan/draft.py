@@ -188,9 +188,21 @@ class Draft:
         self.update(
             worker_ids=sorted(wanted),
             leaving_ids=[key for key in self.status.leaving_ids if key in wanted],
-            surplus_ids=[key for key in self.status.surplus_ids if key in wanted],
+            surplus_ids=[key for key in self.surplus_ids if key in wanted],
             claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
         )
+
+    @property
+    def surplus_ids(self) -> Sequence[int]:
+        """Those of the leaving workers that a smaller layout left over. Where an operator before kept none, the newest
+        generation's reason tells."""
+        known, plan = self.status.surplus_ids, self.status.plan
+        if known is not None:
+            return known
+        return self.status.leaving_ids if plan is not None and self._leaves_surplus(plan.reason) else ()
+
+    def _leaves_surplus(self, reason: ResizeReason) -> bool:
+        return reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and self.on_pack is not OnPack.HOLD
 
     def want(self, ids: Sequence[int], count: int, replaced: Sequence[int] = ()) -> None:
         """Wants `ids` and as many new workers as make `count`, besides those that are leaving and those that are to be
@@ -315,8 +327,7 @@ class Draft:
             broken_before=broken_before,
         )
         left, stays = self.ids_of(leavers), set(self.ids_of(members))
-        replaced = reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) or self.on_pack is OnPack.HOLD
-        surplus = {*status.surplus_ids, *(() if replaced else left)}
+        surplus = {*self.surplus_ids, *(left if self._leaves_surplus(reason) else ())}
         self.update(
             plan=plan,
             layout_generation=number,

@@ -56,7 +56,7 @@ class Checked(World):
         assert status.next_worker_id >= before.next_worker_id
         assert status.failures <= self.real_failures, "what was no failure was counted"
         assert set(status.claimed_ids) <= set(status.worker_ids)
-        assert set(status.surplus_ids) <= set(status.leaving_ids) <= set(status.worker_ids)
+        assert set(status.surplus_ids or ()) <= set(status.leaving_ids) <= set(status.worker_ids)
         if status.plan is not None and status.layout_generation != before.layout_generation:
             self.check_published(before, status.plan)
 
