@@ -37,7 +37,7 @@ __all__ = [
     "wait_for",
 ]
 
-#: More than the watchdog grants to anything that goes well: it ends hangs, and this only those that nobody watches. Not
+#: More than the watchdog grants, but to moves above 178 GB: it ends hangs, and this those that nobody watches. Not
 #: longer, since a group that is being made waits five times as long for a peer that never connects (`connections`).
 OPERATION_TIMEOUT = datetime.timedelta(hours=1)
 #: Global ranks of the other members: any number that is not 0, the rank of this process in the default group.
