@@ -13,7 +13,6 @@ from .data import Readers
 from .elastic.exchange import BALLOTS, Exchange
 from .elastic.groups import GenerationGroups, Store, drop_group
 from .elastic.phases import Phases
-from .errors import RunningModel
 from .job import Job
 from .layout import StageLayout
 from .leader import Leader
@@ -70,7 +69,8 @@ class Membership:
         readers: Readers | None,
         device: torch.device,
     ) -> None:
-        """Make what depends on the present boundary: the runner, the optimizer, the reduction of gradients.
+        """Make what depends on the present boundary: the runner, the optimizer, the reduction of gradients. Nothing is
+        sent or received.
 
         Args:
             job: of all generations.
@@ -79,23 +79,7 @@ class Membership:
             activations: the worker's cache.
             readers: of its samples.
             device: of training.
-
-        Raises:
-            ModelError, DeviceError, DeviceMemoryError: something of it cannot be made. Nothing is sent or received
-                here, so no connection can have broken.
         """
-        with RunningModel("making a stage and its optimizer"):
-            self._equip(job, state, committer, activations, readers, device)
-
-    def _equip(
-        self,
-        job: Job,
-        state: WorkerState,
-        committer: Committer,
-        activations: ActivationCache | None,
-        readers: Readers | None,
-        device: torch.device,
-    ) -> None:
         layout = self.layout
         assert self.groups.pipeline is not None
         spec = StageSpec(

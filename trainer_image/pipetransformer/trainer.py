@@ -33,7 +33,7 @@ from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.watchdog import ROUND, Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import fault_of
+from .errors import RunningModel, fault_of
 from .evaluation import evaluate, evaluation_due, rehearse
 from .final_model import gather_model, write_final_model
 from .freeze import PolicyCopy
@@ -423,8 +423,9 @@ class Trainer:
         self._hooks.broke()
 
     def _equip(self, member: Membership) -> None:
-        device = self._transport.device
-        member.equip(self._job, self._state, self._committer, self._cache.activations, self._readers, device)
+        device, activations = self._transport.device, self._cache.activations
+        with RunningModel("making a stage and its optimizer"):  # no connection can have broken in it
+            member.equip(self._job, self._state, self._committer, activations, self._readers, device)
 
     def _finish(self, member: Membership) -> None:
         """Make the model durable, the best if that is kept; all wait until it is."""

@@ -1,6 +1,6 @@
 """`PipeTrainingJob`: the trainer's part of the spec (from the contract) and what only the operator reads."""
 
-from collections.abc import ValuesView
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -211,8 +211,7 @@ class JobSpec(SpecModel):
         """No schema bounds what it leaves open, and not all that reads a spec goes as deep as the API server."""
         level = [value]
         for _ in range(_MAX_DEPTH):
-            fields = [item.values() if isinstance(item, dict) else item for item in level]
-            level = [item for items in fields if isinstance(items, list | ValuesView) for item in items]
+            level = [inner for item in level for inner in _items(item)]
         if level:
             raise ValueError(f"fields are nested more than {_MAX_DEPTH} deep, in free-form options or in podTemplate")
         return value
@@ -270,6 +269,13 @@ class PipeTrainingJob(SpecModel):
     def managed(self) -> bool:
         """Whether this operator is the job's controller."""
         return self.spec.managed
+
+
+def _items(value: object) -> Iterable[object]:
+    """What is in a list or an object."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def trainer_spec(spec: JobSpec, *, num_shards: int | None = None, workers: int | None = None) -> TrainerSpec:
