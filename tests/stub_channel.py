@@ -4,9 +4,11 @@ It publishes the first generation when all workers are ready, and a wider one wh
 """
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
@@ -46,8 +48,7 @@ class StubChannel:
         self._ended = False
         self._unheard: frozenset[str] = frozenset()
         self._condition = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler_class())
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
@@ -211,3 +212,12 @@ class StubChannel:
                 """Say nothing."""
 
         return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A worker that has gone hears no answer: that is no error of the channel."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
