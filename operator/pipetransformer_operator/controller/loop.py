@@ -32,6 +32,7 @@ from .ports import (
     Unavailable,
     WorkerPool,
 )
+from .slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Pace:
     first_retry: float = 0.5  #: after a failed turn; doubles
     longest_retry: float = 30.0
     longest_conflict: float = 5.0  #: after turns that a change which is not seen yet refused; from `debounce`, doubled
-    parallel_writes: int = 32  #: creations or deletions in flight, of all jobs together
+    parallel_writes: int = 32  #: creations or deletions in flight, of all jobs together; see `Slots`
     sharing: float = 10.0  #: between two looks at all jobs together
 
 
@@ -61,7 +62,7 @@ class JobLoop:
         recorder: told what the loop does.
         pulse: of all jobs' workers.
         writes: taken for each creation or deletion, of all jobs: in turn, so that one job's workers exist before the
-            next job's, and few workers wait for others of theirs.
+            next job's, and few workers wait for others of theirs; but slow ones of one namespace do not stop the rest.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
     """
 
@@ -74,7 +75,7 @@ class JobLoop:
         pace: Pace,
         recorder: Recorder,
         pulse: Pulse,
-        writes: asyncio.Semaphore,
+        writes: Slots,
         quota: Quota | None = None,
     ) -> None:
         self.key = key
@@ -237,7 +238,7 @@ class JobLoop:
                 refusals.append(error)
 
         async def create(worker_id: int) -> None:
-            async with self._writes:
+            async with self._writes.of(self.key.namespace):
                 try:
                     await self._pool.create(job, worker_id, decided.status)
                 except NameConflict as conflict:
@@ -254,7 +255,7 @@ class JobLoop:
                 errors.extend(await _together([create(worker_id) for worker_id in decided.create]))
 
         async def delete(name: str, uid: str) -> None:
-            async with self._writes:
+            async with self._writes.of(self.key.namespace):
                 await self._pool.delete(job, name, uid)
 
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}

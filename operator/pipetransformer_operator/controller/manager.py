@@ -12,6 +12,7 @@ from ..channel.pulse import Pulse
 from ..plan import Waiting, allocate, claims_of, demand_of, may_demand
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
+from .slots import Slots
 from .yielding import Yielding
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Controller:
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._pulse = Pulse()
-        self._writes = asyncio.Semaphore(self._pace.parallel_writes)
+        self._writes = Slots(self._pace.parallel_writes)
         self._stopping = False
         self._sharing: asyncio.Task[None] | None = None
 

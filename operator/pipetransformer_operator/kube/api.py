@@ -1,6 +1,5 @@
 """The one seam to the API server: a request, its answer as plain JSON, and errors sorted by what to do about them."""
 
-import asyncio
 import ipaddress
 import json
 import os
@@ -16,13 +15,14 @@ from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client.exceptions import ApiException
 
 from ..controller.ports import Conflict, Invalid, Refused, Unavailable
-from .verbs import describe
+from ..controller.slots import Slots
+from .verbs import describe, namespace_of
 
 Object = dict[str, Any]
 Query = Mapping[str, str]
 NO_QUERY: Query = MappingProxyType({})
 TIMEOUT_SECONDS = 15
-#: Requests in flight; others wait their turn, and their time begins when they are sent.
+#: Requests in flight, see `Slots`; others wait their turn, and their time begins when they are sent.
 PARALLEL = 64
 #: Objects of one answer to a list: 8,000 pods in one took 400 MB.
 LISTED_AT_ONCE = 250
@@ -69,7 +69,7 @@ class Api:
         self._client = api_client
         self._may_write = may_write
         self._count = count
-        self._slots = asyncio.Semaphore(PARALLEL)
+        self._slots = Slots(PARALLEL)
 
     @classmethod
     async def connect(cls, may_write: Callable[[], bool] = _always, count: Count = _uncounted) -> "Api":
@@ -194,7 +194,7 @@ class Api:
         if content_type == APPLY_PATCH:
             asked += [("fieldManager", FIELD_MANAGER), ("force", "true")]
         headers = {**self._client.default_headers, "Accept": accept, "Content-Type": content_type}
-        async with self._slots:
+        async with self._slots.of(namespace_of(path)):
             if method != "GET" and not self._may_write():
                 raise Unavailable(f"{method} {path}: not sent, for this operator does not hold its lease")
             started, code = time.perf_counter(), None

@@ -1,4 +1,4 @@
-"""A request to the API server in Kubernetes' own words: its verb and its resource."""
+"""A request to the API server in Kubernetes' own words: its verb, its resource and its namespace."""
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
@@ -9,13 +9,29 @@ def describe(method: str, path: str, *, watch: bool = False) -> tuple[str, str]:
     >>> describe("PUT", "/apis/training.pipetransformer.io/v1alpha1/namespaces/a/pipetrainingjobs/b/status")
     ('update', 'pipetrainingjobs/status')
     """
-    root, *parts = path.partition("?")[0].strip("/").split("/")
-    parts = parts[1:] if root == "api" else parts[2:]
-    if parts[:1] == ["namespaces"] and len(parts) > 2:
-        parts = parts[2:]
+    _, parts = _split(path)
     if not parts:
         return "get", "discovery"
     resource = "/".join([parts[0], *parts[2:3]])
     if method != "GET":
         return _VERBS.get(method, method.lower()), resource
     return "watch" if watch else "get" if len(parts) > 1 else "list", resource
+
+
+def namespace_of(path: str) -> str:
+    """Namespace of what a request is about; empty where that belongs to none, or to several.
+
+    >>> namespace_of("/api/v1/namespaces/a/pods/b")
+    'a'
+    """
+    namespace, _ = _split(path)
+    return namespace
+
+
+def _split(path: str) -> tuple[str, list[str]]:
+    """Namespace, and what follows it and the API's group and version."""
+    root, *parts = path.partition("?")[0].strip("/").split("/")
+    parts = parts[1:] if root == "api" else parts[2:]
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        return parts[1], parts[2:]
+    return "", parts

@@ -25,6 +25,7 @@ from pipetransformer_operator.controller.ports import (
     TurnResult,
     Unavailable,
 )
+from pipetransformer_operator.controller.slots import Slots
 from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
 from tests.builders import make_job
 from tests.unit.operator.test_controller_sharing import Cluster
@@ -43,7 +44,7 @@ def make_loop(
 ) -> JobLoop:
     """The loop of the cluster's job, with so many writes at a time."""
     told, others = recorder or Recorder(), pulse or Pulse()
-    return JobLoop(KEY, cluster, cluster, lambda: NOW, pace or Pace(), told, others, asyncio.Semaphore(writes))
+    return JobLoop(KEY, cluster, cluster, lambda: NOW, pace or Pace(), told, others, Slots(writes))
 
 
 class Turns(Recorder):
@@ -341,12 +342,13 @@ async def test_a_namespace_that_does_not_take_what_workers_need_is_asked_once_a_
     cluster = Unfit(4, make_job().workers(3).job())
     cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
     cluster.error = error
-    writes = asyncio.Semaphore(1)
+    writes = Slots(1)
     loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
 
     turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
     await cluster.asked.wait()
-    assert not writes.locked(), "other jobs create and delete meanwhile"
+    async with writes.of("default"):
+        """Other jobs create and delete meanwhile."""
     cluster.answered.set()
     outcome = (await asyncio.gather(turn, return_exceptions=True))[0]
 
@@ -411,6 +413,27 @@ async def test_a_change_that_is_not_seen_for_long_is_asked_for_ever_more_rarely(
     running.cancel()
 
 
+class Slow(Cluster):
+    """It does not answer to a creation."""
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.asked = asyncio.Event()
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_namespace_whose_creations_take_long_keeps_no_other_from_writing() -> None:
+    cluster, writes = Slow(8, make_job().workers(8).job()), Slots(4)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+    turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
+    await cluster.asked.wait()
+    async with writes.of("another"):
+        turn.cancel()
+
+
 class Taken(Cluster):
     """All names of workers are taken by pods of others."""
 
@@ -448,7 +471,7 @@ class TakenAtFirst(Cluster):
 
 async def test_a_taken_name_is_forgotten_once_the_job_goes_on_under_other_names() -> None:
     cluster = TakenAtFirst(9, make_job().workers(2).job())
-    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), Recorder(), Pulse(), asyncio.Semaphore(2))
+    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), Recorder(), Pulse(), Slots(2))
 
     async def admitted() -> str:
         for _ in range(4):

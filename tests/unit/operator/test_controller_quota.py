@@ -1,7 +1,5 @@
 """A turn of a job in a queue: the status is written before the queue is asked, and a silent queue holds nothing up."""
 
-import asyncio
-
 import pytest
 
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
@@ -10,6 +8,7 @@ from pipetransformer_operator.api.status import QuotaRequest
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop
 from pipetransformer_operator.controller.ports import JobKey, Recorder, Unavailable
+from pipetransformer_operator.controller.slots import Slots
 from pipetransformer_operator.plan import Answer, Queue
 from tests.builders import make_job
 from tests.unit.operator.fake_queue import QUEUE
@@ -38,7 +37,7 @@ async def test_what_a_queue_cannot_be_told_now_holds_nothing_else_up() -> None:
     job = make_job().stages(2).workers(2).checkpoint().label(QUEUE_LABEL, QUEUE).job()
     job = job.model_copy(update={"status": JobStatus(quota_requests=[request], next_request_id=1)})
     cluster, queue = Cluster(8, job), SilentQueue()
-    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, PACE, Recorder(), Pulse(), asyncio.Semaphore(), queue)
+    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, PACE, Recorder(), Pulse(), Slots(1), queue)
     with pytest.raises(Unavailable, match="no answer"):
         await loop.turn(job)
     assert [worker.id for worker in cluster.workers["digits"]] == [0, 1]

@@ -21,6 +21,8 @@ async def serve(answer: web.Request) -> web.StreamResponse:
         await silent.prepare(answer)
         await asyncio.sleep(float(answer.query["timeoutSeconds"]))
         return silent
+    if "/namespaces/slow/" in answer.path:
+        await asyncio.Event().wait()
     if answer.path.startswith("/codes/"):
         return web.json_response({"message": "the webhook is down"}, status=int(answer.path.rpartition("/")[2]))
     return web.json_response({"host": answer.host, "user": answer.headers.get("Authorization")})
@@ -78,6 +80,24 @@ async def test_an_answer_that_is_no_success_is_sorted_by_what_to_do_about_it(
         with pytest.raises(kind, match=f"{code} the webhook is down") as raised:
             await api.get(f"/codes/{code}")
         assert raised.type is kind
+    finally:
+        await api.close()
+
+
+async def test_a_namespace_that_does_not_answer_holds_up_no_other(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    monkeypatch.setattr(kube_api, "PARALLEL", 4)
+    api = await Api.connect()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            slow = [tasks.create_task(api.get(f"/api/v1/namespaces/slow/pods/{number}")) for number in range(4)]
+            await asyncio.sleep(0)
+            assert await api.get("/api/v1/namespaces/quick/pods/0")
+            assert await api.get("/version")
+            for one in slow:
+                one.cancel()
     finally:
         await api.close()
 

@@ -18,7 +18,7 @@ from pipetransformer_operator.api.status import (
     ResizePhase,
 )
 from pipetransformer_operator.controller.ports import JobKey, TurnResult
-from pipetransformer_operator.kube.verbs import describe
+from pipetransformer_operator.kube.verbs import describe, namespace_of
 from pipetransformer_operator.metrics import Metrics
 from pipetransformer_operator.metrics.resizes import Direction, Result, direction_of, result_of
 from pipetransformer_operator.plan import EventType, Observed, Plan, PlanEvent, Worker, WorkerPhase
@@ -216,3 +216,4 @@ def test_requests_are_named_as_kubernetes_does(
     method: str, path: str, options: dict[str, Any], described: tuple[str, str]
 ) -> None:
     assert describe(method, path, **options) == described
+    assert namespace_of(path) == ("a" if "/namespaces/a/" in path else "")
