@@ -82,6 +82,8 @@ class Api:
             file = os.environ.get("KUBECONFIG") or KUBECONFIG
             await config.load_kube_config(file, client_configuration=settings)
         settings.proxy = settings.proxy or _proxy(settings.host or "")
+        # no bound: each watch keeps a connection, and requests have slots
+        settings.connection_pool_maxsize = 0
         api_client = client.ApiClient(configuration=settings)
         api_client.rest_client.pool_manager = _quick(api_client.rest_client.pool_manager)
         return cls(api_client, may_write, count)

@@ -32,7 +32,7 @@ async def serve(answer: web.Request) -> web.StreamResponse:
 async def port() -> AsyncIterator[int]:
     app = web.Application()
     app.add_routes([web.get("/{path:.*}", serve)])
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -97,6 +97,28 @@ async def test_a_namespace_that_does_not_answer_holds_up_no_other(
             assert await api.get("/api/v1/namespaces/quick/pods/0")
             assert await api.get("/version")
             for one in slow:
+                one.cancel()
+    finally:
+        await api.close()
+
+
+async def test_any_number_of_watches_leaves_connections_for_requests(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    api, opened = await Api.connect(), asyncio.Semaphore(0)
+
+    async def watch(namespace: int) -> None:
+        async for _ in api.watch(f"/api/v1/namespaces/{namespace}/pods", "1", 60, opened=opened.release):
+            pass
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watches = [tasks.create_task(watch(namespace)) for namespace in range(101)]
+            for _ in watches:
+                await opened.acquire()
+            assert await api.get("/version")
+            for one in watches:
                 one.cancel()
     finally:
         await api.close()
