@@ -45,6 +45,7 @@ class Keeper:
         self._protection = protection
         self._publisher = publisher
         self._wake = wake
+        self._changed: dict[str, tuple[Object, bool]] = {}
 
     async def run(self) -> None:
         """Watches for ever."""
@@ -59,7 +60,8 @@ class Keeper:
                     seen = partial(self._protection_seen, folder)
                     tasks.create_task(self._follow(f"{folder}{where}/{kind}", _PROTECTION, written, seen))
                 written = partial(self._publisher.written, namespace)
-                tasks.create_task(self._follow(f"/api/v1{where}/configmaps", _AUTHORITY, written, self._authority_seen))
+                seen = partial(self._authority_seen, tasks)
+                tasks.create_task(self._follow(f"/api/v1{where}/configmaps", _AUTHORITY, written, seen))
 
     async def _follow(
         self,
@@ -96,12 +98,24 @@ class Keeper:
         if self._protection.forget_if_touched(key, folder, metadata, deleted=deleted):
             self._wake(key)
 
-    async def _authority_seen(self, one: Object, deleted: bool) -> None:
-        try:
-            await self._publisher.restore(one, deleted=deleted)
-        except (Conflict, NotFound, Unavailable) as error:
-            # The namespace goes, too, or it is tried again with the next worker.
-            logger.warning("%s is not restored: %s", CA_CONFIG_MAP, error)
+    async def _authority_seen(self, tasks: asyncio.TaskGroup, one: Object, deleted: bool) -> None:
+        """Each namespace for itself: one that is slow, or is changed again and again, holds up no other."""
+        namespace = one["metadata"]["namespace"]
+        if namespace not in self._changed:
+            tasks.create_task(self._restore(namespace))
+        self._changed[namespace] = one, deleted
+
+    async def _restore(self, namespace: str) -> None:
+        """Puts back what was seen last, until nothing newer is."""
+        seen = None
+        while seen is not self._changed[namespace]:
+            one, deleted = seen = self._changed[namespace]
+            try:
+                await self._publisher.restore(one, deleted=deleted)
+            except (Conflict, NotFound, Unavailable) as error:
+                # The namespace goes, too, or it is tried again with the next worker.
+                logger.warning("%s of namespace %s is not restored: %s", CA_CONFIG_MAP, namespace, error)
+        del self._changed[namespace]
 
 
 def _name(one: Object) -> tuple[str, str]:

@@ -1,14 +1,15 @@
 """What a job needs besides its pods, where others deleted or changed it while no watch saw that."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from pipetransformer_operator.controller.ports import JobKey, Unavailable
-from pipetransformer_operator.kube import follow
+from pipetransformer_operator.kube import authority, follow
 from pipetransformer_operator.kube.api import NO_QUERY, Api, Object, Query
-from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, Publisher
+from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE, Publisher
 from pipetransformer_operator.kube.keeper import Keeper
 from pipetransformer_operator.kube.protection import Protection
 from tests.builders import make_job
@@ -47,6 +48,31 @@ class Cluster(Api):
 
 def changed(one: Object, **metadata: Any) -> Object:
     return {**one, "metadata": {**one["metadata"], **metadata}}
+
+
+class Slow(Cluster):
+    """One of its namespaces takes long to answer; what a second watch shows happens meanwhile."""
+
+    def __init__(self, kind: str, slow: str) -> None:
+        super().__init__(kind)
+        self.slow = slow
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+        self.written = asyncio.Queue[str]()
+
+    async def watch(self, path: str, version: str, seconds: int, *rest: Any, **options: Any) -> AsyncIterator[Object]:
+        if version == "6":
+            await self.asked.wait()
+        async for event in super().watch(path, version, seconds):
+            yield event
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        if f"/namespaces/{self.slow}/" in path and not self.answers.is_set():
+            self.asked.set()
+            await self.answers.wait()
+        written = await super().request(method, path, body, **options)
+        self.written.put_nowait(path.split("/namespaces/")[1].split("/")[0])
+        return written
 
 
 async def no_pause(seconds: float) -> None:
@@ -93,3 +119,29 @@ async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.Mo
     await api.script.answer(Keeper(api, (), Protection(api), publisher, lambda key: None).run())
 
     assert sorted(api.there) == [f"three/{CA_CONFIG_MAP}", f"two/{CA_CONFIG_MAP}"]
+
+
+async def test_a_namespace_whose_certificates_are_changed_again_and_again_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(authority, "RESTORE_SECONDS", 0)
+    api = Slow("configmaps", "one")
+    publisher = Publisher(api, lambda: b"trusted")
+    for namespace in ("one", "two"):
+        await publisher.publish(namespace)
+        await api.written.get()
+    theirs = changed(api.there[f"one/{CA_CONFIG_MAP}"], resourceVersion="6") | {"data": {CA_FILE: "nobody's"}}
+    gone = changed(api.there[f"two/{CA_CONFIG_MAP}"], resourceVersion="6")
+    again = [{"type": "MODIFIED", "object": theirs}] * 5
+    api.script = ScriptedApi(Listed([]), [*again, {"type": "DELETED", "object": gone}], again)
+    api.there.clear()
+    api.answers.clear()
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(Keeper(api, (), Protection(api), publisher, lambda key: None).run())
+        await api.script.done.wait()
+        assert await api.written.get() == "two", "while the other does not answer"
+        api.answers.set()
+        assert [await api.written.get() for _ in range(2)] == ["one", "one"], "anew for what came meanwhile"
+        running.cancel()
+    assert api.there[f"one/{CA_CONFIG_MAP}"]["data"] == {CA_FILE: "trusted"}
