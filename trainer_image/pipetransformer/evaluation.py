@@ -1,15 +1,23 @@
 """Scores the model on the held-out samples, through the same pipelines that train it, and keeps the best."""
 
 import math
+import time
+from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 
 from .best import save_best
 from .elastic.barrier import Barrier
+from .elastic.exchange import EVALUATION, Exchange
+from .elastic.groups import wait_for
 from .elastic.watchdog import Watchdog
 from .job import Job
 from .membership import Membership
 from .state import Control, WorkerState
+
+#: About how long an evaluation goes on before all agree to.
+_SECONDS = 1.0
 
 
 def evaluation_due(job: Job, control: Control) -> bool:
@@ -32,8 +40,19 @@ def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
         member.runner.evaluate(micro_batches, test, list(job.metrics.values()), name="test")
 
 
-def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdog, barrier: Barrier) -> None:
+def evaluate(
+    job: Job,
+    state: WorkerState,
+    member: Membership,
+    watchdog: Watchdog,
+    barrier: Barrier,
+    stop_requested: Callable[[], bool],
+) -> bool:
     """Evaluate the committed state; all members call this between rounds.
+
+    Returns:
+        Whether that was done. Not if a member is told to stop meanwhile, for which `stop_requested` is asked: it is
+        killed before long, and nothing is noted, so it will be done again.
 
     Raises:
         RuntimeError: a connection broke; nothing is noted, so it will be done again.
@@ -42,11 +61,13 @@ def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdo
         StorageError: the best model cannot be written.
     """
     layout, control = member.layout, state.control
-    micro_batches = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline]
-    metrics = list(job.metrics.values())
-    rounds = math.ceil(len(job.dataset.test) / job.order.global_batch)
-    with watchdog.timing("evaluation", member.groups.connections, rounds):
-        scores = member.runner.evaluate(micro_batches, job.dataset.test, metrics, name="test")
+    dealt = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)
+    own, metrics = dealt[layout.pipeline], list(job.metrics.values())
+    with watchdog.timing("evaluation", member.groups.connections) as ended:
+        slices = _Slices(member, max(map(member.runner.count_parts, dealt)), stop_requested, ended)
+        scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", goes_on=slices.part_ended)
+        if not slices.end_with_the_others():
+            return False
         dist.all_reduce(scores, group=member.world)
     values = {
         name: numerator / denominator if denominator else math.nan
@@ -60,3 +81,56 @@ def evaluate(job: Job, state: WorkerState, member: Membership, watchdog: Watchdo
     control.note_evaluation(values, better=better)  # last: what breaks before it is done again
     if member.leader is not None:
         member.leader.evaluated(control, better=better)
+    return True
+
+
+class _Slices:
+    """Has all members agree, about once a second, whether an evaluation goes on.
+
+    They say how long the parts since the last time took, so that all know alike after how many more they ask again:
+    after each would cost a pipeline its overlap. First after one, then after at most twice as many as before.
+    """
+
+    def __init__(
+        self, member: Membership, parts: int, stop_requested: Callable[[], bool], ended: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            member: of the generation.
+            parts: of the pipeline that has the most.
+            stop_requested: whether this worker was told to stop.
+            ended: called after each slice but the last.
+        """
+        self._exchange = Exchange(member.world, 2, EVALUATION)
+        self._device = member.runner.spec.device
+        self._parts_left = parts
+        self._stop_requested = stop_requested
+        self._ended = ended
+        self._size = self._left = 1
+        self._began = time.perf_counter()
+        self._goes_on = True
+
+    def part_ended(self) -> bool:
+        """Whether all go on after one more part."""
+        self._parts_left -= 1
+        self._left -= 1
+        if not self._left and self._parts_left:
+            self._agree()
+        return self._goes_on
+
+    def end_with_the_others(self) -> bool:
+        """Take part in the agreements of pipelines that have more parts. Whether all have come to their end."""
+        while self._goes_on and self._parts_left:
+            self.part_ended()
+        return self._goes_on
+
+    def _agree(self) -> None:
+        wait_for(self._device)
+        seconds = time.perf_counter() - self._began
+        said = self._exchange(torch.tensor([float(self._stop_requested()), seconds], dtype=torch.float64))
+        leaving, slowest = said.amax(dim=0).tolist()
+        self._goes_on = not leaving
+        self._size = max(1, min(2 * self._size, int(self._size * _SECONDS / slowest)))
+        self._left = self._size
+        self._ended()
+        self._began = time.perf_counter()

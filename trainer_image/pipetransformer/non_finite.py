@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from .elastic.watchdog import Watchdog
+from .elastic.watchdog import ROUND, Watchdog
 from .job import Job
 from .membership import Membership
 from .models import unit_name
@@ -46,7 +46,7 @@ def find_beginning(job: Job, control: Control, vote: Vote, member: Membership, w
         return Beginning("gradient", unit_name(unit, job.num_layers))
     layout, step = member.layout, control.step - 1
     micro_batches = job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
-    with watchdog.timing("search", member.groups.connections, 1.0):
+    with watchdog.timing("search", member.groups.connections, ROUND):
         own = member.runner.first_non_finite(step, micro_batches, job.dataset.train)
         first = torch.tensor(math.inf if own is None else own, dtype=torch.float64)
         dist.all_reduce(first, op=dist.ReduceOp.MIN, group=member.world)

@@ -232,6 +232,9 @@ class Trainer:
     def _train(self, member: Membership) -> Ending | None:
         # First what a broken group may have kept from being done after the last step.
         self._settle_step(member)
+        if not self._evaluate(member):
+            self._leave_checkpoint(member)
+            return self._part(member)
         if is_done(self._job, self._state.control):
             self._finish(member)
             return Ending.FINISHED
@@ -249,26 +252,37 @@ class Trainer:
             self._barrier.pass_after(self._teller.catch_up, member.groups)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
         # Who leaves is killed before long: first its checkpoint. The next generation begins with what follows the step.
-        moved = not vote.leaving and self._settle_step(member)
-        self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
-        if not vote.leaving and not vote.saw_next:
+        leaving, moved = vote.leaving > 0, False
+        if not leaving:
+            moved = self._settle_step(member)
+            leaving = not self._evaluate(member)
+        if leaving:
+            self._leave_checkpoint(member)
+        else:
+            self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
+        if not leaving and not vote.saw_next:
             self._measure(member, round_seconds)
         if self._mirrors.due(self.step, member.layout, member.first_step):
             with self._watchdog.timing("mirror", member.groups.connections):
                 self._mirrors.take(self._state, member.layout, member.world)
         self._state.control.round_ended_at = wall_clock()
         self._hooks.reached(Moment.ENDED, self.step - 1)
-        if vote.leaving and self._hooks.stop_requested():
+        stops = leaving and self._hooks.stop_requested()
+        if vote.saw_next and not stops and not is_done(self._job, self._state.control):
+            return self._regroup(in_group=not leaving)
+        return self._part(member) if leaving else None
+
+    def _part(self, member: Membership) -> Ending | None:
+        """Who was told to stop leaves. The others begin nothing that would break with this group: it does, in here,
+        once they have gone."""
+        if self._hooks.stop_requested():
             return Ending.STOPPED
-        if vote.saw_next and not is_done(self._job, self._state.control):
-            return self._regroup(in_group=not vote.leaving)
-        if vote.leaving:  # nothing is begun that would break with this group: it does, in here, once they have gone
-            self._barrier.pass_after(None, member.groups)
+        self._barrier.pass_after(None, member.groups)
         return None
 
     def _settle_step(self, member: Membership) -> bool:
-        """Do what belongs to the last step and is not done: ask the freeze policy, evaluate. Whether the boundary
-        moved."""
+        """Do what belongs to the last step and is not done, but for its evaluation: ask the freeze policy. Whether the
+        boundary moved."""
         control = self._state.control
         moved = False
         begins = member.layout.generation.reason is ResizeReason.START and control.step == member.first_step
@@ -280,9 +294,14 @@ class Trainer:
             self._equip(member)
             if member.leader is not None:
                 member.leader.frozen(control)
-        if evaluation_due(self._job, control):
-            evaluate(self._job, self._state, member, self._watchdog, self._barrier)
         return moved
+
+    def _evaluate(self, member: Membership) -> bool:
+        """Evaluate after the last step, if that is due. False if somebody was told to stop before it was done."""
+        if not evaluation_due(self._job, self._state.control):
+            return True
+        stop_requested = self._hooks.stop_requested
+        return evaluate(self._job, self._state, member, self._watchdog, self._barrier, stop_requested)
 
     def _measure(self, member: Membership, round_seconds: float) -> None:
         """Measure what the units cost, where cuts go by that and it is time."""
@@ -293,12 +312,13 @@ class Trainer:
                 costs = measure_costs(member.runner, member.layout, member.groups, split, control, round_seconds)
             control.costs = costs.model_dump()
 
+    def _leave_checkpoint(self, member: Membership) -> None:
+        """Write one, and wait until it is durable: somebody was told to stop."""
+        checkpoint = self._checkpointer.save_now(self._state, member.layout, member.groups, self._barrier)
+        self._note_durable(member, checkpoint)
+
     def _save(self, member: Membership, vote: Vote, *, wanted: bool) -> None:
-        """Go on with a checkpoint that is being written, and begin one that is wanted. One who leaves waits for it."""
-        if vote.leaving:
-            checkpoint = self._checkpointer.save_now(self._state, member.layout, member.groups, self._barrier)
-            self._note_durable(member, checkpoint)
-            return
+        """Go on with a checkpoint that is being written, and begin one that is wanted."""
         self._note_durable(member, self._checkpointer.advance(vote.writing, leads=member.leader is not None))
         if wanted:
             self._checkpointer.want()

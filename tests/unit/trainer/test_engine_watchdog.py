@@ -3,9 +3,9 @@
 import contextlib
 import datetime
 import gc
-import math
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.connections import Connections
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
-from pipetransformer.elastic.watchdog import ROUND, Deadline, Watchdog
+from pipetransformer.elastic.watchdog import MULTIPLE, ROUND, Deadline, Watchdog
 from pipetransformer.errors import StorageError
 from pipetransformer.moments import Moment
 from tests.ledger_checker import check
@@ -268,16 +268,27 @@ def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
     assert watchdog.limit("evaluation") == 60
 
 
-def test_what_was_never_done_is_judged_by_rounds() -> None:
+def test_what_was_never_done_may_be_judged_by_what_it_is_like() -> None:
     watchdog = Watchdog(floor_seconds=0, first_seconds=60)
-    assert watchdog.limit("evaluation", rounds=3) == math.inf, "who has just come leaves it to the others"
+    assert watchdog.limit("search", like=ROUND) == 60
 
     with watchdog.timing("round", Connections()):
         pass
 
-    assert watchdog.limit("evaluation", rounds=3) == pytest.approx(3 * watchdog.limit("round"))
+    assert watchdog.limit("search", like=ROUND) == watchdog.limit("round") < 60
     assert watchdog.limit("mirror") == 60
     assert watchdog.limit_to_move(100_000_000) == 2
+
+
+def test_of_what_is_done_several_times_in_a_row_each_counts_by_itself() -> None:
+    watchdog, began = Watchdog(floor_seconds=0, first_seconds=60), time.monotonic()
+
+    with watchdog.timing("evaluation", Connections()) as ended:
+        for _ in range(3):
+            threading.Event().wait(0.02)
+            ended()
+
+    assert watchdog.limit("evaluation") < MULTIPLE * (time.monotonic() - began)
 
 
 def test_no_operation_of_a_group_ends_before_the_watchdog_would_end_it() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 #: Tags of the messages. State that moves between ranks of the same group (`transfer`) has those from 0 on.
 BALLOTS = 2**31 - 1
 SIMILARITIES = 2**31 - 2
+EVALUATION = 2**31 - 3
 
 
 class Exchange:

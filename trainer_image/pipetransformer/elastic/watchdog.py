@@ -7,7 +7,6 @@ on. To the worker that looks like any other broken connection.
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -24,7 +23,7 @@ FLOOR_SECONDS = 30.0
 FIRST_SECONDS = 300.0
 #: No network that one would train over is slower.
 SLOWEST_BYTES_PER_SECOND = 50e6
-#: The activity by which the others are judged before they were done once.
+#: The activity by which others may be judged before they were done once.
 ROUND = "round"
 _LOOK_SECONDS = 0.05
 _RUNS = 16
@@ -53,7 +52,7 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def limit(self, activity: str, rounds: float | None = None) -> float:
+    def limit(self, activity: str, like: str | None = None) -> float:
         """Seconds that an activity may take, by the last runs of the same name that ended well.
 
         Twice as many each time that it was overdue since: it may only be slower now, as a round in which blocks train
@@ -62,14 +61,10 @@ class Watchdog:
 
         Args:
             activity: its name.
-            rounds: how many rounds one that was never done before is like; None for not comparable. Who knows of no
-                round either leaves it to the others to watch.
+            like: another one by which it is judged before it was done once.
         """
-        seconds, factor = self._seconds[activity], 1.0
-        if not seconds and rounds is not None:
-            seconds, factor = self._seconds[ROUND], rounds
-        first = self._first_seconds if rounds is None else math.inf
-        limit = max(self._floor_seconds, MULTIPLE * factor * max(seconds)) if seconds else first
+        seconds = self._seconds[activity] or (() if like is None else self._seconds[like])
+        limit = max(self._floor_seconds, MULTIPLE * max(seconds)) if seconds else self._first_seconds
         return limit * 2.0 ** self._overdue[activity]
 
     def limit_to_move(self, num_bytes: int) -> float:
@@ -77,17 +72,29 @@ class Watchdog:
         return self._floor_seconds + num_bytes / SLOWEST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
-    def timing(self, activity: str, connections: Connections, rounds: float | None = None) -> Iterator[None]:
-        """Shut `connections` if the block takes longer than its activity may; see `limit`."""
-        begun, limit = time.monotonic(), self.limit(activity, rounds)
+    def timing(self, activity: str, connections: Connections, like: str | None = None) -> Iterator[Callable[[], None]]:
+        """Shut `connections` if the block takes longer than its activity may; see `limit`.
+
+        Gives what a block that does it several times calls in between: each time counts by itself.
+        """
+        begun, limit = time.monotonic(), self.limit(activity, like)
+        deadline = Deadline(limit)
+
+        def ended() -> None:
+            nonlocal begun, limit
+            now = time.monotonic()
+            self._overdue[activity] = 0
+            self._seconds[activity].append(now - begun)
+            begun, limit = now, self.limit(activity)
+            deadline.put_off(limit)
+
         try:
-            with self.watching(connections, Deadline(limit).is_past):
-                yield
+            with self.watching(connections, deadline.is_past):
+                yield ended
         except BaseException:
             self._overdue[activity] += time.monotonic() - begun > limit / 2
             raise
-        self._overdue[activity] = 0
-        self._seconds[activity].append(time.monotonic() - begun)
+        ended()
 
     @contextlib.contextmanager
     def watching(self, connections: Connections, overdue: Callable[[], bool]) -> Iterator[None]:

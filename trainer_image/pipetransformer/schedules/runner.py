@@ -103,10 +103,24 @@ class StageRunner:
         return RoundSums(math.fsum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
 
     def evaluate(
-        self, micro_batches: Sequence[MicroBatch], split: Split, metrics: Sequence[Metric] = (), *, name: str
+        self,
+        micro_batches: Sequence[MicroBatch],
+        split: Split,
+        metrics: Sequence[Metric] = (),
+        *,
+        name: str,
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> Tensor:
         """Forward only, in `eval()`, a few at a time, so that what is held does not grow with the split; leaves the
-        units as they were. `name` is the split's, `train` or `test`: cached activations belong to it.
+        units as they were.
+
+        Args:
+            micro_batches: all of one pipeline's.
+            split: whose samples they have.
+            metrics: to count by.
+            name: of the split, `train` or `test`: cached activations belong to it.
+            goes_on: asked after each part (see `count_parts`), and alike on all workers of the pipeline; where it says
+                no, the rest is left out.
 
         Returns:
             (metrics, 2) sums of numerators and denominators in float64; zero on all but the last stage.
@@ -119,9 +133,15 @@ class StageRunner:
             for part, following in zip(parts, [*parts[1:], []], strict=True):
                 wanted = partial(_wanted, None, following)
                 self._run(Batch(split, name, None, part, following=wanted, readers=self._readers))
+                if not goes_on():
+                    break
         for unit, mode in zip(self._module.units, modes, strict=True):
             unit.train(mode)
         return self._target.take_scores()
+
+    def count_parts(self, micro_batches: Sequence[MicroBatch]) -> int:
+        """In how many parts `evaluate` does these; a pipeline that has more of them has more parts."""
+        return len(self._parts(micro_batches))
 
     def first_non_finite(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> int | None:
         """The first unit of the stage, by its index in the model, that makes what is no number of one of these
