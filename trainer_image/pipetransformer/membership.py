@@ -30,7 +30,8 @@ class Membership:
         leader: None on all workers but one.
         transfers: (source, target, bytes) of the state that moved for this generation.
         phases: of its regroup; they end with its first step.
-        paused_at: wall clock at the end of the last step before it; at a start, when this worker knew of it.
+        paused_at: wall clock from which its pause counts: the end of the last step before it; at a start, when this
+            worker knew of it.
         first_step: steps that were committed before it.
         outgrown: groups that it came from, until `drop_outgrown`.
         stepped: whether it has committed a step.
@@ -103,6 +104,11 @@ class Membership:
         self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
         if self.reducer.sums:
             self.runner.tell(self.reducer.passed)
+
+    def leave_out_of_pause(self, seconds: float) -> None:
+        """What took so long before the first step of the generation would have had to be done without it, too."""
+        self.paused_at += seconds
+        self.phases.leave_out(seconds)
 
     def release(self) -> list[dist.ProcessGroup]:
         """Let go of all groups; the caller drops them."""

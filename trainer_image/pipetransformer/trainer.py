@@ -300,8 +300,11 @@ class Trainer:
         """Evaluate after the last step, if that is due. False if somebody was told to stop before it was done."""
         if not evaluation_due(self._job, self._state.control):
             return True
-        stop_requested = self._hooks.stop_requested
-        return evaluate(self._job, self._state, member, self._watchdog, self._barrier, stop_requested)
+        stop_requested, began = self._hooks.stop_requested, time.perf_counter()
+        done = evaluate(self._job, self._state, member, self._watchdog, self._barrier, stop_requested)
+        if not member.stepped:
+            member.leave_out_of_pause(time.perf_counter() - began)
+        return done
 
     def _measure(self, member: Membership, round_seconds: float) -> None:
         """Measure what the units cost, where cuts go by that and it is time."""

@@ -337,6 +337,38 @@ def test_who_is_told_to_stop_in_an_evaluation_leaves_it_for_a_checkpoint(tmp_pat
     assert [event["step"] for event in events(tmp_path, "Evaluated")] == list(range(1, 9))
 
 
+def test_an_evaluation_that_was_put_off_is_no_part_of_the_pause_before_the_next_step(tmp_path: Path) -> None:
+    called_at: list[float] = []
+
+    def metric(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        called_at.append(time.time())
+        if began_at is None and len(called_at) == 2:  # after the one before the first step
+            os.kill(os.getpid(), signal.SIGTERM)
+        if began_at is not None and len(called_at) == 2:  # at least as long as it took to come here
+            threading.Event().wait(time.time() - began_at)
+        return positives(output, target, weight)
+
+    spec: dict[str, Any] = {
+        "metrics": [metric],
+        "pipeline": Pipeline(stages=1, micro_batch_size=1),
+        "evaluation": Evaluation(every_steps=2),
+        "checkpoint": Checkpoint(location=str(tmp_path / "checkpoint")),
+    }
+    began_at = None
+    with pytest.raises(SystemExit):
+        run(tmp_path, **spec)
+    called_at.clear()
+    began_at = time.time()
+    run(tmp_path, **spec)
+
+    committed = events(tmp_path, "GenerationCommitted")[-1]
+    assert committed["firstStep"] == 2
+    evaluated_seconds = called_at[2] - called_at[1]
+    most = committed["time"] - began_at - evaluated_seconds
+    assert committed["pauseSeconds"] < most
+    assert sum(committed["phases"].values()) < most
+
+
 class Parts:
     """Stands in for the runner of one of two pipelines, which have 9 and 3 parts to evaluate."""
 

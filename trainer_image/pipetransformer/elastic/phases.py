@@ -16,6 +16,10 @@ class Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
+    def leave_out(self, seconds: float) -> None:
+        """So many of those since the last lap belong to no phase."""
+        self._last += seconds
+
     @property
     def total(self) -> float:
         """Seconds up to the last lap."""

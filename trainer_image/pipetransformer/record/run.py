@@ -151,7 +151,8 @@ class RunRecord:
             pipelines: data-parallel width (R).
             frozen_layers: frozen boundary at the commit.
             first_step: the first step (from 0) that this generation trains.
-            pause_seconds: from the end of the last old step to the end of the first new one, the step itself included.
+            pause_seconds: from the end of the last old step to the end of the first new one, the step itself included,
+                an evaluation that was put off until then not.
             phases: the leader's seconds in each phase, from its knowledge of the generation to its first step's end.
             transfers: (source, target, bytes) of the state that ranks sent each other; leavers come after members.
             roles: who holds what from here on.
