@@ -24,12 +24,21 @@ GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
 LLAMA = {"model_type": "llama", **SMALL, "num_key_value_heads": 2}
 BERT = {"model_type": "bert", **SMALL}
 VIT = {"model_type": "vit", **SMALL, "patch_size": 4, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+
+
+def longrope(original_length: int) -> dict[str, Any]:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0, 3.0], "short_factor": [1.0, 1.5]}
+    return {**LLAMA, "rope_parameters": {**rope, "original_max_position_embeddings": original_length}}
+
+
 FAMILIES = {
     "vit": (VIT, IMAGES, transformers.ViTForImageClassification),
     "bert": (BERT, LABELLED, transformers.BertForSequenceClassification),
     "bert-masked": (BERT, TOKENS, transformers.BertForMaskedLM),
     "gpt2": (GPT2, TOKENS, transformers.GPT2LMHeadModel),
     "llama": (LLAMA, TOKENS, transformers.LlamaForCausalLM),
+    "llama-longrope-long": (longrope(LENGTH - 1), TOKENS, transformers.LlamaForCausalLM),
+    "llama-longrope-short": (longrope(LENGTH), TOKENS, transformers.LlamaForCausalLM),
     "llama-tied": ({**LLAMA, "tie_word_embeddings": True}, TOKENS, transformers.LlamaForCausalLM),
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ...data import Task
 
@@ -77,7 +78,11 @@ class TokensAndPositions(nn.Module):
 
 
 class RotaryLayer(nn.Module):
-    """A layer that needs the rotations of its positions, and makes them itself."""
+    """A layer that needs the rotations of its positions, and makes them itself.
+
+    `longrope` has one set of frequencies for short samples and one for long ones, and writes the set that it takes into
+    a buffer. Here that is a copy, since a forward may change none.
+    """
 
     def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
@@ -86,7 +91,12 @@ class RotaryLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        return self.layer(x, position_embeddings=self.rotary(x, places))  # type: ignore[no-any-return]
+        if self.rotary.rope_type == "longrope":
+            copies = {name: buffer.clone() for name, buffer in self.rotary.named_buffers()}
+            rotations = functional_call(self.rotary, copies, (x, places))
+        else:
+            rotations = self.rotary(x, places)
+        return self.layer(x, position_embeddings=rotations)  # type: ignore[no-any-return]
 
 
 def _chain(**modules: nn.Module) -> nn.Module:
