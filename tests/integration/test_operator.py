@@ -53,7 +53,7 @@ async def test_a_releasing_job_gives_its_pods_back_while_it_trains(
     assert await namespace.layout(2) == (2, 1)
 
     async def released() -> bool:
-        return bool((await namespace.status())["gpus"] == {"held": 2, "released": 2})
+        return bool((await namespace.status())["gpus"] == {"held": 2, "released": 2, "saved": 2})
 
     await until("two workers are gone", released)
     assert len(await namespace.pods()) == 2

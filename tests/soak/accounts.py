@@ -14,10 +14,12 @@ class Account:
     """One job's accelerators over time.
 
     Attributes:
+        stages: of a pipeline by its spec.
         problems: where the status contradicts itself.
     """
 
     job: str
+    stages: int
     problems: list[str] = field(default_factory=list)
     saved: float = 0.0
     changes: int = 0
@@ -38,7 +40,7 @@ class Account:
         before, self._status = self._status, status
         expected = before.get("gpuSecondsSaved", 0.0)
         if "gpuSecondsTime" in before and before != status:
-            fewer = max(0, before.get("initialWorkers", 0) - before["gpus"]["held"])
+            fewer = before["gpus"]["saved"]
             if status.get("gpuSecondsTime") != before["gpuSecondsTime"]:
                 end = status.get("gpuSecondsTime") or status.get("completionTime")
                 expected = None if end is None else expected + fewer * (_time(end) - _time(before["gpuSecondsTime"]))
@@ -58,8 +60,10 @@ class Account:
 
     def _count(self, time: float) -> None:
         if self._time is not None and "gpuSecondsTime" in self._status:
-            fewer = max(0, self._status.get("initialWorkers", 0) - len(self._pods))
-            self.saved += fewer * (time - self._time)
+            pipelines = self._status["initialWorkers"] // self.stages
+            spared = pipelines * (self.stages - self._status["plan"]["stages"])
+            fewer = min(spared, pipelines * self.stages - len(self._pods))
+            self.saved += max(0, fewer) * (time - self._time)
         self._time = time
 
 

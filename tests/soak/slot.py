@@ -123,7 +123,7 @@ class Slot:
         manifest = job.manifest()
         self._name = manifest["metadata"]["name"]
         manifest["metadata"]["namespace"] = self._world.namespace
-        account = Account(self._name)
+        account = Account(self._name, manifest["spec"]["pipeline"]["stages"])
         self._world.jobs.listeners.append(
             lambda kind, one, time: (
                 account.status(one.get("status", {}), time)

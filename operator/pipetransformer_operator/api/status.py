@@ -297,10 +297,15 @@ class QuotaRequest(Wire):
 
 
 class Gpus(Wire):
-    """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls."""
+    """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls;
+    `saved` those that packing spares now."""
 
     held: Count = Field(default=0, description="Workers whose pod is not gone.")
     released: Count = Field(default=0, description="Workers given back since the start.")
+    saved: Count | None = Field(
+        default=None,
+        description="Workers that shorter pipelines of the starting width do without, and that are not held.",
+    )
 
 
 class JobStatus(Wire):
@@ -364,7 +369,7 @@ class JobStatus(Wire):
     )
     gpus: Gpus = Field(default_factory=Gpus)
     gpu_seconds_saved: Seconds = Field(
-        default=0.0, description="As of `gpuSecondsTime`, against `initialWorkers` held throughout."
+        default=0.0, description="By packing, as of `gpuSecondsTime`; since then by `gpus.saved` workers."
     )
     gpu_seconds_time: datetime | None = Field(default=None, description="Of `gpuSecondsSaved`.")
     frozen: str = Field(default="", max_length=32, description="Frozen blocks of all blocks, such as 6/12.")

@@ -80,7 +80,7 @@ _COUNTERS: dict[str, tuple[str, Figure]] = {
         lambda status, now: status.gpus.released,
     ),
     "saved_gpu_seconds": (
-        "GPU-seconds left to others, against holding the initial workers throughout; its rate is GPUs saved now.",
+        "GPU-seconds that packing left to others; its rate is GPUs saved now.",
         gpu_seconds_saved,
     ),
     "failures": (

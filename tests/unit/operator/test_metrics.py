@@ -106,7 +106,7 @@ def test_workers_without_a_node_are_pending() -> None:
 
 def test_saved_gpu_seconds_grow_between_two_writes_of_the_status() -> None:
     times = [NOW + timedelta(seconds=100)]
-    saved = {"initial_workers": 4, "gpu_seconds_saved": 50.0, "gpu_seconds_time": NOW}
+    saved = {"gpus": Gpus(held=4, saved=2), "gpu_seconds_saved": 50.0, "gpu_seconds_time": NOW}
     job = job_with(published(1).model_copy(update=saved))
     metrics = Metrics(lambda: [job], clock=lambda: times[0])
     assert figure(metrics, "job_saved_gpu_seconds_total", **JOB) == 50 + 2 * 100
