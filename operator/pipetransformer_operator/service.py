@@ -160,10 +160,10 @@ class Service:
             waiting=others.waiting if others else None,
         )
         keeper = Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known)
-        channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused).application()
+        channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused, entrance.most_polls)
         guarded = entrance.guard(listen(settings.host, settings.channel_port))
         runners = [
-            await serve(channel, guarded, certificate.context),
+            await serve(channel.application(), guarded, certificate.context),
             await serve(_exporter(metrics), listen(settings.host, settings.metrics_port)),
             await serve(health.application(), listen(settings.host, settings.health_port)),
         ]

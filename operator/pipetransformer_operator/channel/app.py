@@ -7,6 +7,7 @@ the metrics.
 import asyncio
 import logging
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
+#: When to come again where as many polls wait as may.
+FULL_SECONDS = 20.0
 #: Within this time a request's body has come.
 BODY_SECONDS = 10.0
 JOB_HEADER = "X-Pipetransformer-Job"
@@ -53,6 +56,7 @@ class Channel:
         authenticator: who holds a token.
         count: called after each request.
         count_refusal: called for each request that is not served.
+        most_polls: may wait at a time.
     """
 
     def __init__(
@@ -61,11 +65,14 @@ class Channel:
         authenticator: Authenticator,
         count: Count = lambda path, code, seconds: None,
         count_refusal: CountRefusal = lambda kind: None,
+        most_polls: int = sys.maxsize,
     ) -> None:
         self._boards = boards
         self._authenticator = authenticator
         self._count = count
         self._count_refusal = count_refusal
+        self._most_polls = most_polls
+        self._polls = 0
         self._workers = Rate(*WORKER_RATE)
         self._bad_tokens = Rate(*BAD_TOKEN_RATE)
         self._logged = Rate(*LOG_RATE)
@@ -113,7 +120,15 @@ class Channel:
         board, reporter = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
-        generation = await board.generation_after(reporter, after, timeout=timeout)
+        full = self._polls >= self._most_polls
+        self._polls += 1
+        try:
+            generation = await board.generation_after(reporter, after, timeout=0 if full else timeout)
+        finally:
+            self._polls -= 1
+        if full and timeout and generation is None:
+            text = f"{self._most_polls} workers wait for a generation already"
+            raise RefusedError(Refusal.TOO_MANY, text, retry_after=FULL_SECONDS)
         return web.json_response(generation.to_wire()) if generation else web.Response(status=204)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 #: Who waits to join keeps one, and a start waits for those that find no place: workers of two jobs of the largest size
 #: fit, with some left for heartbeats. Each takes 25 to 37 kB: the chart's limit holds all besides a thousand jobs.
 MAX_CONNECTIONS = 12_000
+#: Of six connections so many may belong to polls that wait: the rest is for who has something to say.
+POLLS_OF_SIX = 5
 #: What one address may hold once half of all are taken: a node whose workers share its address needs no more.
 FEW = 64
 #: Open files that are left for all else.
@@ -96,6 +98,11 @@ class Entrance:
         self._by_address: Counter[str] = Counter()
         self._open = 0
         self._logged = Rate(*LOG_RATE)
+
+    @property
+    def most_polls(self) -> int:
+        """Polls that may wait at a time."""
+        return self._most * POLLS_OF_SIX // 6
 
     @property
     def open(self) -> int:

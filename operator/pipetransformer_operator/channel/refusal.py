@@ -17,7 +17,7 @@ class Refusal(Enum):
     NO_JSON = "NoJson", 400
     TOO_LONG = "TooLong", 413
     DOES_NOT_FIT = "DoesNotFit", 422  #: JSON, but not such a message: the text names the field
-    TOO_MANY = "TooMany", 429  #: more requests than a worker, or an address with bad tokens, may send
+    TOO_MANY = "TooMany", 429  #: more requests than a worker, an address with bad tokens, or all polls may
     UNKNOWN_JOB = "UnknownJob", 503  #: the job was not seen yet, or another operator holds the lease
     CANNOT_TELL = "CannotTell", 503  #: a token that nobody can check now
     NOT_DURABLE = "NotDurable", 503  #: the status does not hold the report yet

@@ -55,6 +55,7 @@ def test_workers_of_two_jobs_of_the_largest_size_wait_together() -> None:
     entrance = Entrance(MANY_FILES, lambda: None)
     assert admitted(entrance, "10.0.0.1", MAX_WORKERS) == MAX_WORKERS, "one behind a single address"
     assert sum(admitted(entrance, f"10.0.1.{number}", 8) for number in range(MAX_WORKERS // 8)) == MAX_WORKERS
+    assert 2 * MAX_WORKERS <= entrance.most_polls < MAX_CONNECTIONS
 
 
 @pytest.mark.parametrize(("files", "connections"), [(1024, 768), (256, 128)])

@@ -225,6 +225,28 @@ async def test_a_waiting_poll_learns_that_the_job_ends() -> None:
         assert (await poll).status == 410
 
 
+async def test_where_as_many_polls_wait_as_may_the_next_comes_again_and_who_has_something_to_say_is_heard() -> None:
+    board = new_board()
+    await show(board, plan(1, "digits-w0", "digits-w1"))
+    channel = Channel({("default", "digits"): board}, TokenTable(TOKENS), most_polls=1)
+    async with TestClient(TestServer(channel.application())) as client:
+
+        async def poll(after: int, token: str = "token-0") -> int:
+            path = f"/v1/generation?after={after}&timeoutSeconds=10"
+            async with client.get(path, headers=headers(token)) as response:
+                assert response.headers.get("Retry-After") == ("20" if response.status == 429 else None)
+                return response.status
+
+        waiting = {asyncio.create_task(poll(1)) for _ in range(2)}
+        refused, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result() for one in refused] == [429]
+        assert await poll(0, "token-1") == 200, "it need not wait"
+        assert (await client.post("/v1/heartbeat", json=BEAT, headers=headers())).status == 200
+        await show(board, plan(2, "digits-w0", "digits-w1"))
+        assert [await one for one in waiting] == [200]
+        assert await poll(1) == 200
+
+
 async def test_a_leader_may_still_report_what_it_leaves_when_the_job_has_ended() -> None:
     board = new_board()
     await show(board, plan(1, "digits-w0"), ended=True)
