@@ -369,7 +369,9 @@ class Trainer:
         self._prefetcher.stop()
         control = self._state.control
         self._policy = PolicyCopy(self._job.policy, control.policy)
-        moved = control.step == 0 and move_boundary(self._job, self._policy, self._state)
+        # Before the first step a policy is asked once, however many generations break before it is done.
+        undecided = control.step == 0 and control.decided_step != control.step
+        moved = undecided and move_boundary(self._job, self._policy, self._state)
         began = wall_clock() - result.phases.total
         # From a suspended job's last round to its next start nobody paused.
         started = layout.generation.reason is ResizeReason.START

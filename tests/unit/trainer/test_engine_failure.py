@@ -1,10 +1,13 @@
 """A worker that dies costs time and, at worst, the steps since the checkpoint; never a sample, never the result."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from pipetransformer import FreezeObservation, FreezePolicy
 from pipetransformer.checkpoint import latest
+from pipetransformer.freeze import Instants
 from pipetransformer.moments import Moment
 from tests.ledger_checker import check
 from tests.trainer_harness import Faults, Ran, Scripted, run_job
@@ -18,6 +21,16 @@ from tests.unit.trainer.test_engine_numerics import (
 )
 
 pytestmark = pytest.mark.timeout(180)
+
+
+class OneMore(FreezePolicy):
+    """Freezes one block more at every fourth step, from the first on."""
+
+    def __init__(self, instants: Instants) -> None:
+        pass
+
+    def decide(self, observation: FreezeObservation) -> int:
+        return observation.boundary + (observation.step % 4 == 0)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +64,24 @@ def test_a_worker_that_missed_the_commit_commits_late_and_nothing_is_redone(
     compare(run, stayed)
     findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
     assert findings.clean and findings.redone == 0
+
+
+def test_a_policy_is_asked_once_before_the_first_step_though_its_generation_breaks_in_it(tmp_path: Path) -> None:
+    spec = make_spec(
+        ADAMW,
+        training={"steps": 6, "globalBatchSize": 100, "precision": "Float64"},
+        freeze={"policy": "tests.unit.trainer.test_engine_failure:OneMore"},
+        pipeline={"stages": 1, "microBatchSize": 16},
+        numShards=2,
+        workers=2,
+    )
+    script = [Scripted(1, 2, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
+
+    run_job(spec, script, tmp_path, faults={1: Faults(killed_at=(Moment.COMPUTED, 0))})
+
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    frozen = [(event["step"], event["frozenLayers"]) for event in events if event["kind"] == "Frozen"]
+    assert frozen == [(0, 1), (4, 2)]
 
 
 def test_what_leavers_gave_before_the_vote_seemed_to_fail_outlives_a_round_that_nobody_else_begins(
