@@ -1,8 +1,13 @@
 """What follows a committed step, decided alike on all workers: from the vote and the control state alone."""
 
+import math
+from collections.abc import Sequence
+
 from .errors import SpecError
 from .freeze import FreezeObservation, PolicyCopy
+from .freezing import first_trainable
 from .job import Job
+from .models import Ties
 from .non_finite import NO_TARGETS, Beginning
 from .state import Control, WorkerState
 from .vote import Vote
@@ -41,7 +46,7 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
         epoch=job.order.epoch(control.step),
         boundary=control.boundary,
         num_layers=job.num_layers,
-        unit_gradient_norms=vote.unit_norms if vote is not None else (),
+        unit_gradient_norms=() if vote is None else norms_with_ties(vote.unit_norms, control.boundary, job.model.ties),
         learning_rate=control.last_step.get("learning_rate", 0.0),
         similarities=control.last_similarities,
     )
@@ -56,6 +61,25 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
     control.boundary_step = control.step
     state.apply_boundary()
     return True
+
+
+def norms_with_ties(norms: Sequence[float], boundary: int, ties: Ties) -> list[float]:
+    """Gradient norms of the units. A parameter that several units share counts in its last one, and so a unit that
+    trains and shares all that it has would seem to have nothing to train: it gets the norm of those where that counts.
+
+    Args:
+        norms: in which each parameter counts once.
+        boundary: at which they were computed.
+        ties: of the model.
+    """
+    counted: list[set[int]] = [set() for _ in norms]
+    for tie in ties.all:
+        for unit, _ in tie.places:
+            counted[unit].add(tie.last_unit)
+    return [
+        norm or (math.hypot(*(norms[last] for last in counted[unit])) if unit >= first_trainable(boundary) else 0.0)
+        for unit, norm in enumerate(norms)
+    ]
 
 
 def is_done(job: Job, control: Control) -> bool:

@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pipetransformer import Pipeline, Training, train
+from pipetransformer.decisions import norms_with_ties
 from pipetransformer.freezing import apply_boundary
 from pipetransformer.job import Job
 from pipetransformer.models import PipelineModel, Tie, Ties
-from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.spec import Freeze, TrainerSpec
 from tests.tied_model import make_data, make_model
 from tests.trainer_harness import Scripted, run_job
+from tests.unit.trainer.test_evaluation import Log, samples
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -57,6 +60,49 @@ def test_a_tied_parameter_trains_as_long_as_one_of_its_units_does() -> None:
     assert training == ["tokens.weight"]
     assert not made.embedding.training
     assert all(parameter.requires_grad for parameter in made.blocks[2].parameters())
+
+
+class Again(nn.Module):
+    """A block that is all somebody else's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(x))
+
+
+def universal() -> list[nn.Module]:
+    """A model that goes through the same weights six times."""
+    shared = nn.Linear(8, 8)
+    return [nn.Linear(4, 8), *(Again(shared) for _ in range(6)), nn.Linear(8, 2)]
+
+
+@pytest.mark.parametrize(("policy", "boundaries"), [("NormChange", []), ("GradientNorm", [1, 2, 3])])
+def test_blocks_that_share_all_their_weights_do_not_seem_to_have_nothing_to_train(
+    policy: str, boundaries: list[int], tmp_path: Path
+) -> None:
+    log = Log()
+
+    train(
+        model=universal,
+        data=(samples(64, seed=0), samples(16, seed=1)),
+        training=Training(steps=14, global_batch_size=16),
+        freeze=Freeze(policy=policy, start_after_steps=0, interval_steps=4),
+        pipeline=Pipeline(stages=1, micro_batch_size=16),
+        callbacks=[log],
+        run_dir=tmp_path,
+    )
+
+    assert [boundary for _, boundary in log.of("freeze")] == boundaries
+
+
+def test_a_unit_that_shares_all_that_it_has_goes_by_the_norms_of_those_where_that_counts() -> None:
+    ties = Ties((Tie(((0, "w"), (1, "w"), (3, "w"))), Tie(((1, "v"), (4, "v"))), Tie(((2, "u"), (4, "u")))))
+    norms = [0.0, 0.0, 7.0, 3.0, 4.0]
+    assert norms_with_ties(norms, 0, ties) == [3.0, 5.0, 7.0, 3.0, 4.0]
+    assert norms_with_ties([0.0, 0.0, 7.0, 3.0, 4.0], 1, ties) == [0.0, 0.0, 7.0, 3.0, 4.0]
 
 
 def make_spec(optimizer: dict[str, Any]) -> TrainerSpec:

@@ -12,8 +12,10 @@ class FreezeObservation:
 
     `step` counts committed steps, so it is also the index of the next one; `epoch` counts finished epochs. A policy
     is asked once with step 0, before training. `unit_gradient_norms` has the L2 norm of the global gradient of the
-    embedding, of each block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed; it is empty
-    at step 0 and after a step that was skipped because it was not finite. `learning_rate` is that step's, 0 at step 0.
+    embedding, of each block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed. A
+    parameter that several units share counts in the last of them; a unit that shares all its parameters with later ones
+    has the norm of those. It is empty at step 0 and after a step that was skipped because it was not finite.
+    `learning_rate` is that step's, 0 at step 0.
     `similarities` is there when the policy needs it: how alike a fixed set of samples looks to the first block that
     still trains, an (n, n) matrix with normalised rows, flat, by the weights before the step.
     """
