@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ class Workers:
                 Env.RUN_DIR: str(self.folder / "run"),
                 Env.TERMINATION_LOG: str(self.folder / f"termination-{number}"),
             }
-            self._processes.append(Forked(main, os.environ | environment, self._log(number)))
+            self._processes.append(Forked(main, os.environ | environment, self.folder / f"log-{number}"))
 
     def wait(self) -> list[int]:
         return [process.join(200) for process in self._processes]
@@ -75,15 +76,15 @@ class Workers:
         content: dict[str, Any] = json.loads((self.folder / f"termination-{number}").read_text())
         return content
 
+    def log(self, number: int) -> str:
+        return (self.folder / f"log-{number}").read_text()
+
     def close(self) -> None:
         for number, process in enumerate(self._processes):
             process.kill()
             process.join()
-            print(self._log(number).read_text())
+            print(self.log(number))
         self.channel.close()
-
-    def _log(self, number: int) -> Path:
-        return self.folder / f"log-{number}"
 
 
 @pytest.fixture
@@ -181,6 +182,18 @@ class Wide(StubChannel):
 
     def __init__(self, num_workers: int, _: Layout, *args: Any) -> None:
         super().__init__(num_workers, Layout(1, 2), *args)
+
+
+def without_its_data(info: object) -> None:
+    sys.exit("DATA_DIR is not set")
+
+
+def test_what_the_users_code_exits_with_stands_in_the_log(workers: Workers) -> None:
+    model = {"name": f"{__name__}:without_its_data", "numLayers": 4}
+    workers.start(SPEC | {"model": model}, count=1)
+
+    assert workers.wait() == [1]
+    assert "DATA_DIR is not set" in workers.log(0)
 
 
 @pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Wide)], indirect=True)
