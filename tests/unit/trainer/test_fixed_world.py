@@ -5,7 +5,9 @@ import logging
 import logging.handlers
 import os
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,11 @@ pytestmark = pytest.mark.timeout(30)
 ADDRESSES = [f"127.0.0.1:{rank}" for rank in range(4)]
 
 
-def make_chooser(initial: Layout, *, first: int = 1) -> tuple[Chooser, list[Follower]]:
-    store = HashStore()
-    chooser = Chooser(World(store, 0, ADDRESSES), Bounds(initial, 1, 4, 1, 4, 100), Packing.PAPER, first=first)
+def make_chooser(
+    initial: Layout, *, first: int = 1, clock: Callable[[], float] = time.monotonic
+) -> tuple[Chooser, list[Follower]]:
+    store, bounds = HashStore(), Bounds(initial, 1, 4, 1, 4, 100)
+    chooser = Chooser(World(store, 0, ADDRESSES), bounds, Packing.PAPER, first=first, clock=clock)
     return chooser, [Follower(World(store, rank, ADDRESSES)) for rank in range(1, 4)]
 
 
@@ -85,6 +89,47 @@ def test_a_leader_that_lost_its_group_meets_the_same_layout_again() -> None:
 
     assert shape(again) == (2, 2, 2) and again.reason is ResizeReason.FAILURE
     assert followers[0].next_generation(1) == again
+
+
+def go_back(chooser: Chooser, failed: int) -> threading.Thread:
+    """The leader came to the generation `failed`, which was not committed, and looks for another one."""
+    looking = threading.Thread(target=chooser.watched().next_generation, args=(failed,))
+    looking.start()
+    deadline = time.monotonic() + 20
+    while chooser._come_to < failed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return looking
+
+
+def test_a_layout_that_was_not_committed_is_chosen_again_ever_later() -> None:
+    now = 0.0
+    chooser, followers = make_chooser(Layout(2, 2), clock=lambda: now)
+    chooser.submit(report(1), urgent=True)
+    chooser.submit(report(1), urgent=True)  # on the way to the second
+    assert chooser.newest() == 2
+
+    for failed, pause in ((2, 60), (3, 120)):
+        looking = go_back(chooser, failed)
+        chooser.submit(report(1), urgent=True)
+        now += pause - 1
+        chooser.submit(report(1), urgent=True)
+        assert chooser.newest() == failed
+        now += 1
+        chooser.submit(report(1), urgent=True)
+        assert shape(followers[0].next_generation(failed)) == (failed + 1, 1, 4)
+        looking.join(20)
+
+
+def test_who_may_hold_state_meets_again_where_the_group_breaks_after_a_generation_that_failed() -> None:
+    chooser, _ = make_chooser(Layout(4, 1))
+    chooser.submit(report(1, offers=[Offer(stages=3, bytes_per_worker=60)]), urgent=True)
+    smaller = chooser.next_generation(1)
+    assert [member.name for member in smaller.leavers] == ["rank-3"]
+
+    again = chooser.next_generation(2)
+
+    assert (again.members, again.leavers) == (smaller.members, smaller.leavers)
 
 
 def test_a_rank_that_is_left_over_waits_in_silence(capfd: pytest.CaptureFixture[str]) -> None:

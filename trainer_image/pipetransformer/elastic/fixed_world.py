@@ -8,7 +8,8 @@ import datetime
 import json
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,8 @@ _LOOK_SECONDS = 0.1
 #: What a rank needs to read how the run ended.
 _LEAVE = datetime.timedelta(seconds=10)
 _CLOSED = "closed"
+#: From a generation that was not committed to the next choice; doubled each time in a row, as the operator does.
+_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 60.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +130,32 @@ class Chooser:
         bounds: limits of layouts.
         packing: how to choose among them.
         first: number of the first generation, above all that a resumed run has seen.
+        clock: in seconds.
     """
 
-    def __init__(self, world: World, bounds: Bounds, packing: Packing, *, first: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        bounds: Bounds,
+        packing: Packing,
+        *,
+        first: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._world = world
         self._bounds = bounds
         self._packing = packing
         self._condition = threading.Condition()
         self._generations: list[Generation] = []
         self._closed = False
+        self._clock = clock
+        #: The newest generation that the leader has reported from, and the newest that it has come to.
+        self._present: Generation | None = None
+        self._come_to = 0
+        #: The newest that was not committed, how many in a row, and when to choose again.
+        self._failed: Generation | None = None
+        self._failures = 0
+        self._choose_at = 0.0
         self._publish(bounds.initial, first, ResizeReason.START)
 
     def next_generation(self, after: int) -> Generation:
@@ -161,9 +181,10 @@ class Chooser:
             newest = self._generations[-1]
             if report.outcome is not None:
                 self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
-            if report.outcome is not None or report.layout_generation != newest.layout_generation:
+            if report.outcome is not None or not self._may_choose(report):
                 return
-            present = Present(_layout(newest), report.step_seconds, report.remaining_steps)
+            assert self._present is not None
+            present = Present(_layout(self._present), report.step_seconds, report.remaining_steps)
             best = choose(
                 report.offers,
                 len(self._world.addresses),
@@ -191,13 +212,33 @@ class Chooser:
             RendezvousClosedError: the run has ended.
         """
         with self._condition:
+            self._come_to = max(self._come_to, after)
             self._condition.wait_for(lambda: self._closed or self._generations[-1].layout_generation > after)
             if self._closed:
                 raise RendezvousClosedError("the run has ended")
             return self._generations[-1]
 
+    def _may_choose(self, report: Report) -> bool:
+        """Whether the newest generation trains, or was not committed some time ago: the leader came to it, and reports
+        from the one before."""
+        newest, present = self._generations[-1], self._present
+        if report.layout_generation == newest.layout_generation:
+            if present is not newest:
+                self._present, self._failures = newest, 0
+            return True
+        if present is None or report.layout_generation != present.layout_generation:
+            return False
+        if self._come_to < newest.layout_generation:
+            return False
+        if self._failed is not newest:
+            wait = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**self._failures)
+            self._failed, self._failures, self._choose_at = newest, self._failures + 1, self._clock() + wait
+        return self._clock() >= self._choose_at
+
     def _publish(self, layout: Layout, number: int, reason: ResizeReason) -> None:
-        before = self._generations[-1].members if self._generations else []
+        before: list[Member] = []  # who may hold state: where the newest failed, those of the present one do
+        for generation in (self._present, *self._generations[-1:]):
+            before += [] if generation is None else [each for each in generation.members if each not in before]
         members = [self._world.member(rank) for rank in range(layout.workers)]
         generation = Generation(
             job_uid=_JOB_UID,
