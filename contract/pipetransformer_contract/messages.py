@@ -218,13 +218,15 @@ class Heartbeat(Wire):
 
     `layout_generation` is the newest that this worker has committed, 0 for none. A worker that is in no group says in
     `waiting_after` above which generation the next one must be: its group broke, or the generation of that number did
-    not come about. `lost_peers` are then those that it may have lost: a broken connection does not say whom.
+    not come about. `lost_peers` are then those that it may have lost: a broken connection does not say whom. `because`
+    is why, as it saw it, until it is in a group again.
     """
 
     layout_generation: Count
     step: Count
     waiting_after: Count | None = None
     lost_peers: list[Name] = Field(default_factory=list, max_length=MAX_LOST_PEERS)
+    because: str = Field(default="", max_length=MAX_MESSAGE)
 
 
 class HeartbeatReply(Wire):

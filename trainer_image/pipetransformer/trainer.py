@@ -115,6 +115,8 @@ class Trainer:
         )
         self._member: Membership | None = None
         self._broken = 0
+        #: Why the newest generation broke, or did not come about; empty in one that is whole.
+        self.why_broken = ""
 
     @property
     def step(self) -> int:
@@ -219,9 +221,10 @@ class Trainer:
                 raise fault from fault.__cause__
             if self._alone:  # nobody's connection could have broken
                 raise
-            logger.warning("generation %d broke at step %d: %s", self._handler.current, self.step, error)
+            why = f"generation {self._handler.current} broke at step {self.step}: {error}"
+            logger.warning("%s", why)
         # Outside of the except clause: its traceback refers to the groups, whose sockets close with the last reference.
-        self._abandon()
+        self._abandon(why)
         return None
 
     @property
@@ -347,13 +350,14 @@ class Trainer:
                 raise fault from fault.__cause__
             logger.warning("%s", error)
             self._committer.in_doubt = error.in_doubt or self._committer.in_doubt
-            self._note_broken()
+            self._note_broken(str(error))
             if old is not None and old.leader is not None:
                 self._watcher.watch(self._handler.current)
             return None
         self._committer.pending = False
         self._committer.in_doubt = None
         self._state = result.state
+        self.why_broken = ""
         self._mirrors.forget_after(self.step)
         self._member = None
         outgrown = [] if old is None else old.release()
@@ -435,15 +439,16 @@ class Trainer:
             reached=self._hooks.reached,
         )
 
-    def _abandon(self) -> None:
+    def _abandon(self, why: str) -> None:
         """Give up a broken group. State and pending gradients stay."""
         if self._member is not None:
             self._committer.note_for_the_lost(self._state.control, self._member.layout)
         self.close()
-        self._note_broken()
+        self._note_broken(why)
 
-    def _note_broken(self) -> None:
+    def _note_broken(self, why: str) -> None:
         self._broken = self._handler.current
+        self.why_broken = why.partition("\n")[0]
         self.meter.broke()
         self._hooks.broke()
 

@@ -170,6 +170,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             step=trainer.step,
             waiting_after=handler.waiting_after,
             lost_peers=trainer.lost_peers[:MAX_LOST_PEERS],
+            because=trainer.why_broken[:MAX_MESSAGE],
         )
 
     # Also while it is between generations: that is when it learns of one that makes its attempt void.

@@ -199,7 +199,8 @@ class Board:
             since = before.waiting_since if before is not None and same else now
         pause = self.pulse.beat_seconds
         pace = timedelta(seconds=pause)
-        self._beats[uid] = Beat(now, heartbeat.layout_generation, heartbeat.waiting_after, since, pace)
+        after, because = heartbeat.waiting_after, heartbeat.because
+        self._beats[uid] = Beat(now, heartbeat.layout_generation, after, since, pace, because)
         if heartbeat.lost_peers:
             self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
         else:

@@ -16,6 +16,7 @@ from . import layouts
 from .draft import Draft
 from .failure import count
 from .prepare import back_off
+from .stall import last_words
 from .types import EventType
 
 #: Between generations in which no step is made, at most; from two seconds on, doubled each time.
@@ -49,9 +50,11 @@ def _mend(draft: Draft, plan: PublishedPlan, since: datetime) -> None:
     if draft.now < due:
         draft.wake_at(due)
     elif plan.confirmed or plan.reason in _FINAL or _committed_by_some(draft, plan):
-        draft.tell(Reason.GROUP_BROKEN, f"Generation {plan.layout_generation} lost its connections", EventType.WARNING)
+        words = last_words(draft)
+        message = f"Generation {plan.layout_generation} lost its connections{words}"
+        draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
         if broken >= BROKEN_IN_A_ROW:
-            count(draft, f"{broken} generations in a row broke although all members live")
+            count(draft, f"{broken} generations in a row broke although all members live{words}")
         if not draft.status.finished:
             draft.publish(plan.layout, [*plan.members, *plan.leavers], ResizeReason.FAILURE, broken)
     else:
@@ -107,7 +110,7 @@ def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
     draft.update(not_committed=LayoutSize.of(plan.layout))
     draft.tell(
         Reason.NOT_COMMITTED,
-        f"Generation {plan.layout_generation}: {why}; next attempt in {wait.total_seconds():.0f} s",
+        f"Generation {plan.layout_generation}: {why}; next attempt in {wait.total_seconds():.0f} s{last_words(draft)}",
         EventType.WARNING,
     )
     draft.publish(layout, candidates, ResizeReason.UNDO)

@@ -46,8 +46,19 @@ def why_broken(draft: Draft) -> str:
     return (
         f"no step was made since step {report.step if report else 0}: {plan.broken_before} generations in a row broke,"
         " and all members live; either they do not reach each other or each fails alike, their logs say which; what"
-        " lasts for minutes counts against spec.runPolicy.backoffLimit"
+        f" lasts for minutes counts against spec.runPolicy.backoffLimit{last_words(draft)}"
     )
+
+
+def last_words(draft: Draft) -> str:
+    """Why a generation broke, as its leader says, or the first member that knows; to be appended."""
+    plan = draft.status.plan
+    assert plan is not None
+    for member in sorted(plan.members, key=lambda member: member.name != plan.leader):
+        beat = draft.observed.beats.get(member.uid)
+        if beat is not None and beat.because:
+            return f"; {member.name}: {beat.because}"
+    return ""
 
 
 def _is_awaited(draft: Draft) -> bool:

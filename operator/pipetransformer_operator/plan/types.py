@@ -91,6 +91,7 @@ class Beat:
         waiting_after: the worker is in no group and waits for a generation above this one; None while it is in one.
         waiting_since: when it first said so.
         pace: after how long the operator asked for the next.
+        because: why its group broke, or a generation did not come about, as it saw it; until it is in one again.
     """
 
     time: datetime
@@ -98,6 +99,7 @@ class Beat:
     waiting_after: int | None = None
     waiting_since: datetime | None = None
     pace: timedelta = SHORTEST_PACE
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,10 +160,11 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
     board = new_board()
     await show(board, plan(1, "digits-w0", "digits-w1"))
     async with client_of(board) as client:
-        beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"]}
+        beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "because": "it closed"}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
         assert await response.json() == {"layoutGeneration": 1, "nextSeconds": 2.0}
         assert board.lost_peers == {"digits-w1"}
+        assert board.beats["uid-0"].because == "it closed"
         await show(board, plan(2, "digits-w0"))
         assert not board.lost_peers
 

@@ -86,6 +86,17 @@ def test_a_group_that_breaks_again_and_again_says_why_there_are_no_steps() -> No
     assert world.condition(ConditionType.STALLED).reason == "Progressing"
 
 
+def test_why_generations_break_is_said_as_their_leader_saw_it() -> None:
+    world = training()
+    words = "generation 3 was not committed: digits-w9 would train on other data than those who train already"
+    world.because = {"digits-w1": "Connection closed by peer", world.plan.leader: words}
+    breaks(world, 40)
+    said = f"; {world.plan.leader}: {words}"
+    assert world.condition(ConditionType.STALLED).message.endswith(said)
+    breaks(world, 7200)
+    assert world.condition(ConditionType.FAILED).message.endswith(said)
+
+
 def test_a_group_that_meets_again_each_time_and_never_makes_a_step_is_published_ever_later_and_ends() -> None:
     world = training()
     generations = []

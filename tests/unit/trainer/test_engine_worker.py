@@ -215,6 +215,7 @@ def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_rou
     )
     assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
     assert (channel.beats[-1].step, channel.beats[-1].lost_peers) == (left.step, ["job-w1"])
+    assert channel.beats[-1].because.startswith(f"generation 1 broke at step {left.step}: ")
 
 
 @pytest.mark.parametrize("unheard", [["job-w0"], ["job-w1"]])
