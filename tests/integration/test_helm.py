@@ -49,6 +49,7 @@ def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[
         ("imagePullSecrets={registry}", "at '/imagePullSecrets/0'"),
         ("imagePullSecrets[0].name=Own_Secret", "at '/imagePullSecrets/0/name'"),
         ("priorityClasses.base=2000000000", "at '/priorityClasses/base'"),
+        ("podLabels.app\\.kubernetes\\.io/component=x", "invalid propertyName 'app.kubernetes.io/component'"),
         ("networkPolicy.nodeCIDRs={10.0.0.1}", "at '/networkPolicy/nodeCIDRs/0'"),
     ],
 )
