@@ -52,11 +52,11 @@ class KueueQuota:
         if refusal := self._refusals.get(_key(job)):
             missing = (one.name for one in job.status.quota_requests if one.name not in answers and not one.admitted)
             answers |= {name: Answer(False, refusal) for name in missing}
-        return Queue(self._seen.problem, answers)
+        return Queue(self._seen.problem(job.metadata.namespace), answers)
 
     async def apply(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `Quota`."""
-        if self._seen.problem:
+        if self._seen.problem(job.metadata.namespace):
             return
         mine, now = self._mine(job), datetime.now(UTC)
         wanted = {request.name for request in status.quota_requests}

@@ -1,7 +1,7 @@
 """Workloads of our jobs, as last seen. Kueue's outages are frequent and silent, so nothing waits for this watch.
 
-Until each namespace was listed once nothing is known; from then on what was seen last is what is known. While Kueue is
-away its API answers with errors, and an open watch says nothing: it is opened anew often, each time with a list.
+Until a namespace was listed once nothing is known of it; from then on what was seen last is what is known. While Kueue
+is away its API answers with errors, and an open watch says nothing: it is opened anew often, each time with a list.
 """
 
 import asyncio
@@ -35,10 +35,9 @@ class Workloads:
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._gone: set[str] = set()
 
-    @property
-    def problem(self) -> str:
-        """Why nothing is known; empty from the first complete lists on."""
-        return next(filter(None, self._problems.values()), "")
+    def problem(self, namespace: str) -> str:
+        """Why nothing is known of the namespace; empty from its first complete list on."""
+        return self._problems[namespace if namespace in self._problems else ""]
 
     def of(self, key: JobKey) -> Mapping[str, Object]:
         """Workloads with the job's label, by name."""

@@ -85,7 +85,7 @@ class Recorder(Api):
 
 
 async def test_only_claims_have_the_priority_of_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workloads, "problem", "")
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
     api = Recorder()
     asked = KueueQuota(api, [], lambda key: None)
     requests = [QuotaRequest(name=f"digits-q{n}", queue="team-a", workers=1, own=n == 1) for n in range(3)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer_operator.controller.ports import JobKey, Unavailable
+from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.api import Object
 from pipetransformer_operator.kueue.watch import Workloads
 from pipetransformer_operator.plan.accounting import JOB_LABEL
@@ -29,11 +29,19 @@ async def seen_after(*answers: Answer) -> tuple[Workloads, list[object]]:
 
 async def test_nothing_is_known_before_the_first_list_and_an_outage_later_takes_nothing_away() -> None:
     seen, _ = await seen_after(Unavailable("500"))
-    assert seen.problem == "Kueue does not answer: 500"
+    assert seen.problem("default") == "Kueue does not answer: 500"
     seen, told = await seen_after(Listed([workload(3)]), [], Unavailable("500"))
-    assert seen.problem == ""
+    assert seen.problem("default") == ""
     assert list(seen.of(KEY)) == ["digits-q0"]
     assert told == [KEY, None]
+
+
+async def test_a_namespace_whose_workloads_may_not_be_seen_hides_those_of_no_other() -> None:
+    api = ScriptedApi(Refused("403"), Listed([workload(3)]))
+    seen = Workloads(api, ["deleted", "default"], lambda key: None)
+    await api.answer(seen.run())
+    assert seen.problem("deleted") == "Kueue does not answer: 403"
+    assert seen.problem("default") == ""
 
 
 async def test_events_and_lists_bring_what_is_new_and_drop_what_is_gone() -> None:
