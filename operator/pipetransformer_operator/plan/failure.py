@@ -181,18 +181,20 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
     job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
     That deadline counts from the first turn in which they are too few, however often replacements end before they join.
+    Leavers that wait for a checkpoint stay: until it is durable the job may have to start again in its old size.
     """
     plan, status = draft.status.plan, draft.status
     assert plan is not None
     kept = draft.ids_of(survivors)
+    staying = [*kept, *status.leaving_ids]
     asleep = draft.sleeps()
     if asleep and status.checkpoint is None:
-        draft.keep_workers(kept)
+        draft.keep_workers(staying)
         return
     to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
     most = max(len(kept), min(to.workers, draft.spec.elastic_policy.ceiling))  # who is above it would join nothing
     if asleep:
-        draft.keep_workers(kept)
+        draft.keep_workers(staying)
     else:
         draft.want([*kept, *draft.joining_ids][:most], most)
     if not is_recovery(draft):
@@ -203,7 +205,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     reason, why = _why_not_replaced(draft)
     if status.checkpoint is None:
         cancel(draft, reason, f"too few workers are left, {why}")
-        draft.keep_workers(kept)
+        draft.keep_workers(staying)
         return
     try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
     wait = back_off(draft)

@@ -190,6 +190,37 @@ def test_what_a_release_left_over_counts_as_released_although_a_member_fails_bef
     assert world.status.gpus.released == len(released) == (2 if confirmed else 1), "one took the place of the lost one"
 
 
+@pytest.mark.parametrize("checkpoint", [None, 0])
+def test_what_a_release_left_over_waits_for_its_checkpoint_while_a_recovery_is_slept_over(
+    checkpoint: int | None,
+) -> None:
+    world = World(make_job().stages(4).workers(4, least=2).release().checkpoint())
+    world.start()
+    world.commit(checkpoint=checkpoint)
+    world.commit(boundary=8)
+    world.commit()
+    world.leave()
+    leaving = world.status.leaving_ids
+    assert len(leaving) == 2
+    member, *_ = world.plan.members
+    world.end(member.name, exit_code=137)
+    world.settle()
+    world.end(max(world.workers, key=lambda name: world.workers[name].id), exit_code=1)
+    world.settle()
+    assert world.status.next_resize_time is not None
+    assert (world.status.leaving_ids, world.status.surplus_ids) == (leaving, leaving)
+    if checkpoint is None:
+        for _ in range(3):
+            world.wait(601)
+            world.settle()
+        assert world.status.leaving_ids == leaving
+    world.wait(61)
+    world.settle()
+    world.warm_up()
+    world.commit(checkpoint=8)
+    assert (world.shape, world.status.gpus.held, world.status.gpus.released) == ((2, 1), 2, 2)
+
+
 def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:
     world = World(make_job().stages(4).workers(4).release())
     world.start()
