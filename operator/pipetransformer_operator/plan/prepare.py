@@ -209,12 +209,15 @@ def is_recovery(draft: Draft) -> bool:
 
 
 def _deadline(draft: Draft, resize: Resize) -> datetime:
-    """When a preparation is cancelled: a claim has less time, as long as some of its workers have no node."""
+    """When a preparation is cancelled: a claim has less time, as long as some of its workers have no node. An operator
+    that was away has the time anew: it has to hear first who is ready, and maybe to create whom the one before it did
+    not."""
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
     if resize.reason is not ResizeReason.FAILURE and is_claim(draft, resize.to.layout) and not all_scheduled(draft):
         seconds = min(seconds, policy.claim_timeout_seconds)
-    return resize.start_time + timedelta(seconds=seconds)
+    begin = max(resize.start_time, draft.observed.since or resize.start_time)
+    return begin + timedelta(seconds=seconds)
 
 
 def snoozed(draft: Draft, layout: Layout) -> bool:

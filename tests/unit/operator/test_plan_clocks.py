@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.api.status import ConditionType, State
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -44,6 +45,56 @@ def test_a_start_that_took_long_is_not_put_off_before_the_next_operator_heard_wh
     world.settle()
     world.warm_up()
     assert (world.shape, world.deleted) == ((2, 1), [])
+
+
+@pytest.mark.parametrize(("skew", "attempts"), [(-900, 1), (900, 1), (900, 2)])
+def test_survivors_of_a_failure_wait_until_the_next_operator_heard_who_is_ready(skew: int, attempts: int) -> None:
+    """Their replacement got warm while no operator was there: given back, all since the checkpoint would be lost."""
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint())
+    world.start()
+    world.commit(checkpoint=0)
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    if attempts == 2:
+        world.wait(400)
+        world.end("digits-w2", exit_code=1)
+        world.settle()
+        world.wait(61)
+        world.settle()
+    deleted = list(world.deleted)
+    take_over(world, skew)
+    assert (world.state(), world.deleted) == (State.STARTING, deleted)
+    world.wait(30)
+    world.warm_up()
+    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.FAILURE)
+
+
+@SKEWS
+def test_survivors_of_a_failure_hold_no_accelerators_for_longer_than_the_next_operator_has(skew: int) -> None:
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint())
+    world.start()
+    world.commit(checkpoint=0)
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    take_over(world, skew)
+    world.wait(599)
+    world.settle()
+    assert world.workers
+    world.wait(1)
+    world.settle()
+    assert not world.workers
+
+
+@SKEWS
+def test_a_replacement_for_a_cordoned_worker_that_is_warm_is_not_given_back_by_the_next_operator(skew: int) -> None:
+    world = World(make_job().stages(4).workers(4))
+    world.start()
+    world.change("digits-w1", draining=True)
+    world.settle()
+    take_over(world, skew)
+    world.wait(30)
+    world.warm_up()
+    assert (world.plan.reason, world.status.next_worker_id) == (ResizeReason.DRAIN, 5)
 
 
 @SKEWS
