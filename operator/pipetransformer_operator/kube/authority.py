@@ -118,13 +118,17 @@ class Publisher:
             await asyncio.shield(self._writing[namespace])
 
     async def publish_anew(self, namespaces: Iterable[str]) -> None:
-        """Writes into each whatever was written before; one that does not take it now is told the next time."""
-        for namespace in namespaces:
+        """Writes into each whatever was written before; one that does not take it now is told the next time, and one
+        that is slow holds up no other."""
+
+        async def publish_anew(namespace: str) -> None:
             self.forget(namespace)
             try:
                 await self.publish(namespace)
             except (Conflict, NotFound, Unavailable) as error:
                 logger.warning("%s of namespace %s is not renewed: %s", CA_CONFIG_MAP, namespace, error)
+
+        await asyncio.gather(*map(publish_anew, namespaces))
 
     async def restore(self, config_map: Object, *, deleted: bool) -> None:
         """Puts back what somebody else deleted or changed, as a watch shows it. Raises as `publish`."""

@@ -138,11 +138,16 @@ async def test_what_others_wrote_is_put_back_after_a_pause(monkeypatch: pytest.M
     assert pauses == [RESTORE_SECONDS]
 
 
-async def test_a_namespace_that_refuses_keeps_nobody_else_from_what_is_new() -> None:
+async def test_a_namespace_that_refuses_or_is_slow_keeps_nobody_else_from_what_is_new() -> None:
     told: list[str] = []
+    others = asyncio.Event()
 
     class Refusing(FakeApi):
         async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            if "/slow/" in path:
+                await others.wait()
+            if "/two/" in path:
+                others.set()
             if "/closed/" in path:
                 raise Refused("a quota says no")
             if "/gone/" in path:
@@ -151,8 +156,8 @@ async def test_a_namespace_that_refuses_keeps_nobody_else_from_what_is_new() -> 
             return {}
 
     publisher = Publisher(Refusing(), lambda: b"new")
-    await publisher.publish_anew(["one", "closed", "gone", "two"])
-    assert told == ["one", "two"]
+    await publisher.publish_anew(["one", "slow", "closed", "gone", "two"])
+    assert told == ["one", "two", "slow"]
 
 
 async def test_a_namespace_whose_quota_is_full_is_told_what_is_new_where_it_has_the_object() -> None:
