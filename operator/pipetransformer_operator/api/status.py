@@ -296,6 +296,13 @@ class QuotaRequest(Wire):
         return self.granted - len(self.worker_ids)
 
 
+class Drain(Wire):
+    """Workers whose nodes were cordoned at a time: they are replaced first, then evictions pass."""
+
+    time: datetime = Field(description="When it was seen.")
+    worker_ids: list[Count] = Field(max_length=MAX_MEMBERS, description="Those that are still there.")
+
+
 class Gpus(Wire):
     """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls;
     `saved` those that packing spares now."""
@@ -399,13 +406,10 @@ class JobStatus(Wire):
     drain_deadline: datetime | None = Field(
         default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."
     )
-    last_drain_deadline: datetime | None = Field(
-        default=None, description="Further cordons renew `drainDeadline` until then and no longer."
-    )
-    draining_ids: list[Count] | None = Field(
+    drains: list[Drain] | None = Field(
         default=None,
         max_length=MAX_MEMBERS,
-        description="Workers on cordoned nodes: another one renews `drainDeadline`.",
+        description="Workers on cordoned nodes, by when that was seen; oldest first.",
     )
     observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import Reason
+from ..api.status import Drain, Reason
 from .draft import Draft
 from .prepare import cancel, enter, is_late, try_at_once, why_not_ready
 from .types import WorkerPhase
@@ -69,31 +69,38 @@ def limit(draft: Draft) -> None:
 
 def _set_deadline(draft: Draft) -> None:
     """A drain has its time from the cordon on, whatever the job is busy with; and so has the next one, but not without
-    end: nodes that are cordoned one after the other would keep the first from being emptied.
+    end: nodes that are cordoned one after the other would keep the first from being emptied. So it counts from the
+    newest cordon, and twice from the oldest, of those whose workers are still there.
 
     One that joins from a cordoned node is no news: workers that tolerate cordons would renew the time as often.
     """
     status, plan = draft.status, draft.status.plan
-    going = [worker for worker in draft.wanted if worker.alive and worker.draining]
-    draft.update(draining_ids=[worker.id for worker in going] or None)
+    going = {worker.id: worker for worker in draft.wanted if worker.alive and worker.draining}
     if not going:
-        draft.update(drain_deadline=None, last_drain_deadline=None)
+        draft.update(drain_deadline=None, drains=None)
         return
     timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
-    deadline, known = status.drain_deadline, set(status.draining_ids or ())
-    if deadline is None:
-        last, new = draft.now + 2 * timeout, going
-    else:
-        last = status.last_drain_deadline or deadline + timeout
-        new = [worker for worker in going if known and worker.id not in known]  # none known: of an operator before
-        members = {member.name for member in plan.members} if plan else set()
-        if not any(worker.name in members for worker in new):
-            return
-    draft.update(drain_deadline=min(draft.now + timeout, last), last_drain_deadline=last)
-    try_at_once(draft)
-    draft.wake_at(draft.now)
-    names = ", ".join(worker.name for worker in new[:8])
-    draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are cordoned: {names}")
+    drains = [
+        one.model_copy(update={"worker_ids": left})
+        for one in status.drains or ()
+        if (left := [key for key in one.worker_ids if key in going])
+    ]
+    if not drains and not status.drains and status.drain_deadline is not None:  # an operator before noted the time only
+        drains = [Drain(time=status.drain_deadline - timeout, worker_ids=list(going))]
+    known = {key for one in drains for key in one.worker_ids}
+    new = [worker for key, worker in going.items() if key not in known]
+    members = {member.name for member in plan.members} if plan else set()
+    if not drains or any(worker.name in members for worker in new):
+        drains.append(Drain(time=draft.now, worker_ids=[worker.id for worker in new]))
+        try_at_once(draft)
+        draft.wake_at(draft.now)
+        names = ", ".join(worker.name for worker in new[:8])
+        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are cordoned: {names}")
+    elif new:
+        newest = drains[-1]
+        ids = [*newest.worker_ids, *(worker.id for worker in new)]
+        drains[-1] = newest.model_copy(update={"worker_ids": ids})
+    draft.update(drains=drains, drain_deadline=min(drains[-1].time + timeout, drains[0].time + 2 * timeout))
 
 
 def _precious(draft: Draft) -> bool:
