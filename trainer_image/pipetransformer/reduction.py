@@ -132,7 +132,8 @@ def reduce_tied_gradients(copies: Sequence[nn.Parameter], group: dist.ProcessGro
     """
     if not copies[0].requires_grad:
         return 0.0
-    total = torch.zeros_like(copies[0], dtype=torch.promote_types(copies[0].dtype, torch.float32))
+    dtype = torch.promote_types(copies[0].dtype, torch.float32)
+    total = torch.zeros_like(copies[0], dtype=dtype, memory_format=torch.contiguous_format)  # it travels
     for copy in copies:
         if copy.grad is not None:
             total += copy.grad

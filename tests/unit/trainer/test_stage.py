@@ -1,12 +1,13 @@
-"""A unit knows of its micro-batch the same wherever the model is cut."""
+"""A unit does, and knows of its micro-batch, the same wherever the model is cut."""
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from pipetransformer.data import deal
+from pipetransformer.data import TensorSplit, deal
 from pipetransformer.data.tokens import PaddedTokens
 from pipetransformer.models import PipelineModel, current_micro_batch
 from pipetransformer.schedules import StageRunner, StageSpec
@@ -39,6 +40,52 @@ def loss(group: dist.ProcessGroup) -> float:
     spec = StageSpec(stage, stages, span, 0, Schedule1F1B, group, torch.device("cpu"), torch.float32)
     runner = StageRunner(spec, model, model.units[span.start : span.stop])
     return runner.train(0, deal([list(range(SAMPLES))], 1, 2)[0], split).loss
+
+
+class Turned(nn.Conv1d):
+    """Gives a view that is not contiguous."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class InPlace(nn.Linear):
+    """Changes what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.add_(1.0).relu_())
+
+
+def gradients(group: dist.ProcessGroup, schedule: type[PipelineScheduleSingle]) -> dict[str, list[float]]:
+    """Of the parameters that this worker holds, after a step through blocks of both kinds."""
+    torch.manual_seed(0)
+    inputs = torch.randn(SAMPLES, POSITIONS, WIDTH, dtype=torch.float64)
+    blocks: list[nn.Module] = [Turned(WIDTH, WIDTH, 1), InPlace(WIDTH, WIDTH), Turned(WIDTH, WIDTH, 1)]
+    head = nn.Sequential(nn.Flatten(), nn.Linear(POSITIONS * WIDTH, CLASSES))
+    model = PipelineModel(nn.Linear(WIDTH, WIDTH), blocks, head, (POSITIONS, WIDTH))
+    for unit in model.units:
+        unit.double()
+    stage, stages = group.rank(), group.size()
+    span = range(stage * 2, 5 if stage == stages - 1 else stage * 2 + 2)
+    spec = StageSpec(stage, stages, span, 0, schedule, group, torch.device("cpu"), torch.float64)
+    runner = StageRunner(spec, model, model.units[span.start : span.stop])
+    runner.train(0, deal([list(range(SAMPLES))], 1, 2)[0], TensorSplit(inputs, torch.arange(SAMPLES) % CLASSES))
+    return {
+        f"{index}.{name}": parameter.grad.flatten().tolist()
+        for index in span
+        for name, parameter in model.units[index].named_parameters()
+        if parameter.grad is not None
+    }
+
+
+@pytest.mark.parametrize("schedule", [Schedule1F1B, ScheduleGPipe])
+def test_units_may_give_views_and_change_their_input_in_place_in_every_cut(
+    schedule: type[PipelineScheduleSingle],
+) -> None:
+    """The cut lies between one that does the one and one that does the other."""
+    (alone,), cut = (run_ranks(stages, gradients, schedule) for stages in (1, 2))
+    assert len(alone) == 10
+    assert cut[0] | cut[1] == {name: pytest.approx(values, rel=1e-12) for name, values in alone.items()}
 
 
 def test_a_head_may_ask_which_positions_are_padding_in_every_cut() -> None:

@@ -7,13 +7,29 @@ from torch.utils.checkpoint import checkpoint
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 
 
+class _NoLeaf(torch.autograd.Function):
+    """The same memory as no leaf and no view of one: what came from another worker is a leaf, for its gradient, and
+    autograd lets nobody change one."""
+
+    @staticmethod
+    def forward(_: object, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(_: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
 def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
     """The unit's output for the current micro-batch, whose context says how to compute.
 
     With an `autocast` type, products are computed in it from weights that stay as they are, and what travels between
     units is float32, whatever the cut. With `recompute`, a unit that trains keeps only its input, and computes its
-    forward again when its backward comes (activation checkpointing; Chen et al., 2016).
+    forward again when its backward comes (activation checkpointing; Chen et al., 2016). A unit may change its input in
+    place, wherever the model is cut.
     """
+    if x.is_leaf and x.requires_grad:
+        x = _NoLeaf.apply(x)  # type: ignore[no-untyped-call]
     context = current_micro_batch()
     if context.recompute and torch.is_grad_enabled():
         output: Tensor = checkpoint(_forward_again, unit, x, context, use_reentrant=False)

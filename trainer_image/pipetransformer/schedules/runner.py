@@ -78,7 +78,9 @@ class StageRunner:
         names = [model.unit_name(index) for index in spec.span]
         head = spec.span[-1] if spec.is_last else None  # before a worker is warm, of a model of one block
         blocks = [index not in (0, head) for index in spec.span]
-        self._module = StageModule(dict(zip(names, units, strict=True)), blocks, num_frozen, self._prefix)
+        self._module = StageModule(
+            dict(zip(names, units, strict=True)), blocks, num_frozen, self._prefix, sends=not spec.is_last
+        )
         self._target = Target(model)
         self._stages = StaticStages(spec, model, self._module, self._target)
 

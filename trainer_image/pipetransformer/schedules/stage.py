@@ -56,7 +56,13 @@ class StageModule(nn.Module):
     """
 
     def __init__(
-        self, units: Mapping[str, nn.Module], blocks: Sequence[bool], num_frozen: int, prefix: FrozenPrefix | None
+        self,
+        units: Mapping[str, nn.Module],
+        blocks: Sequence[bool],
+        num_frozen: int,
+        prefix: FrozenPrefix | None,
+        *,
+        sends: bool = False,
     ) -> None:
         """
         Args:
@@ -64,6 +70,7 @@ class StageModule(nn.Module):
             blocks: which of them are blocks.
             num_frozen: how many of them are frozen.
             prefix: those, on a first stage.
+            sends: whether its output travels to another worker.
         """
         super().__init__()
         self.names = list(units)
@@ -74,6 +81,7 @@ class StageModule(nn.Module):
         self.frozen = [] if prefix is not None else list(self.units)[:num_frozen]
         self.active = list(enumerate(self.units))[num_frozen:]
         self.prefix = prefix
+        self.sends = sends
         self.upcoming: list[MicroBatchContext] = []
         self.passed: Callable[[int], None] | None = None
         #: Shape and type of what travels between the units of the micro-batches that run.
@@ -107,7 +115,7 @@ class StageModule(nn.Module):
                 raise
         # Shapes are static; an evaluation may leave buffers alone that training changes.
         self.checked = torch.is_grad_enabled()
-        return x
+        return x.contiguous() if self.sends else x  # a unit may give a view, which no group takes
 
 
 def _check(x: Tensor | None, output: object) -> None:
