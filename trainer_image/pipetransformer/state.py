@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pipetransformer_contract.spec import Evaluation, Goal, Optimizer
 
+from .errors import SpecError
 from .freezing import apply_boundary, trains
 from .models import Ties, unit_name
 from .optimizer import Moments, moment_shapes
@@ -169,6 +170,7 @@ class WorkerState:
 
         Raises:
             ValueError: a parameter or buffer of the unit is missing, or of another shape.
+            SpecError: an older trainer took its real part for a complex one.
         """
         prefix = unit_name(index, self.num_layers)
         for name, wanted in unit.state_dict().items():
@@ -177,6 +179,11 @@ class WorkerState:
                 raise ValueError(f"state of {prefix} has no {name}")
             if given.shape != wanted.shape:
                 raise ValueError(f"{name} of {prefix} is {tuple(given.shape)} and not {tuple(wanted.shape)}")
+            if given.is_complex() != wanted.is_complex():
+                raise SpecError(
+                    "spec.checkpoint.location",
+                    f"{prefix}.{name} has lost its imaginary part there, as trainers before dropped it: begin anew",
+                )
         parameters: dict[int, nn.Parameter] = {}
         for name, old in list(unit.named_parameters(remove_duplicate=False)):
             new = parameters.setdefault(id(old), nn.Parameter(tensors[f"{prefix}.{name}"], old.requires_grad))

@@ -67,6 +67,16 @@ def test_each_unit_comes_back_by_itself(location: str) -> None:
     assert loaded["step"].item() == 7
 
 
+def test_complex_tensors_come_back_as_they_were(location: str) -> None:
+    tensors = {f"{dtype}": torch.randn(2, 3, dtype=dtype).t() for dtype in (torch.complex64, torch.complex128)}
+    for unit in UNITS:
+        save_unit(location, step=7, layout_generation=1, unit=unit, tensors=tensors)
+    commit(location, info(7))
+    loaded = load_unit(location, info(7), "blocks.0")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
 def test_what_is_no_number_comes_back_as_it_was(location: str) -> None:
     save(location, 7)
     commit(location, info(7).model_copy(update={"state": {"best": {"f1": float("nan")}, "policy": float("-inf")}}))

@@ -187,6 +187,40 @@ def test_autocast_computes_products_in_bfloat16_and_passes_on_float32() -> None:
     assert {parameter.grad.dtype for parameter in unit.parameters() if parameter.grad is not None} == {torch.float32}
 
 
+class Polar(nn.Linear):
+    """Turns its output by angles that it keeps as complex numbers, as Llama does."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        angles = torch.arange(4.0)
+        self.register_buffer("turns", torch.polar(torch.ones(4), angles))
+        self.register_buffer("again", torch.polar(torch.ones(4), angles), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(super().forward(x).view(*x.shape[:-1], 4, 2))
+        return torch.view_as_real(pairs * self.get_buffer("turns") * self.get_buffer("again")).flatten(-2)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, torch.complex64), (torch.float64, torch.complex128)])
+def test_complex_buffers_stay_complex_in_every_precision(dtype: torch.dtype, width: torch.dtype) -> None:
+    def units() -> list[nn.Module]:
+        return [Polar(), Polar(), nn.Linear(8, 2)]
+
+    model = OwnModel(units, torch.zeros(1, 8, dtype=dtype), seed=0, dtype=dtype)
+    for index, unit in model.build_units(range(2)).items():
+        for name in ("turns", "again"):
+            assert torch.equal(unit.get_buffer(name), Polar().get_buffer(name).to(width)), index
+        assert unit.get_parameter("weight").dtype is dtype
+    assert model.shape().blocks[0].get_buffer("turns").dtype is width
+
+
+def test_a_state_without_imaginary_parts_of_an_older_trainer_is_refused() -> None:
+    old = Polar().state_dict()
+    state = WorkerState(1)
+    with pytest.raises(SpecError, match=r"blocks\.0\.turns has lost its imaginary part"):
+        state.put_unit(1, Polar(), {f"blocks.0.{name}": tensor.real for name, tensor in old.items()})
+
+
 def test_running_statistics_are_refused_with_the_layers_name() -> None:
     model = PipelineModel(nn.Linear(2, 2), [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))], nn.Linear(2, 2), (2,))
     with pytest.raises(SpecError, match=r"blocks\.0\.1 is a BatchNorm1d"):

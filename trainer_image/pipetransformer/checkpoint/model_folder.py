@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from pydantic import BaseModel
 from torch import Tensor
@@ -20,7 +19,7 @@ from pipetransformer_contract.spec import Data, Model, Precision, TrainerSpec
 from ..data import DataInfo
 from ..models import HUGGINGFACE, PipelineModel, build_model, import_huggingface
 from .files import Folder
-from .store import to_bytes
+from .store import from_bytes, to_bytes
 
 WEIGHTS = "model.safetensors"
 CONFIG = "pipetransformer.json"
@@ -93,7 +92,7 @@ def load_model(location: str) -> PipelineModel:
     if config.model.name == HUGGINGFACE:
         return _load_pretrained(location, config)
     model = build_model(config.model, config.info, seed=0, dtype=config.dtype)
-    weights = safetensors.torch.load(Folder(location).read(WEIGHTS))
+    weights = from_bytes(Folder(location).read(WEIGHTS))
     for index, unit in enumerate(model.units):
         prefix = model.unit_name(index) + "."
         unit.load_state_dict({name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)})

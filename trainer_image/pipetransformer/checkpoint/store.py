@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
+import torch
 from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 from torch import Tensor
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 MARKER = "DONE.json"
 _UNIT = ".safetensors"
+#: After the name of a tensor that the format does not know: it is written as pairs of real numbers.
+_COMPLEX = "@complex128"
 #: In the marker, besides what `CheckpointInfo` says: bytes of each unit's file.
 _FILES = "files"
 #: A client of NFS may keep a folder's listing for 60 s.
@@ -73,14 +76,28 @@ def save_unit(location: str, *, step: int, layout_generation: int, unit: str, te
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """A safetensors file. One tensor under two names, such as a weight that two modules of a unit share, is written
-    twice: the format knows no sharing."""
+    twice: the format knows no sharing. `from_bytes` reads it."""
     content: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, tensor in tensors.items():
         on_host = tensor.detach().contiguous().cpu()
+        if on_host.dtype is torch.complex128:
+            name, on_host = name + _COMPLEX, torch.view_as_real(on_host)
         content[name] = on_host.clone() if on_host.data_ptr() in written else on_host
         written.add(on_host.data_ptr())
     return safetensors.torch.save(content, metadata)
+
+
+def from_bytes(content: bytes) -> dict[str, Tensor]:
+    """What `to_bytes` was given, on the CPU.
+
+    Raises:
+        SafetensorError: it is damaged.
+    """
+    return {
+        name.removesuffix(_COMPLEX): torch.view_as_complex(tensor) if name.endswith(_COMPLEX) else tensor
+        for name, tensor in safetensors.torch.load(content).items()
+    }
 
 
 def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_seconds: float = _PATIENCE_SECONDS) -> None:
@@ -135,7 +152,7 @@ def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tenso
     """
     name = f"{info.folder}/{unit}{_UNIT}"
     try:
-        return safetensors.torch.load(Folder(location).read(name))
+        return from_bytes(Folder(location).read(name))
     except SafetensorError as error:
         raise OSError(f"{name} is damaged: {error}") from error
 

@@ -15,6 +15,7 @@ from ..errors import SpecError, building
 from ..imports import import_function
 from . import vit
 from .dropout import key
+from .dtype import cast
 from .keyed import with_keyed_dropout
 from .model import PipelineModel
 from .seeded import seeded
@@ -97,7 +98,7 @@ def _imported(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> 
             message = f"is {spec.num_layers}, but {spec.name} has {model.num_layers} blocks"
             raise SpecError("spec.model.numLayers", message)
         for unit in model.units:
-            unit.to(dtype)
+            cast(unit, dtype)
         return with_keyed_dropout(model, seed=seed)
 
 

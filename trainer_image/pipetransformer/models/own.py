@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SpecError, building
+from .dtype import cast
 from .keyed import with_keyed_dropout
 from .model import PipelineModel
 from .seeded import seeded
@@ -57,14 +58,16 @@ class OwnModel:
             if not isinstance(model, PipelineModel):
                 model = self._from_modules(list(model))
             for unit in model.units:
-                unit.to(self._dtype)
+                cast(unit, self._dtype)
             return with_keyed_dropout(model, seed=self._seed)
 
     def _from_modules(self, modules: list[nn.Module]) -> PipelineModel:
         if len(modules) < 3 or not all(isinstance(module, nn.Module) for module in modules):
             raise SpecError("model", "must be a PipelineModel, or a list of modules: embedding, blocks, head")
-        embedding = modules[0].to(self._dtype).eval()
-        with torch.no_grad():
+        embedding = cast(modules[0], self._dtype).eval()
+        with torch.no_grad(), building("model", "the embedding fails on the first sample"):
             activation = embedding(self._sample)
+        if not isinstance(activation, Tensor):
+            raise SpecError("model", f"the embedding gives a {type(activation).__name__}, not one tensor")
         embedding.train()
         return PipelineModel(embedding, modules[1:-1], modules[-1], tuple(activation.shape[1:]))

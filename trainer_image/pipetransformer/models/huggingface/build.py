@@ -21,6 +21,7 @@ from pipetransformer_contract.spec import Model
 from ...data import DataInfo
 from ...errors import SpecError, building
 from ..dropout import key
+from ..dtype import cast
 from ..keyed import key_dropout, place_of
 from ..model import PipelineModel
 from .configuration import make_config, positions
@@ -115,7 +116,7 @@ class _Skeleton:
         self._class = getattr(transformers, architecture)
         with building("spec.model.options", f"{architecture} cannot be built"):
             with torch.device("meta"):
-                self.whole: Any = self._class(config).to(dtype)
+                self.whole: Any = cast(self._class(config), dtype)
             self._fill_constants()
         embedding, blocks, head = split(self.whole)
         self.model = PipelineModel(embedding, blocks, head, (positions(config, info), config.hidden_size))
