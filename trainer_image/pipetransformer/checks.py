@@ -96,12 +96,22 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
 
 
 def check_model(model: PipelineModel) -> None:
-    """Refuse layers whose output depends on which samples share a micro-batch, or on which worker they are.
+    """Refuse layers whose output, or gradient, depends on which samples share a micro-batch, or on which worker they
+    are; and parameters that cannot be trained, or none.
 
     Raises:
-        SpecError: naming the first such layer.
+        SpecError: naming the first such layer or parameter.
     """
+    if not any(True for unit in model.units for _ in unit.parameters()):
+        raise SpecError("spec.model", "no parameter of it wants a gradient: there is nothing to train")
     for index, unit in enumerate(model.units):
+        for name, parameter in unit.named_parameters():
+            if parameter.is_complex():
+                raise SpecError(
+                    "spec.model",
+                    f"{model.unit_name(index)}.{name} is a complex parameter: keep its real and imaginary part in a "
+                    "real one, and join them by torch.view_as_complex in the forward",
+                )
         for name, module in unit.named_modules():
             path = ".".join(filter(None, (model.unit_name(index), name)))
             if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
@@ -127,6 +137,12 @@ def check_model(model: PipelineModel) -> None:
                     "spec.model",
                     f"{path} is a {type(module).__name__} with dropout, whose draws would depend on the layout: use "
                     "nn.MultiheadAttention itself, or set dropout=0",
+                )
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
+                raise SpecError(
+                    "spec.model",
+                    f"{path} is a {type(module).__name__} with scale_grad_by_freq, whose gradient would depend on the "
+                    "layout: do without it",
                 )
             if isinstance(module, _DRAWING):
                 raise SpecError(

@@ -88,6 +88,16 @@ def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
     return lambda: [nn.Linear(4, 8), *blocks, nn.Linear(8, 2)]
 
 
+class Pair(nn.Linear):
+    """Gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
 class OwnAttention(nn.MultiheadAttention):
     """Of a class that nothing is known of."""
 
@@ -279,6 +289,32 @@ class Unreadable(TorchDataset[Any]):
             r"blocks\.0 is a GRU with dropout, .* set dropout=0",
         ),
         ({"model": around(OwnAttention(8, 2, dropout=0.1))}, SpecError, r"blocks\.0 is a OwnAttention with dropout"),
+        (
+            {"model": around(nn.EmbeddingBag(9, 8, scale_grad_by_freq=True))},
+            SpecError,
+            r"blocks\.0 is a EmbeddingBag with scale_grad_by_freq",
+        ),
+        (
+            {"model": around(nn.Linear(8, 8, dtype=torch.cfloat))},
+            SpecError,
+            r"blocks\.0\.weight is a complex parameter",
+        ),
+        (
+            {"model": lambda: [module.requires_grad_(False) for module in around(nn.Identity())()]},
+            SpecError,
+            r"spec\.model: no parameter of it wants a gradient",
+        ),
+        (
+            {"model": lambda: [Pair(), nn.Identity(), nn.Linear(8, 2)]},
+            SpecError,
+            "the embedding gives a tuple, not one",
+        ),
+        (
+            {"model": lambda: [nn.Linear(5, 8), nn.Identity(), nn.Linear(8, 2)]},
+            SpecError,
+            "fails on the first sample: R",
+        ),
+        ({"data": TensorDataset(torch.zeros(0, 4), torch.zeros(0))}, SpecError, "data: has no samples to train on"),
         ({"model": around(nn.RReLU())}, SpecError, r"blocks\.0 is a RReLU, whose draws would"),
         ({"model": around(nn.Dropout1d(0.1))}, SpecError, r"blocks\.0 is a Dropout1d"),
         ({"model": around(nn.BatchNorm1d(8, track_running_stats=False))}, SpecError, r"blocks\.0 is a BatchNorm1d"),

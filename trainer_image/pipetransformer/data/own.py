@@ -48,6 +48,8 @@ def own_dataset(data: object, *, dtype: torch.dtype) -> Dataset:
             f"is {kind}: no Dataset, nor one or two (training, held out) map-style datasets",
         )
     try:
+        if not len(cast(Sized, data[0])):
+            raise SpecError("data", "has no samples to train on")
         train, test = (_split(part, dtype) for part in data)
         if isinstance(train, MapSplit):
             _check_pair(data[0][0])
