@@ -304,8 +304,7 @@ class Drain(Wire):
 
 
 class Gpus(Wire):
-    """`held` counts workers whose pod is not gone; `released` those given back since the start, and never falls;
-    `saved` those that packing spares now."""
+    """`held` and `saved` count workers now; `released` those since the start, and never falls."""
 
     held: Count = Field(default=0, description="Workers whose pod is not gone.")
     released: Count = Field(default=0, description="Workers given back since the start.")
