@@ -101,7 +101,7 @@ def make_spec(scenario: Scenario, schedule: ScheduleName, precision: str = "Floa
                 "name": "vit", "numLayers": LAYERS, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4,
                 "dropout": scenario.dropout,
             },
-            "data": {"name": "digits"},
+            "data": {"name": "tests.few_held_out:load"},
             "training": {
                 "steps": STEPS,
                 "globalBatchSize": GLOBAL_BATCH,

@@ -20,6 +20,11 @@ ORDER = EpochOrder(seed=0, num_samples=SAMPLES, global_batch=16, num_shards=4)
 NUM_STEPS = EPOCHS * ORDER.steps_per_epoch
 
 
+@pytest.fixture
+def picture() -> None:
+    """Here one is drawn."""
+
+
 def note(
     run_dir: Path, worker: str, step: int, pipeline: int, *, generation: int = 1, pipelines: int = 2, drop: int = 0
 ) -> None:

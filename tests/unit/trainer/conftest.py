@@ -1,0 +1,14 @@
+"""What holds for the tests of the trainer."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.undrawn import undrawn
+
+
+@pytest.fixture(autouse=True)
+def picture() -> Iterator[None]:
+    """Only the tests of the record draw one."""
+    with undrawn():
+        yield
