@@ -24,6 +24,7 @@ class JobBuilder:
                 "podTemplate": {"spec": {"containers": [{"name": "trainer", "image": "trainer"}]}},
             },
         }
+        self._job: PipeTrainingJob | None = None
 
     def stages(self, stages: int) -> Self:
         return self.set("pipeline.stages", stages)
@@ -48,12 +49,12 @@ class JobBuilder:
 
     def label(self, key: str, value: str) -> Self:
         self._manifest["metadata"].setdefault("labels", {})[key] = value
-        return self
+        return self._changed()
 
     def command(self, *command: str) -> Self:
         """What the trainer's container runs in the place of its image's program."""
         self._manifest["spec"]["podTemplate"]["spec"]["containers"][0]["command"] = list(command)
-        return self
+        return self._changed()
 
     def set(self, path: str, value: Any) -> Self:
         """Sets `path` below spec, such as `training.epochs`."""
@@ -62,7 +63,7 @@ class JobBuilder:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = value
-        return self
+        return self._changed()
 
     def drop(self, path: str) -> Self:
         """Removes `path` below spec."""
@@ -71,13 +72,19 @@ class JobBuilder:
         for parent in parents:
             node = node[parent]
         del node[last]
-        return self
+        return self._changed()
 
     def manifest(self) -> dict[str, Any]:
         return copy.deepcopy(self._manifest)
 
     def job(self) -> PipeTrainingJob:
-        return PipeTrainingJob.from_manifest(self._manifest)
+        if self._job is None:  # a world asks at every turn
+            self._job = PipeTrainingJob.from_manifest(self._manifest)
+        return self._job
+
+    def _changed(self) -> Self:
+        self._job = None
+        return self
 
 
 def make_job(name: str = "digits") -> JobBuilder:

@@ -47,7 +47,7 @@ def make_spec(cache: dict[str, Any], **training: Any) -> TrainerSpec:
                 "policy": "Explicit",
                 "boundaries": [{"step": 3, "boundary": 1}, {"step": 17, "boundary": 3}],
             },
-            "pipeline": {"stages": 2, "microBatchSize": 16},
+            "pipeline": {"stages": 2, "microBatchSize": 22},
             "cache": cache,
             "numShards": 4,
             "workers": 2,

@@ -15,6 +15,7 @@ from tests.unit.trainer.test_engine_numerics import (
     ADAMW,
     EPOCHS,
     STAY,
+    STAY_ALONE,
     TRAINING_SAMPLES,
     compare,
     make_spec,
@@ -35,8 +36,8 @@ class OneMore(FreezePolicy):
 
 @pytest.fixture(scope="module")
 def stayed(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The run in which nobody dies."""
-    return run_job(make_spec(ADAMW), STAY, tmp_path_factory.mktemp("stay"))
+    """The run of one worker that never dies."""
+    return run_job(make_spec(ADAMW), STAY_ALONE, tmp_path_factory.mktemp("stay"))
 
 
 @pytest.mark.parametrize("dead", [3, 1, 0], ids=["last-stage", "first-pipeline", "leader"])

@@ -13,7 +13,7 @@ from tests.trainer_harness import Ran, run_job
 from tests.unit.trainer.test_engine_numerics import (
     ADAMW,
     EPOCHS,
-    STAY,
+    STAY_ALONE,
     TRAINING_SAMPLES,
     WIDEN,
     compare,
@@ -37,7 +37,7 @@ def run(spec: TrainerSpec, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def test_a_run_cut_by_measurements_computes_what_one_that_stays_does(run: Ran, tmp_path: Path) -> None:
-    compare(run, run_job(make_spec(ADAMW), STAY, tmp_path))
+    compare(run, run_job(make_spec(ADAMW), STAY_ALONE, tmp_path))
     assert layouts(run) == [(4, 1), (2, 2), (1, 4)]
     assert check(run.run_dir, TRAINING_SAMPLES, EPOCHS).clean
 
