@@ -254,7 +254,7 @@ def test_the_model_of_a_finished_job_comes_through_a_pod_that_is_deleted_again(
     assert "gracePeriodSeconds" not in options, "forced: the pod would be gone before its container"
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_the_reading_pod_ends_when_it_is_told_to() -> None:
     """As a container's first process, for which a signal that is left to its default is one that is ignored."""
     pod = reader_pod(Job.of(stored(make_job().set("output.location", "/storage"))))

@@ -12,7 +12,7 @@ from kubernetes import client
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.kube import Kube
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 

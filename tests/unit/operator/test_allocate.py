@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipetransformer_operator.plan.allocate import Demand, allocate
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 POOL = ("nvidia.com/gpu", "")
 
 

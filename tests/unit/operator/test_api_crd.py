@@ -12,7 +12,7 @@ from pipetransformer_operator.api.generate import PATHS, custom_resource_definit
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from pipetransformer_operator.api.validate import validate_manifest, validate_up
 from tests.bounds import Violation, violations
 from tests.builders import JobBuilder, make_job
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 VALID = [
     make_job(),

@@ -18,7 +18,7 @@ from pipetransformer_operator.channel.board import MAX_POLLS, Board, Reporter
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.plan import Worker
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 WORKERS = [Worker(0, "digits-w0", "uid-0"), Worker(1, "digits-w1", "uid-1")]
 TOKENS = {
     "token-0": Identity("default", "digits-w0", "uid-0"),
@@ -96,6 +96,7 @@ async def test_of_one_worker_few_polls_wait_and_the_newest_are_kept() -> None:
 
     other = poll(second)
     polls = [poll(first) for _ in range(MAX_POLLS + 2)]
+    await asyncio.wait(polls[:2])
     done, waiting = await asyncio.wait(polls, timeout=0.1)
     assert done == set(polls[:2]) and all(one.result() is None for one in done)
     await show(board, plan(1, "digits-w0", "digits-w1"))

@@ -27,7 +27,7 @@ from pipetransformer_operator.kube.api import NotFound, Object
 from pipetransformer_operator.kube.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
 from tests.unit.operator.test_kube_lease import FakeApi
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -24,7 +24,7 @@ from pipetransformer_operator.channel.entrance import (
     serve,
 )
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 MANY_FILES = 1_000_000
 
 
@@ -38,8 +38,11 @@ def test_one_address_takes_half_of_all_connections_and_then_each_a_few(caplog: p
     with caplog.at_level(logging.WARNING):
         assert admitted(entrance, "10.0.0.1") == MAX_CONNECTIONS // 2
     assert len(refused) == MAX_CONNECTIONS // 2
-    assert len(caplog.messages) == LOG_RATE[1]
-    assert caplog.messages[0] == (
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "pipetransformer_operator.channel.entrance"
+    ]
+    assert len(said) == LOG_RATE[1]
+    assert said[0] == (
         "a connection of 10.0.0.1 is closed at once: 6000 of it and 6000 in all are open, of 12000 at most"
     )
     assert admitted(entrance, "10.0.0.2") == FEW

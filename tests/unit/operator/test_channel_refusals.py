@@ -21,7 +21,7 @@ from pipetransformer_operator.kube.tokens import TokenReviewer
 from tests.bounds import message_violations
 from tests.unit.operator.test_channel import TOKENS, client_of, headers, new_board, plan, report, show
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tests.builders import make_job
 from tests.unit.operator.fake_queue import QUEUE
 from tests.unit.operator.test_controller_sharing import PACE, Cluster
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 KEY = JobKey("default", "digits")
 
 

@@ -15,7 +15,7 @@ from pipetransformer_operator.controller.ports import JobKey, Recorder
 from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
 from tests.builders import make_job
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 PACE = Pace(debounce=0.001, sharing=0.01)
 
 

@@ -18,7 +18,7 @@ from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.jobs import KnownJobs
 from pipetransformer_operator.service import Service
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 NAMESPACES = {"name": "namespaces", "singularName": "", "kind": "Namespace", "namespaced": False, "verbs": ["list"]}
 RESOURCE = {"name": PLURAL, "singularName": "", "kind": KIND, "namespaced": True, "verbs": ["list", "watch", "patch"]}

@@ -5,7 +5,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pipetransformer_operator.health import Health
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 JOBS, PODS = "/apis/training.pipetransformer.io/v1alpha1/pipetrainingjobs", "/api/v1/pods"
 
 

@@ -15,7 +15,7 @@ from pipetransformer_operator.kube.protection import Protection
 from tests.builders import make_job
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 BROKEN = Unavailable("the connection broke")
 
 

@@ -12,7 +12,7 @@ from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused
 from pipetransformer_operator.kube import api as kube_api
 from pipetransformer_operator.kube.api import Api, NotFound
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 async def serve(answer: web.Request) -> web.StreamResponse:

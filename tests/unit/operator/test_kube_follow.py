@@ -7,7 +7,7 @@ from pipetransformer_operator.kube.api import Object
 from pipetransformer_operator.kube.follow import follow
 from tests.unit.operator.scripted_api import Answer, Listed, ScriptedApi
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 BROKEN = Unavailable("the connection broke")
 
 

@@ -10,7 +10,7 @@ from pipetransformer_operator.kube.api import Object
 from pipetransformer_operator.kube.jobs import KnownJobs
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 ALL = "/apis/training.pipetransformer.io/v1alpha1/pipetrainingjobs"
 KEY = JobKey("a", "digits")
 

@@ -9,7 +9,7 @@ from pipetransformer_operator.controller.ports import Conflict, Unavailable
 from pipetransformer_operator.kube.api import NO_QUERY, Api, NotFound, Object, Query
 from pipetransformer_operator.kube.lease import Lease, LeaseLost
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 SECONDS = 15
 
 

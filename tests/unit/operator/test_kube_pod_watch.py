@@ -9,7 +9,7 @@ from pipetransformer_operator.kube.pod_watch import PodWatch
 from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 KEY, OTHER = JobKey("default", "digits"), JobKey("default", "other")
 
 

@@ -13,7 +13,7 @@ from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.plan import Worker
 from tests.builders import make_job
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 KEY = JobKey("default", "digits")
 
 

@@ -16,7 +16,7 @@ from pipetransformer_operator.kueue.workload import FINALIZER
 from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.builders import make_job
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 KUEUES = "kueue.x-k8s.io/resource-in-use"
 
 

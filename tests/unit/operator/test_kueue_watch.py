@@ -8,7 +8,7 @@ from pipetransformer_operator.kueue.watch import Workloads
 from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.unit.operator.scripted_api import Answer, Listed, ScriptedApi
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 KEY = JobKey("default", "digits")
 
 

@@ -13,7 +13,7 @@ from pipetransformer_operator.local.run import run_job
 from pipetransformer_operator.plan import PlanEvent
 from tests.builders import JobBuilder, make_job
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(60)
 SCRIPTED = ("python", str(Path(__file__).parents[2] / "scripted_trainer.py"))
 
 

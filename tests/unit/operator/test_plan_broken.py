@@ -10,7 +10,7 @@ from pipetransformer_operator.api.status import ConditionStatus, ConditionType, 
 from tests.builders import make_job
 from tests.unit.operator.world import World, training
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def starting() -> World:

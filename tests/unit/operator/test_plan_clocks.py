@@ -9,7 +9,7 @@ from pipetransformer_operator.api.status import ConditionType, State
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 SKEWS = pytest.mark.parametrize("skew", [-900, 900])
 
 

@@ -12,7 +12,7 @@ from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def stay(world: World) -> int | None:

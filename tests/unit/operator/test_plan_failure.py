@@ -8,7 +8,7 @@ from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World, training
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.builders import make_job
 from tests.unit.operator.fake_queue import FakeQueue
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def widening() -> World:

@@ -9,7 +9,7 @@ from pipetransformer_operator.api.status import ConditionType, State, TooShort
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def packed(builder: JobBuilder) -> World:

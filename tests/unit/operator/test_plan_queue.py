@@ -9,7 +9,7 @@ from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import QUEUE, FakeQueue
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def queued(builder: JobBuilder, size: int = 8192) -> tuple[World, FakeQueue]:

@@ -11,7 +11,7 @@ from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World, training
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_survivors_of_a_failure_train_on_and_the_job_grows_back() -> None:

@@ -9,7 +9,7 @@ from pipetransformer_operator.api.status import Condition, ConditionType, Layout
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def claiming(most: int = 4, stages: int = 2) -> World:

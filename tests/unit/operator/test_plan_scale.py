@@ -14,7 +14,7 @@ from pipetransformer_operator.plan import plan
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def calls(world: World) -> int:

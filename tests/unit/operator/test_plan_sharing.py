@@ -14,7 +14,7 @@ from pipetransformer_operator.plan import Plan, WorkerPhase, allocate, demand_of
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import JOB, World
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 SECONDS = 10
 ORDERS = pytest.mark.parametrize("last_first", [False, True], ids=["first-first", "last-first"])
 

@@ -13,7 +13,7 @@ from pipetransformer_operator.plan.draft import DOUBT
 from tests.builders import make_job
 from tests.unit.operator.world import World, training
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_a_member_that_peers_lost_and_that_is_silent_is_replaced_at_once() -> None:

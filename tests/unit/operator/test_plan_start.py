@@ -11,7 +11,7 @@ from pipetransformer_operator.plan.draft import DOUBT
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 REJECTED = {"disrupted": True, "rejected": True, "phase": WorkerPhase.FAILED, "message": "no healthy devices"}

@@ -9,7 +9,7 @@ from pipetransformer_operator.api.status import ConditionType
 from tests.builders import make_job
 from tests.unit.operator.world import LAYERS, World
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def packed(on_pack: str) -> World:

@@ -13,7 +13,7 @@ from pipetransformer_operator.plan import Claims, Waiting, choose_claim, claims_
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 GPU = "nvidia.com/gpu"
 BIG = "big.com/gpu"
 LACKS_MANY = {GPU: 2, BIG: 2**35}

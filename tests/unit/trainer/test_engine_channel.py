@@ -33,7 +33,7 @@ from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Ready, Report, ResizeReason
 from tests.stub_channel import StubChannel
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 SECONDS = datetime.timedelta(seconds=10)
 
@@ -66,13 +66,13 @@ def test_the_polls_of_a_worker_share_a_connection_until_one_is_refused(monkeypat
     try:
         source = ChannelSource(client(stub), "127.0.0.1:1")
         threading.Thread(target=source.next_generation, args=(0,), daemon=True).start()
-        assert stub.wait_for(lambda: stub.polls >= 3, 10)
+        assert stub.wait_for(lambda: stub.polls >= 3, 30)
         assert stub.connections == 1
         stub.down.set()
-        assert stub.wait_for(lambda: stub.refused == 1, 10)
+        assert stub.wait_for(lambda: stub.refused == 1, 30)
         polls = stub.polls
         stub.down.clear()
-        assert stub.wait_for(lambda: stub.polls >= polls + 3, 10)
+        assert stub.wait_for(lambda: stub.polls >= polls + 3, 30)
         assert stub.connections == 2
     finally:
         stub.ready("job-w1", Ready(address="127.0.0.1:3"))
@@ -88,7 +88,7 @@ def test_a_worker_waits_until_the_operator_is_back(stub: StubChannel) -> None:
     assert not found
 
     stub.down.clear()
-    thread.join(10)
+    thread.join(30)
 
     assert found[0].layout_generation == 1
 
@@ -180,9 +180,9 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
 
     token.write_text("ours")
 
-    assert stub.wait_for(lambda: bool(stub.beats), 10)
+    assert stub.wait_for(lambda: bool(stub.beats), 30)
     assert reports.flush(10)
-    assert stub.wait_for(lambda: stub.polls > 0, 10)
+    assert stub.wait_for(lambda: stub.polls > 0, 30)
     heartbeats.stop()
     reports.stop()
 
@@ -235,7 +235,7 @@ def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
     )
     sender.start()
 
-    assert stub.wait_for(lambda: bool(stub.beats), 10)
+    assert stub.wait_for(lambda: bool(stub.beats), 30)
     assert stub.beats[0].lost_peers == ["job-w3"]
     sender.stop()
 
@@ -248,7 +248,7 @@ def test_a_heartbeat_that_hears_of_the_jobs_end_says_so_once_and_is_the_last(stu
     )
     stub.end()
     sender.start()
-    sender._thread.join(10)
+    sender._thread.join(30)
 
     assert not sender._thread.is_alive()
     assert len(ended) == len(stub.beats) == 1
@@ -311,7 +311,7 @@ def test_members_and_leavers_meet_at_the_leaders_store() -> None:
     handler = GenerationRendezvousHandler("a", leader_store, OneGeneration(published), timeout=SECONDS)
     assert handler.num_nodes_waiting() == 1
     info = handler.next_rendezvous()
-    thread.join(10)
+    thread.join(30)
 
     assert (info.rank, info.world_size, caught[0].rank) == (0, 1, 1)
     assert handler.num_nodes_waiting() == 0
@@ -400,7 +400,7 @@ def test_a_joiner_waits_for_those_who_still_train_as_long_as_it_takes() -> None:
     waiting.join(0.3)
     assert waiting.is_alive()
     assert training.next_rendezvous().world_size == 2
-    waiting.join(10)
+    waiting.join(30)
     assert not waiting.is_alive()
 
 

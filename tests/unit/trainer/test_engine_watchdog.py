@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -316,15 +317,18 @@ def test_what_was_cut_off_may_take_twice_as_long_each_time_until_it_ends_well(wa
     assert watchdog.limit("round") == limit
 
 
-def test_whoever_was_cut_off_by_a_peer_that_is_a_little_less_patient_waits_longer_next_time() -> None:
-    watchdog = Watchdog(floor_seconds=0.2, first_seconds=0.2)
+def test_whoever_was_cut_off_by_a_peer_that_is_a_little_less_patient_waits_longer_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipetransformer.elastic.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog = Watchdog(floor_seconds=20, first_seconds=20)
 
-    for seconds, times in ((0.15, 2), (0.1, 2)):
-        connections, peers = Connections(), threading.Event()
-        with pytest.raises(ConnectionError), watchdog.timing("round", connections):
-            assert not peers.wait(seconds)
+    for seconds, times in ((15, 2), (10, 2)):
+        with pytest.raises(ConnectionError), watchdog.timing("round", Connections()):
+            now += seconds
             raise ConnectionError
-        assert watchdog.limit("round") == times * 0.2
+        assert watchdog.limit("round") == times * 20
 
 
 def test_what_failed_does_not_count_as_how_long_it_takes() -> None:

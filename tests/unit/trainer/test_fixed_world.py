@@ -27,7 +27,7 @@ from pipetransformer_contract.messages import Generation, Offer, Outcome, Report
 from tests.ranks import run_ranks
 from tests.unit.trainer.test_evaluation import run
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 ADDRESSES = [f"127.0.0.1:{rank}" for rank in range(4)]
 
