@@ -13,9 +13,11 @@ SOURCES := contract operator client trainer_image tests tools benchmarks
 export UV_SYSTEM_CERTS := 1
 # Each worker is a process: without compiled files one spends two seconds more on compiling what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-# Files run side by side, in their order. A unit test mostly waits for its workers, so four are no burden for two cores; an
-# integration test waits for an API server, of which each of pytest's processes has its own.
+# Files run side by side, in their order. An integration test waits for an API server, of which each of pytest's processes
+# has its own. A unit test waits for its workers now and then, so one process more than there are cores keeps all busy;
+# more would only import torch once more, and its server of forks again.
 PARALLEL := --dist loadfile --no-loadscope-reorder
+UNIT_PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 # Which tests: those that take long are left out, but for `make test-full`.
 SELECT := -m "not slow"
 UV := $(BIN)/uv
@@ -49,7 +51,7 @@ programs: $(STAMP) ## Obtain what the tests run, once; refuses where root or dis
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
-	$(BIN)/pytest $(PARALLEL) --numprocesses 4 tests/unit $(SELECT)
+	$(BIN)/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) tests/unit $(SELECT)
 
 .PHONY: test-integration
 test-integration: $(STAMP) ## The operator against a real API server with scripted trainers.

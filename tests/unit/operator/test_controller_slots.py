@@ -7,7 +7,7 @@ import pytest
 
 from pipetransformer_operator.controller.slots import Slots
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 class Doing:

@@ -7,7 +7,7 @@ from pipetransformer_operator.api.status import ConditionType
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_a_lower_ceiling_makes_the_job_smaller() -> None:

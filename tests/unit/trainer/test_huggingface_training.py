@@ -21,7 +21,7 @@ LENGTH = 24
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
 BERT = {"model_type": "bert", "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
-    "gpt2": (GPT2, {"packages": ["json"]}, transformers.GPT2LMHeadModel),
+    "gpt2": (GPT2, {"packages": ["curses", "dbm"]}, transformers.GPT2LMHeadModel),
     "bert": (BERT, {"packages": ["json", "dbm"], "task": "Class"}, transformers.BertForSequenceClassification),
 }
 EPOCHS = 2
