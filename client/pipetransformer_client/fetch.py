@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +59,21 @@ def fetch_from_url(url: str, folder: Path) -> Path:
         if not files.isdir(path):
             raise NothingToFetch(f"there is no folder {url}")
         folder.mkdir(parents=True, exist_ok=True)
-        files.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
+        root = path.rstrip("/")
+        if has_magic(root):  # `get` would copy whatever matches it
+            for file in files.find(root):
+                files.get_file(file, str(_place(folder, file.removeprefix(f"{root}/"))))
+        else:
+            files.get(f"{root}/", f"{folder}/", recursive=True)
     except (ImportError, ValueError) as error:
         raise NothingToFetch(f"{url} cannot be read here: {error}") from error
     return folder
+
+
+def _place(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder: Path) -> Path:

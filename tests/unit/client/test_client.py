@@ -14,7 +14,7 @@ import pytest
 from pipetransformer_client import Client, ClientError, InvalidManifest, InvalidName, NotFound, NothingToFetch, logs
 from pipetransformer_client import client as module
 from pipetransformer_client.errors import Unavailable
-from pipetransformer_client.fetch import reader_pod
+from pipetransformer_client.fetch import fetch_from_url, reader_pod
 from pipetransformer_client.job import Job
 from pipetransformer_client.kube import Object, Query
 from pipetransformer_operator.api import PipeTrainingJob
@@ -292,6 +292,15 @@ def test_a_command_that_fails_in_the_pod_is_an_error_with_its_words(
     with pytest.raises(ClientError, match="no /storage/digits/model"):
         client.fetch_model("digits", tmp_path / "model")
     assert fake.requests[-1][0] == "DELETE"
+
+
+def test_what_is_fetched_from_a_url_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("lr[12]", "lr1"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "model" / "config").write_text(name)
+    fetched = fetch_from_url(f"file://{tmp_path}/lr[12]", tmp_path / "here")
+    assert (fetched / "model" / "config").read_text() == "lr[12]"
+    assert [path.name for path in fetched.rglob("*")] == ["model", "config"]
 
 
 def test_a_job_without_output_has_nothing_to_fetch(client: Client, fake: FakeKube, tmp_path: Path) -> None:

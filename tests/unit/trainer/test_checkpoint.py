@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fsspec
 import pytest
 import torch
 
@@ -147,8 +148,7 @@ def test_a_checkpoint_counts_although_older_ones_cannot_be_removed(
     assert len(Folder(location).names()) == 1
 
 
-def test_what_was_removed_already_is_removed(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
+def test_what_was_removed_already_is_removed(location: str) -> None:
     save(location, 1)
     folder = Folder(location)
     remove = type(folder.filesystem).rm
@@ -157,9 +157,57 @@ def test_what_was_removed_already_is_removed(location: str, monkeypatch: pytest.
         remove(*arguments, **named)
         raise TimeoutError
 
-    with mock.patch.object(type(folder.filesystem), "rm", lose_the_answer):
-        folder.remove(folder.names()[0])
+    name = folder.names()[0]
+    with mock.patch.object(type(folder.filesystem), "rm", lose_the_answer), pytest.raises(TimeoutError):
+        folder.remove(name)
+    folder.remove(name)
     assert folder.names() == []
+
+
+def test_a_storage_that_lets_nothing_be_removed_is_asked_once(
+    location: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
+    save(location, 1)
+    commit(location, info(1), keep=1)
+    save(location, 2)
+    refused = RuntimeError("403: under a retention policy")
+    with mock.patch.object(type(Folder(location).filesystem), "rm", side_effect=refused) as remove:
+        commit(location, info(2), keep=1)
+    assert remove.call_count == 1
+    assert "cannot be removed: RuntimeError: 403: under a retention policy" in caplog.text
+
+
+def test_what_a_location_is_called_is_no_pattern(location: str) -> None:
+    for step in (1, 2):
+        save(f"{location}/sweep1", step)
+        commit(f"{location}/sweep1", info(step))
+    for step in (1, 2, 3):
+        save(f"{location}/sweep[12]*", step)
+        commit(f"{location}/sweep[12]*", info(step), keep=1)
+    assert len(Folder(f"{location}/sweep[12]*").names()) == 1
+    assert latest(f"{location}/sweep1") == info(2)
+    assert len(Folder(f"{location}/sweep1").names()) == 2
+
+
+def test_a_connection_that_fails_as_it_is_made_is_made_again(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
+    connect, failures = fsspec.core.url_to_fs, [ConnectionResetError("reset by peer"), Exception("no SSH banner")]
+
+    def fail_first(url: str) -> Any:
+        if failures:
+            raise failures.pop()
+        return connect(url)
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail_first)
+    assert latest(location) is None and failures == []
+
+    monkeypatch.setattr(retries, "PATIENCE_SECONDS", 0.0)
+    failures.append(Exception("no SSH banner"))
+    with pytest.raises(OSError, match="Exception: no SSH banner"):
+        latest(location)
+    with pytest.raises(ValueError, match="Protocol not known"):
+        Folder("nowhere://bucket")
 
 
 def test_one_that_is_being_written_survives_the_removal_of_old_ones(location: str) -> None:

@@ -4,18 +4,20 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterable
+from glob import has_magic
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from .retries import tried_again
+from .retries import tried_again, tried_again_unless
 
 
 class Folder:
-    """A folder at an absolute path or an fsspec URL. What fails in it is an `OSError`, whatever the storage."""
+    """A folder at an absolute path or an fsspec URL. What fails in it is an `OSError`, whatever the storage; but where
+    nothing here can open it."""
 
     def __init__(self, location: str) -> None:
-        self.filesystem, self.root = fsspec.core.url_to_fs(location)
+        self.filesystem, self.root = _open(location)
 
     def path(self, *parts: str) -> str:
         return "/".join([self.root.rstrip("/"), *parts])
@@ -82,9 +84,32 @@ class Folder:
         files = self.filesystem.ls(self.path(name), detail=True)
         return {file["name"].rpartition("/")[2]: int(file["size"]) for file in files if file["type"] == "file"}
 
-    @tried_again
     def remove(self, name: str) -> None:
-        """Remove a folder that lies in this one, with all that it holds. It may have gone already: others remove, too,
-        and what succeeded is tried again when only its answer was lost."""
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.rm(self.path(name), recursive=True)
+        """Remove a folder that lies in this one, with all that it holds, in one try: nobody counts on it. It may have
+        gone already: others remove, too."""
+        path = self.path(name)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if has_magic(path) and not isinstance(self.filesystem, LocalFileSystem):
+                    self._remove_files(path)
+                else:
+                    self.filesystem.rm(path, recursive=True)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def _remove_files(self, path: str) -> None:
+        """Of a folder whose name most filesystems would take for a pattern, and remove what matches it."""
+        self.filesystem.invalidate_cache()
+        for file in self.filesystem.find(path):
+            self.filesystem.rm_file(file)
+        with contextlib.suppress(Exception):  # an object store has no folders
+            self.filesystem.rmdir(path)
+
+
+# A location that is wrong is so tomorrow. Some libraries connect here, anew in each thread.
+@tried_again_unless(ImportError, TypeError, ValueError)
+def _open(location: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    filesystem, root = fsspec.core.url_to_fs(location)
+    return filesystem, root

@@ -40,23 +40,33 @@ def tried_again(operation: Callable[P, T]) -> Callable[P, T]:
     Whatever it raises in the end is an `OSError`: a library of a storage may raise anything, also what would look like
     a broken connection between workers.
     """
+    return tried_again_unless()(operation)
 
-    @functools.wraps(operation)
-    def wrapped(*arguments: P.args, **named: P.kwargs) -> T:
-        pause, deadline = FIRST_PAUSE_SECONDS, time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return operation(*arguments, **named)
-            except Exception as error:
-                if _is_final(error) or time.monotonic() + pause > deadline:
-                    if isinstance(error, OSError):
-                        raise
-                    raise OSError(f"{type(error).__name__}: {error}") from error
-                logger.warning("storage: %s: %s; trying again", type(error).__name__, error)
-            time.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    return wrapped
+def tried_again_unless(*final: type[Exception]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """As `tried_again`; but what is of these types is raised at once, as it is."""
+
+    def decorate(operation: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(operation)
+        def wrapped(*arguments: P.args, **named: P.kwargs) -> T:
+            pause, deadline = FIRST_PAUSE_SECONDS, time.monotonic() + PATIENCE_SECONDS
+            while True:
+                try:
+                    return operation(*arguments, **named)
+                except final:
+                    raise
+                except Exception as error:
+                    if _is_final(error) or time.monotonic() + pause > deadline:
+                        if isinstance(error, OSError):
+                            raise
+                        raise OSError(f"{type(error).__name__}: {error}") from error
+                    logger.warning("storage: %s: %s; trying again", type(error).__name__, error)
+                time.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+
+        return wrapped
+
+    return decorate
 
 
 def _is_final(error: Exception) -> bool:
