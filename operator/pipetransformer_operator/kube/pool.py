@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker, worker_name
+from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .nodes import Nodes
-from .pods import controller_uid, is_of, is_unattended, observable, observe, worker_id
+from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable, observe
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
@@ -142,23 +143,35 @@ class KubePool:
                     created = await self._api.get(f"{path}/{name}")
                 except NotFound:
                     raise conflict from None
-                if controller_uid(created) != job.metadata.uid or worker_id(created) != number:
-                    if controller_uid(created) != job.metadata.uid and is_of(created, job):
+                if controller_uid(created) != job.metadata.uid:
+                    if is_of(created, job):
                         raise Refused(f"pod {name} of a deleted job of this name is still there") from conflict
                     raise NameConflict(name) from conflict
+            if lost := _taken_off(created, pod):
+                await self._end(path, name, created["metadata"]["uid"])
+                raise Refused(
+                    f"pod {name} is not kept: an admission (a webhook or policy) took off its {', '.join(lost)}"
+                )
             self._note(job, created)
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
         """See `WorkerPool`."""
-        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods/{name}"
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         with self._ask(_key(job)):
-            try:
-                deleted = await self._api.request("DELETE", path, {"preconditions": {"uid": uid}})
-            except (NotFound, Conflict):
+            ending = await self._end(path, name, uid)
+            if ending is None:
                 self.gone(_key(job), uid)
-                return
-            if deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]:
-                self._note(job, deleted)
+            else:
+                self._note(job, ending)
+
+    async def _end(self, path: str, name: str, uid: str) -> Object | None:
+        """Deletes a pod; what it is while it ends, None where it is gone already."""
+        try:
+            deleted = await self._api.request("DELETE", f"{path}/{name}", {"preconditions": {"uid": uid}})
+        except (NotFound, Conflict):
+            return None
+        ends = deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]
+        return deleted if ends and "resourceVersion" in deleted["metadata"] else None
 
     def _to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
         """Nodes to keep off: those in doubt that have workers of the job, and others, to which nobody draws any."""
@@ -196,6 +209,15 @@ class KubePool:
 
 def _key(job: PipeTrainingJob) -> JobKey:
     return JobKey(job.metadata.namespace, job.metadata.name)
+
+
+def _taken_off(created: Object, rendered: Object) -> list[str]:
+    """By what of a pod that was made it is no longer known as a worker."""
+    labels, wanted = created["metadata"].get("labels", {}), rendered["metadata"]["labels"]
+    lost = [f"label {label}" for label in (JOB_LABEL, WORKER_LABEL) if labels.get(label) != wanted[label]]
+    if controller_uid(created) != controller_uid(rendered):
+        lost.append("ownerReferences")
+    return lost
 
 
 def _version(pod: Object) -> int:

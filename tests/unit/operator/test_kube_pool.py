@@ -9,8 +9,10 @@ from pipetransformer_operator.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes
+from pipetransformer_operator.kube.pods import WORKER_LABEL
 from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.plan import Worker
+from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)
@@ -134,3 +136,63 @@ async def test_a_pod_of_a_deleted_job_of_this_name_is_awaited_and_one_of_another
 
     with pytest.raises(error, match=words):
         await Taken().pool.create(job(), 0, JobStatus())
+
+
+class Admitting(World):
+    """An API server whose admission changes what is created, and that says the end of pods in its own way."""
+
+    def __init__(self, took: str = "") -> None:
+        super().__init__()
+        self.took = took
+        self.there: Object | None = None
+        self.deleted: list[tuple[str, object]] = []
+        self.answer: Object = {"kind": "Status"}
+
+    async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+        if method == "DELETE":
+            self.deleted.append((path.rpartition("/")[2], body))
+            return self.answer
+        if method == "GET":
+            assert self.there is not None
+            return self.there
+        if self.there is not None:
+            raise Conflict("exists")
+        self.there = await super().request(method, path, body, **options)
+        metadata = self.there["metadata"] = dict(self.there["metadata"])
+        metadata["labels"] = {
+            key: value for key, value in metadata["labels"].items() if self.took not in (key, "labels")
+        }
+        if self.took == "ownerReferences":
+            del metadata[self.took]
+        return self.there
+
+
+@pytest.mark.parametrize("took", [JOB_LABEL, WORKER_LABEL, "ownerReferences", "labels"])
+async def test_a_pod_that_an_admission_makes_unrecognisable_is_deleted_at_once_and_named(took: str) -> None:
+    world = Admitting(took)
+    words = "job, label training.pipetransformer.io/worker-id" if took == "labels" else took
+    with pytest.raises(Refused, match=f"pod digits-w0 is not kept: an admission .* took off its .*{words}"):
+        await world.pool.create(job(), 0, JobStatus())
+    assert world.deleted == [("digits-w0", {"preconditions": {"uid": "uid-0"}})]
+    assert world.pool.list(job()) == ()
+
+
+async def test_one_of_an_operator_that_died_before_it_deleted_it_is_deleted_by_the_next() -> None:
+    world = Admitting(WORKER_LABEL)
+    for _ in range(2):
+        with pytest.raises(Refused, match="took off its label"):
+            await world.pool.create(job(), 0, JobStatus())
+    assert len(world.deleted) == 2
+
+
+async def test_of_a_pod_that_is_gone_by_the_answer_to_its_deletion_nothing_is_kept() -> None:
+    world = Admitting()
+    await world.pool.create(job(), 0, JobStatus())
+    assert world.there is not None
+    metadata = {**world.there["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    del metadata["resourceVersion"]
+    world.answer = {**world.there, "kind": "Pod", "metadata": metadata}  # as where somebody else was quicker
+    await world.pool.delete(job(), "digits-w0", "uid-0")
+    assert world.pool.list(job()) == ()
+    world.watched = [world.there]
+    assert [worker.uid for worker in world.pool.list(job())] == ["uid-0"], "until the watch has shown its end"
