@@ -162,7 +162,7 @@ class PodSpec(Opaque):
 
 
 class TemplateMetadata(Opaque):
-    """As Kubernetes' ObjectMeta."""
+    """As Kubernetes' ObjectMeta. Of other fields finalizers alone are the pods'; a name or an owner is not."""
 
     labels: dict[str, str] = Field(default_factory=dict, max_length=64, description="Besides ours.")
     annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Of each pod.")

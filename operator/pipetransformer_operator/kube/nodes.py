@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 #: Deleted nodes that are remembered: pods that were bound to them are cleared away within a minute or two.
 DELETED = 1000
+#: By these taints Karpenter and the cluster autoscaler mark a node that they empty, where others would cordon it.
+EMPTIED = frozenset({"karpenter.sh/disrupted", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler"})
 #: For jobs that it did nothing to an unfit node is unfit for so long at most: by then the cluster knows what it is.
 UNFIT_FOR_OTHERS = timedelta(seconds=60)
 #: In place of a job's uid.
@@ -21,7 +23,7 @@ class Nodes:
         clock: the present time, aware of its zone.
 
     Attributes:
-        cordoned: names of those that take no pods any more.
+        cordoned: names of those that take no pods any more, as somebody empties them.
         lost: names of those whose kubelet is not heard, or says that it runs nothing, and of deleted ones.
     """
 
@@ -39,7 +41,7 @@ class Nodes:
         ready = next((one["status"] for one in conditions if one["type"] == "Ready"), "True")
         name, news = node["metadata"]["name"], False
         for names, holds in (
-            (self.cordoned, not deleted and bool(node.get("spec", {}).get("unschedulable"))),
+            (self.cordoned, not deleted and _is_cordoned(node.get("spec", {}))),
             (self.lost, deleted or ready != "True"),
         ):
             news |= holds != (name in names)
@@ -83,6 +85,12 @@ class Nodes:
         for key in [key for key, until in known.items() if self._clock() >= until]:
             del known[key]
         return list(known)
+
+
+def _is_cordoned(spec: Mapping[str, Any]) -> bool:
+    taints = spec.get("taints") or ()
+    emptied = any(taint["key"] in EMPTIED and taint["effect"] != "PreferNoSchedule" for taint in taints)
+    return bool(spec.get("unschedulable")) or emptied
 
 
 def _extend(known: dict[_Key, datetime], told: Mapping[_Key, datetime]) -> None:

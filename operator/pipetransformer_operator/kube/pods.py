@@ -6,6 +6,7 @@ from typing import Any
 
 from ..api import GROUP, KIND, PipeTrainingJob
 from ..plan import NOT_SET_UP, Worker, WorkerPhase
+from ..plan.finish import MAX_WORDS
 from .api import Object
 from .nodes import Nodes
 
@@ -156,10 +157,11 @@ def _words(one: Object) -> str:
 def _message(status: Object, ended: Object | None) -> str:
     if ended is not None and ended.get("reason") == "OOMKilled":
         return "OOMKilled: the worker needed more memory than its limit"
+    said = _words(status)[:MAX_WORDS]  # by the cluster, which begins with what matters; a log ends with it
     if ended is not None:
-        return str(ended.get("message") or ended.get("reason") or "")
+        return str(ended.get("message") or said or ended.get("reason") or "")
     for container in status.get("initContainerStatuses", []):
         failed: Object = container.get("state", {}).get("terminated", {})
         if failed.get("exitCode") and status.get("phase") == "Failed":
             return ": ".join(filter(None, [f"init container {container['name']}", _words(failed)]))
-    return _words(status)
+    return said

@@ -82,6 +82,8 @@ def render(
     else:
         _serve_metrics(container)
     container["terminationMessagePath"] = TERMINATION_LOG
+    for field in ("restartPolicy", "restartPolicyRules"):  # they would outrank the pod's
+        container.pop(field, None)
     _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)
     _mount(spec, container, "pipetransformer-scratch", SCRATCH_FOLDER, {"emptyDir": {}})
     memory = {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}}
@@ -115,6 +117,7 @@ def render(
                 "app.kubernetes.io/managed-by": "pipetransformer-operator",
             },
             "ownerReferences": [owner_reference(job)],
+            **({"finalizers": metadata["finalizers"]} if metadata.get("finalizers") else {}),
         },
         "spec": spec,
     }

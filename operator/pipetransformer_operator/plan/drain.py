@@ -1,9 +1,9 @@
 """Nodes that are emptied: how many workers others may take away, and new workers for those that have to move.
 
-A cordon is the signal. Evictions are refused while a stage has one copy, so workers on a cordoned node are replaced
-first; then they leave by themselves, and the node is empty. If replacements are not all warm in time, those that are
-take their places, or all are given back and tried again. Past the drain's own deadline the job lets go: an evicted
-worker leaves a checkpoint before it ends.
+A cordon is the signal, or the taint of an autoscaler that empties the node. Evictions are refused while a stage has
+one copy, so workers on a cordoned node are replaced first; then they leave by themselves, and the node is empty. If
+replacements are not all warm in time, those that are take their places, or all are given back and tried again. Past the
+drain's own deadline the job lets go: an evicted worker leaves a checkpoint before it ends.
 """
 
 from datetime import timedelta

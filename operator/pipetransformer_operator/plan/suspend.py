@@ -2,13 +2,17 @@
 
 from ..api.status import ConditionType, Reason
 from .draft import Draft
+from .types import Worker
 
 
 def suspend(draft: Draft) -> None:
     """Stops the job: no worker is wanted, and once all are gone the plan is forgotten, but never its number."""
     if not draft.status.is_true(ConditionType.SUSPENDED):
         draft.tell(Reason.SUSPENDED_BY_USER, "Suspended: all workers are deleted")
-    message = "spec.suspend is true" if draft.spec.suspend else "resumed once the last of its pods is gone"
+    message = "spec.suspend is true"
+    if not draft.spec.suspend:
+        names = [worker.name for worker in draft.observed.workers if _is_awaited(draft, worker)]
+        message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
     draft.set_condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, message)
     draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0)
     draft.keep_workers([])
@@ -18,9 +22,14 @@ def suspend(draft: Draft) -> None:
 
 def is_ending(draft: Draft) -> bool:
     """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
-    checkpoint that the job goes on from. A pod that is stuck, as on a lost node, is awaited by nobody."""
+    checkpoint that the job goes on from."""
     suspended = draft.status.is_true(ConditionType.SUSPENDED)
-    return suspended and not all(draft.is_stuck(worker) for worker in draft.observed.workers)
+    return suspended and any(_is_awaited(draft, worker) for worker in draft.observed.workers)
+
+
+def _is_awaited(draft: Draft, worker: Worker) -> bool:
+    """Nobody awaits a pod that is stuck, as on a lost node, or one that has ended and that a finalizer keeps."""
+    return not (worker.terminating and not worker.holds) and not draft.is_stuck(worker)
 
 
 def resume(draft: Draft) -> None:

@@ -14,6 +14,7 @@ from pipetransformer_operator.kube.pods import controller_uid, is_unattended, ob
 from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.kube.rendering import render
 from pipetransformer_operator.plan import WorkerPhase
+from pipetransformer_operator.plan.finish import words
 from tests.builders import make_job
 from tests.unit.operator.test_kube_rendering import CHANNEL, pod_of
 
@@ -124,6 +125,29 @@ def test_a_worker_that_ran_out_of_memory_says_so() -> None:
     assert worker is not None and worker.message.startswith("OOMKilled: ")
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("Evicted", "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. "),
+        ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline"),
+        ("Evicted", "The node was low on resource: ephemeral-storage. " + "Container x was using 90Gi. " * 30),
+    ],
+)
+def test_a_worker_that_its_kubelet_ended_gives_the_pods_words_where_it_left_none(reason: str, message: str) -> None:
+    killed: dict[str, Any] = {"exitCode": 137, "reason": "Error"}
+    status = {"phase": "Failed", "reason": reason, "message": message}
+    worker = observe(
+        seen(status | {"containerStatuses": [{"name": "trainer", "state": {"terminated": killed}}]}), "trainer"
+    )
+    assert worker is not None and worker.exit_code == 137
+    assert words(worker).startswith(f"{reason}: {message[:100].strip()}")
+    told = killed | {"message": '{"outcome": "Left", "message": "it was told to stop"}'}
+    worker = observe(
+        seen(status | {"containerStatuses": [{"name": "trainer", "state": {"terminated": told}}]}), "trainer"
+    )
+    assert worker is not None and words(worker) == "it was told to stop"
+
+
 def test_a_pod_that_is_being_deleted_cannot_train() -> None:
     worker = observe(seen({"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z"), "trainer")
     assert worker is not None and worker.terminating and not worker.alive
@@ -134,9 +158,17 @@ def test_a_pod_without_a_worker_label_is_no_worker() -> None:
     assert observe(seen({"phase": "Running"}, labels={}), "trainer") is None
 
 
-def node(name: str = "node-1", *, ready: str | None = "True", cordoned: bool = False) -> dict[str, Any]:
+def node(
+    name: str = "node-1",
+    *,
+    ready: str | None = "True",
+    cordoned: bool = False,
+    taint: str = "",
+    effect: str = "NoSchedule",
+) -> dict[str, Any]:
     conditions = [] if ready is None else [{"type": "Ready", "status": ready}]
-    return {"metadata": {"name": name}, "spec": {"unschedulable": cordoned}, "status": {"conditions": conditions}}
+    spec = {"unschedulable": cordoned} | ({"taints": [{"key": taint, "effect": effect}]} if taint else {})
+    return {"metadata": {"name": name}, "spec": spec, "status": {"conditions": conditions}}
 
 
 @pytest.mark.parametrize(
@@ -148,8 +180,12 @@ def node(name: str = "node-1", *, ready: str | None = "True", cordoned: bool = F
         (node(ready="Unknown"), False, True),
         (node(ready="False", cordoned=True), True, True),
         (node("node-2", ready="Unknown", cordoned=True), False, False),
+        (node(taint="karpenter.sh/disrupted"), True, False),
+        (node(taint="ToBeDeletedByClusterAutoscaler"), True, False),
+        (node(taint="ToBeDeletedByClusterAutoscaler", effect="PreferNoSchedule"), False, False),
+        (node(taint="nvidia.com/gpu"), False, False),
     ],
-    ids=["well", "new", "cordoned", "silent", "broken", "another"],
+    ids=["well", "new", "cordoned", "silent", "broken", "another", "Karpenter", "autoscaler", "candidate", "gpu"],
 )
 def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], draining: bool, lost: bool) -> None:
     nodes, pod = Nodes(), seen({"phase": "Running"})

@@ -79,6 +79,25 @@ def test_a_list_of_the_template_may_be_empty_or_wrong_and_nothing_else_comes_of_
             pod(wrong)
 
 
+def test_a_trainer_that_has_ended_is_not_started_again_whatever_its_container_says() -> None:
+    rules = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [2]}}]
+    again = {"restartPolicy": "Always", "restartPolicyRules": rules}
+    helper = {"name": "logs", "image": "x"} | again
+    pod = pod_of(with_containers({"name": "trainer", "image": "x"} | again, helper))
+    assert not again.keys() & pod["spec"]["containers"][0].keys()
+    assert pod["spec"]["containers"][1] == helper
+
+
+def test_a_pod_has_the_labels_annotations_and_finalizers_of_its_template_and_a_name_and_an_owner_of_ours() -> None:
+    theirs = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["example.com/logs"]}
+    job = make_job().set("podTemplate.metadata", theirs | {"name": "x", "ownerReferences": [{"uid": "other"}]})
+    metadata = pod_of(job)["metadata"]
+    assert (metadata["labels"]["a"], metadata["annotations"]["c"]) == ("b", "d")
+    assert metadata["finalizers"] == ["example.com/logs"]
+    assert (metadata["name"], len(metadata["ownerReferences"])) == ("digits-w3", 1)
+    assert pod_of(make_job().set("podTemplate.metadata", {"finalizers": None})) == pod_of(make_job())
+
+
 def test_the_user_cannot_pretend_to_be_another_worker() -> None:
     container = {"name": "trainer", "image": "x", "env": [{"name": Env.WORKER_NAME, "value": "other"}]}
     pod = pod_of(with_containers(container))

@@ -8,7 +8,7 @@ import pytest
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.api.status import ConditionType, JobStatus, State
-from pipetransformer_operator.plan import plan
+from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.builders import make_job
 from tests.unit.operator.fake_queue import FakeQueue
 from tests.unit.operator.world import World
@@ -250,6 +250,28 @@ def test_a_checkpoint_that_members_leave_when_they_are_suspended_is_still_heard(
     world.builder.suspended(False)
     world.settle()
     assert len(world.workers) == 2
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+def test_a_pod_that_has_ended_and_that_a_finalizer_keeps_holds_up_no_resume(lingers: bool) -> None:
+    world = releasing()
+    world.lingering = True
+    world.start()
+    before = set(world.workers)
+    world.builder.suspended()
+    world.settle()
+    for name in before:
+        ended = WorkerPhase.SUCCEEDED if name == "digits-w0" else WorkerPhase.FAILED
+        world.change(name, phase=ended, end_time=world.now + timedelta(seconds=30), lingers=lingers)
+    world.builder.suspended(False)
+    world.settle()
+    assert bool(set(world.workers) - before) != lingers
+    if lingers:
+        message = world.condition(ConditionType.SUSPENDED).message
+        assert message == "resumed once the last of its pods has ended: digits-w0, digits-w1, digits-w2, digits-w3"
+    else:
+        world.warm_up()
+        assert {member.name for member in world.plan.members}.isdisjoint(before)
 
 
 def test_a_job_resumed_while_its_pods_still_end_goes_on_once_they_are_gone() -> None:
