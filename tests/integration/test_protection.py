@@ -36,7 +36,9 @@ async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_a
 
     async def stay(count: int) -> None:
         async def is_so() -> bool:
-            return bool((await namespace.api.get(budget))["spec"]["minAvailable"] == count)
+            spec = (await namespace.api.get(budget))["spec"]
+            assert spec["unhealthyPodEvictionPolicy"] == "IfHealthyBudget"
+            return bool(spec["minAvailable"] == count)
 
         await until(f"{count} workers must stay", is_so)
 

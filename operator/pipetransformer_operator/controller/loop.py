@@ -233,7 +233,7 @@ class JobLoop:
 
         async def protect() -> None:
             try:
-                await self._pool.protect(job, decided.min_available)
+                await self._pool.protect(job, decided.min_available, keeps_unready=decided.keeps_unready)
             except Refused as error:
                 refusals.append(error)
 

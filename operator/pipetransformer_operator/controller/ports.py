@@ -106,10 +106,11 @@ class WorkerPool(Protocol):
         """
         ...
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """Lets others take workers away only as long as `min_available` stay, and lets nobody else connect to them.
 
-        None: how many may be taken away is left as it is.
+        None: how many may be taken away is left as it is. With `keeps_unready` they are kept as well whose pods run and
+        are not ready.
 
         Raises:
             Refused: the cluster does not take what protects them; the message says why.

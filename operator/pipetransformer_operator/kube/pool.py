@@ -103,9 +103,9 @@ class KubePool:
         self._avoided.pop(key, None)
         self.protection.forget(key)
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """See `WorkerPool`."""
-        await self.protection.apply(job, min_available)
+        await self.protection.apply(job, min_available, keeps_unready=keeps_unready)
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """See `WorkerPool`."""

@@ -34,7 +34,7 @@ class Protection:
         self._scraper = scraper
         self._applied: dict[JobKey, dict[str, _Applied]] = {}
 
-    async def apply(self, job: PipeTrainingJob, min_available: int | None) -> None:
+    async def apply(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """Makes both objects as they should be; None: the budget is not touched.
 
         Raises:
@@ -44,7 +44,7 @@ class Protection:
         applied = self._applied.setdefault(JobKey(job.metadata.namespace, job.metadata.name), {})
         wanted = {"/apis/networking.k8s.io/v1": network_policy(job, self._scraper)}
         if min_available is not None:
-            wanted["/apis/policy/v1"] = disruption_budget(job, min_available)
+            wanted["/apis/policy/v1"] = disruption_budget(job, min_available, keeps_unready=keeps_unready)
         refused: Refused | None = None
         for folder, body in wanted.items():
             known = applied.get(folder)
@@ -120,11 +120,12 @@ def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
     }
 
 
-def disruption_budget(job: PipeTrainingJob, min_available: int) -> Object:
+def disruption_budget(job: PipeTrainingJob, min_available: int, *, keeps_unready: bool) -> Object:
     """Lets evictions pass as long as `min_available` workers stay.
 
     It is a number and no share: for a share, or `maxUnavailable`, the cluster would multiply by the job's scale, a
-    ceiling.
+    ceiling. Who asks for a pod that runs and is not ready gets it at once with AlwaysAllow, and not at all with
+    IfHealthyBudget while too few are ready, which may be for ever. Pods that do not run are let go either way.
     """
     return {
         "apiVersion": "policy/v1",
@@ -133,7 +134,7 @@ def disruption_budget(job: PipeTrainingJob, min_available: int) -> Object:
         "spec": {
             "selector": {"matchLabels": {JOB_LABEL: job.metadata.name}},
             "minAvailable": min_available,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "unhealthyPodEvictionPolicy": "IfHealthyBudget" if keeps_unready else "AlwaysAllow",
         },
     }
 

@@ -109,7 +109,7 @@ class ProcessPool:
         """See `WorkerPool`. Nobody else takes processes away."""
         return True
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """See `WorkerPool`."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:

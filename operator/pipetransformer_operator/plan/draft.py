@@ -48,6 +48,7 @@ class Draft:
     Attributes:
         expired: as the plan's.
         min_available: as the plan's.
+        keeps_unready: as the plan's.
         spared_ids: of workers that are not wanted any more, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
         unfit: nodes that refused workers which were to join, or whose accelerator failed.
@@ -63,6 +64,7 @@ class Draft:
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
         self.min_available: int | None = None
+        self.keeps_unready = False
         self.label_errors = label_errors(observed.labels, spec)
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
@@ -407,6 +409,7 @@ class Draft:
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
             min_available=self.min_available,
+            keeps_unready=self.keeps_unready,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
         )

@@ -204,6 +204,7 @@ class Plan:
         requeue_after: seconds until time alone changes the answer; None when only an event can.
         min_available: so many workers must stay when others take some away; None before the first layout, and once
             none of a job that has ended holds anything.
+        keeps_unready: workers whose pods run and are not ready, as beside a helper that has ended, stay as others do.
         doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet. The time is until
             when.
         unfit: nodes that rejected workers, or whose accelerator failed, and until when the job keeps off them.
@@ -217,6 +218,7 @@ class Plan:
     requeue_after: float | None = None
     expired: bool = False
     min_available: int | None = None
+    keeps_unready: bool = False
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
 

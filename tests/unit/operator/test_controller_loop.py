@@ -374,7 +374,7 @@ class Protected(Failing):
         self.asked.append("prepare")
         raise Refused("a quota says no")
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         self.asked.append("protect")
 
 

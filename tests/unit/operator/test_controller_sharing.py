@@ -59,7 +59,7 @@ class Cluster:
         self.workers[job.metadata.name].append(Worker(worker_id, name, f"uid-{name}", phase, scheduled=placed))
         self.changed.set()
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None) -> None:
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """Nobody takes workers away."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:

@@ -88,7 +88,7 @@ async def test_a_list_after_a_broken_watch_wakes_the_jobs_whose_policy_was_touch
     protection = Protection(api)
     jobs = {name: make_job(name).job() for name in ("same", "changed", "deleted", "recreated")}
     for job in jobs.values():
-        await protection.apply(job, None)
+        await protection.apply(job, None, keeps_unready=False)
     policies = {name: api.there[f"default/{name}-workers"] for name in jobs}
     unseen = [
         policies["same"],

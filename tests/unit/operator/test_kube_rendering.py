@@ -11,7 +11,7 @@ from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.placement import GROUP_LABEL, PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid
-from pipetransformer_operator.kube.protection import network_policy
+from pipetransformer_operator.kube.protection import disruption_budget, network_policy
 from pipetransformer_operator.kube.rendering import PriorityClasses, render
 from tests.builders import JobBuilder, make_job
 from tests.kubelet import without_escapes
@@ -255,3 +255,11 @@ def test_prometheus_alone_may_connect_from_outside_and_to_the_metrics_only() -> 
     _, allowed = network_policy(make_job().job(), "monitoring")["spec"]["ingress"]
     assert allowed["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     assert [port["port"] for port in allowed["ports"]] == [9464]
+
+
+def test_a_worker_whose_pod_is_not_ready_goes_at_once_only_where_it_is_not_kept() -> None:
+    policies = {
+        keeps: disruption_budget(make_job().job(), 2, keeps_unready=keeps)["spec"]["unhealthyPodEvictionPolicy"]
+        for keeps in (False, True)
+    }
+    assert policies == {False: "AlwaysAllow", True: "IfHealthyBudget"}

@@ -53,11 +53,28 @@ def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
     assert stay(world) is None, "nothing is written for a job of which nothing runs"
 
 
+def test_a_worker_whose_pod_is_not_ready_is_kept_as_others_are_until_its_node_has_waited_long_enough() -> None:
+    """It may train, and a helper beside it has ended: the cluster counts it as none that is well."""
+    world = World(make_job().stages(2).workers(2))
+    world.start()
+    assert world.turn().keeps_unready
+    world.unschedulable = True
+    cordon(world, "digits-w1")
+    assert world.turn().keeps_unready
+    world.wait(world.spec.run_policy.drain_timeout_seconds + 1)
+    assert not world.turn().keeps_unready, (
+        "the budget alone would keep it for ever, with a helper that has ended in each"
+    )
+    world.finish(Outcome.SUCCEEDED)
+    assert not world.turn().keeps_unready
+
+
 def test_where_drains_are_not_seen_one_worker_may_always_go() -> None:
     world = World(make_job().stages(4).workers(4))
     world.sees_drains = False
     world.start()
     assert stay(world) == 3
+    assert not world.turn().keeps_unready
 
 
 def cordon(world: World, *names: str) -> None:
