@@ -244,6 +244,7 @@ class Metadata(SpecModel):
     resource_version: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
     deletion_timestamp: str | None = None
+    finalizers: list[str] = Field(default_factory=list)
 
 
 class PipeTrainingJob(SpecModel):

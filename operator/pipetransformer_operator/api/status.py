@@ -36,7 +36,7 @@ class ConditionType(StrEnum):
     RUNNING = "Running"  #: a generation was confirmed, and its members train
     RESIZING = "Resizing"  #: another layout is being prepared or committed
     STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`, or generation after generation breaks
-    SUSPENDED = "Suspended"  #: `spec.suspend` is true
+    SUSPENDED = "Suspended"  #: `spec.suspend` is true, or the job is being deleted
     COMPLETE = "Complete"  #: the model is trained and durable
     FAILED = "Failed"  #: it will not be tried again
 
@@ -78,6 +78,7 @@ class Reason(StrEnum):
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
     RESUMED = "Resumed"
+    BEING_DELETED = "BeingDeleted"  #: a finalizer of others keeps it for now
     # Complete and Failed
     TRAINING_SUCCEEDED = "TrainingSucceeded"
     TRAINING_FAILED = "TrainingFailed"

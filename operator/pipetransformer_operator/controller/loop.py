@@ -35,6 +35,8 @@ from .ports import (
 from .slots import Slots
 
 logger = logging.getLogger(__name__)
+#: The finalizer by which Kubernetes takes a deleted owner from its dependents (`kubectl delete --cascade=orphan`).
+ORPHAN = "orphan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,8 @@ class JobLoop:
             Conflict: the job changed meanwhile.
             Unavailable: a write did not succeed.
         """
-        if not job.spec.managed or job.metadata.deletion_timestamp:
-            return None
+        if not job.spec.managed or (job.metadata.deletion_timestamp and ORPHAN in job.metadata.finalizers):
+            return None  # whoever deletes a job and orphans its pods wants them to stay as they are
         arrived = self.board.arrived
         observed = self.observe(job)
         try:
@@ -211,6 +213,7 @@ class JobLoop:
             report_pace=timedelta(seconds=self.board.pulse.report_seconds),
             lost_peers=self.board.lost_peers,
             conflicts=tuple(sorted(self._conflicts)),
+            kept_by=tuple(job.metadata.finalizers) if job.metadata.deletion_timestamp else None,
             refusal=self._refusal,
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,
@@ -264,7 +267,8 @@ class JobLoop:
         refusals: list[Refused] = []
         self._pool.doubt(job, decided.doubted, decided.unfit)
         errors: list[Exception] = []
-        if not decided.status.finished or decided.min_available is not None:
+        stays = job.metadata.deletion_timestamp is None  # else the cluster deletes what protects its workers
+        if stays and (not decided.status.finished or decided.min_available is not None):
             errors += await _together([protect()])
             errors += await _together([prepare_and_create()])
         errors += await _together([delete(name, uid) for name, uid in decided.delete])

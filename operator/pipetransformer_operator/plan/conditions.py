@@ -94,8 +94,9 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
     elif queue.problem:
         if before is None or before.reason not in _OF_QUEUES:
             draft.set_condition(ConditionType.ADMITTED, None, Reason.QUEUE_UNAVAILABLE, queue.problem)
-    elif draft.spec.suspend:
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.SUSPENDED_BY_USER)
+    elif draft.stopped:
+        reason = Reason.SUSPENDED_BY_USER if draft.observed.kept_by is None else Reason.BEING_DELETED
+        draft.set_condition(ConditionType.ADMITTED, False, reason)
     else:
         draft.set_condition(ConditionType.ADMITTED, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
 
@@ -108,8 +109,9 @@ def _clear(draft: Draft, kind: ConditionType) -> None:
 def _running(draft: Draft) -> None:
     status = draft.status
     plan = status.plan
-    if status.is_true(ConditionType.SUSPENDED):
-        draft.set_condition(ConditionType.RUNNING, False, Reason.SUSPENDED_BY_USER)
+    suspended = status.condition(ConditionType.SUSPENDED)
+    if suspended is not None and suspended.status is ConditionStatus.TRUE:
+        draft.set_condition(ConditionType.RUNNING, False, suspended.reason)
     elif status.quota_requests and status.quota_requests[0] in quota.lost(status, draft.observed):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST)
     elif plan is None:

@@ -382,6 +382,11 @@ class Draft:
         return [member for member in holders if self.alive(member)]
 
     @property
+    def stopped(self) -> bool:
+        """Whether the job is to have no workers: somebody suspended it, or deleted it."""
+        return self.spec.suspend or self.observed.kept_by is not None
+
+    @property
     def asleep(self) -> bool:
         """Whether no change is tried yet, after one that failed."""
         return self.status.next_resize_time is not None and self.now < self.status.next_resize_time

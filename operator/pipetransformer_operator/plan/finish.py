@@ -50,18 +50,20 @@ def clean(draft: Draft) -> None:
     else:
         draft.update(quota_requests=[])
     ended = status.completion_time or draft.now
-    if policy.clean_pod_policy is not CleanPodPolicy.NONE and draft.now < ended + FINISH_GRACE:
+    if draft.now < ended + FINISH_GRACE:
         draft.wake_at(ended + FINISH_GRACE)
     if policy.ttl_seconds_after_finished is not None:
         expiry = ended + timedelta(seconds=policy.ttl_seconds_after_finished)
-        draft.expired = draft.now >= expiry
-        if not draft.expired:
+        draft.expired = draft.now >= expiry and draft.observed.kept_by is None
+        if draft.now < expiry:
             draft.wake_at(expiry)
 
 
 def _goes(draft: Draft, worker: Worker) -> bool:
     """Whether the worker's pod is deleted now that its job has ended."""
     policy = draft.spec.run_policy.clean_pod_policy
+    if draft.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
+        policy = CleanPodPolicy.RUNNING  # pods that hold nothing go with the job
     if policy is CleanPodPolicy.NONE:
         return False
     had_time = draft.now >= (draft.status.completion_time or draft.now) + FINISH_GRACE
@@ -128,7 +130,7 @@ def _ended_in_success(draft: Draft) -> bool:
 
 def _check_deadline(draft: Draft) -> None:
     seconds, start = draft.spec.run_policy.active_deadline_seconds, draft.status.start_time
-    if seconds is None or start is None or draft.spec.suspend or draft.status.is_true(ConditionType.SUSPENDED):
+    if seconds is None or start is None or draft.stopped or draft.status.is_true(ConditionType.SUSPENDED):
         return
     deadline = start + timedelta(seconds=seconds)
     if draft.now >= deadline:

@@ -1,4 +1,7 @@
-"""Suspending gives every worker back; resuming starts again, in the size that the checkpoint needs."""
+"""Suspending gives every worker back; resuming starts again, in the size that the checkpoint needs.
+
+A job that is being deleted and that a finalizer of others keeps is suspended for good.
+"""
 
 from ..api.status import ConditionType, Reason
 from .draft import Draft
@@ -7,14 +10,22 @@ from .types import Worker
 
 def suspend(draft: Draft) -> None:
     """Stops the job: no worker is wanted, and once all are gone the plan is forgotten, but never its number."""
-    if not draft.status.is_true(ConditionType.SUSPENDED):
-        draft.tell(Reason.SUSPENDED_BY_USER, "Suspended: all workers are deleted")
-    message = "spec.suspend is true"
-    if not draft.spec.suspend:
-        names = [worker.name for worker in draft.observed.workers if _is_awaited(draft, worker)]
-        message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
-    draft.set_condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, message)
-    draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0)
+    kept_by, before = draft.observed.kept_by, draft.status.condition(ConditionType.SUSPENDED)
+    if kept_by is not None:
+        reason = Reason.BEING_DELETED
+        message = f"the job is being deleted, and kept by {', '.join(kept_by) or 'nobody'}"
+        if before is None or before.reason != reason:
+            draft.tell(reason, "The job is being deleted: so are all workers")
+    else:
+        reason, message = Reason.SUSPENDED_BY_USER, "spec.suspend is true"
+        if not draft.spec.suspend:
+            names = [worker.name for worker in draft.observed.workers if _is_awaited(draft, worker)]
+            message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
+        if not draft.status.is_true(ConditionType.SUSPENDED):
+            draft.tell(reason, "Suspended: all workers are deleted")
+    draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
+    admitted = [request for request in draft.status.quota_requests if request.admitted]  # it asks for no more
+    draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0, quota_requests=admitted)
     draft.keep_workers([])
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
         draft.update(plan=None, quota_requests=[], too_short=None)  # other accelerators may be asked for meanwhile

@@ -32,7 +32,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
 
 
 def _advance(draft: Draft) -> None:
-    if draft.spec.suspend or suspend.is_ending(draft):
+    if draft.stopped or suspend.is_ending(draft):
         suspend.suspend(draft)
         return
     suspend.resume(draft)

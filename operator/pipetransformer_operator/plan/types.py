@@ -146,6 +146,7 @@ class Observed:
         report_pace: between two reports of mere progress, as leaders are asked for now.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
         conflicts: names of pods that should be workers of this job and belong to someone else.
+        kept_by: finalizers of others that keep a job which is being deleted; None: it is not.
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
         share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
@@ -170,6 +171,7 @@ class Observed:
     report_pace: timedelta = timedelta(0)
     lost_peers: frozenset[str] = frozenset()
     conflicts: tuple[str, ...] = ()
+    kept_by: tuple[str, ...] | None = None
     refusal: str = ""
     share: Share | None = None
     queue: Queue | None = None

@@ -58,7 +58,7 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     """What the job could give up; None if it does not train, or not on accelerators."""
     draft = Draft(spec, observed, now)
     plan, status = draft.status.plan, draft.status
-    if plan is None or status.finished or not spec.managed or spec.suspend or not spec.accelerator_resource:
+    if plan is None or status.finished or not spec.managed or draft.stopped or not spec.accelerator_resource:
         return None
     claimed_ids = set(status.claimed_ids)
     claimed = [worker for worker in draft.wanted if worker.id in claimed_ids]

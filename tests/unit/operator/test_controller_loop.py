@@ -508,3 +508,39 @@ async def test_a_change_is_looked_at_with_those_that_follow_it_and_a_question_at
     loop.notice()
     await turns.taken()
     running.cancel()
+
+
+def being_deleted(job: PipeTrainingJob, *finalizers: str) -> PipeTrainingJob:
+    """The job as it is shown once somebody deleted it and others keep it."""
+    changes = {"deletion_timestamp": "2026-01-01T00:00:00Z", "finalizers": list(finalizers)}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update=changes)})
+
+
+async def test_a_job_that_is_being_deleted_and_kept_by_others_ends_its_workers_and_answers_its_leader() -> None:
+    leader = Leader()
+    await leader.start()
+    leader.cluster.jobs[KEY] = being_deleted(leader.cluster.jobs[KEY], "example.com/parent")
+    sent = await leader.report(8)
+
+    await leader.turn()
+
+    await sent
+    assert leader.cluster.workers["digits"] == []
+    suspended = leader.cluster.status("digits").condition(ConditionType.SUSPENDED)
+    assert suspended is not None and suspended.reason == "BeingDeleted"
+
+
+async def test_of_a_job_that_is_being_deleted_nothing_is_made_again_that_the_cluster_deletes() -> None:
+    cluster = Protected(4, make_job().workers(2).job())
+    cluster.jobs[KEY] = being_deleted(cluster.jobs[KEY], "foregroundDeletion")
+    await make_loop(cluster).turn(cluster.jobs[KEY])
+    assert cluster.asked == []
+
+
+async def test_workers_of_a_job_that_is_deleted_without_them_are_left_alone() -> None:
+    cluster = Failing(4, make_job().workers(2).job())
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7", WorkerPhase.RUNNING, scheduled=True)]
+    cluster.jobs[KEY] = being_deleted(cluster.jobs[KEY], "orphan", "example.com/parent")
+
+    assert await make_loop(cluster).turn(cluster.jobs[KEY]) is None
+    assert (cluster.deleted, cluster.told) == ([], [])

@@ -451,3 +451,55 @@ def test_progress_alone_is_written_every_30_seconds() -> None:
     world.wait(20)
     world.settle()
     assert world.status.last_report != before.last_report
+
+
+def test_a_job_that_is_being_deleted_and_kept_by_others_gives_all_back_and_hears_the_checkpoint_it_leaves() -> None:
+    world = World(make_job().stages(2).workers(4).checkpoint())
+    world.lingering = True
+    world.start()
+    before = set(world.workers)
+    world.kept_by = ("example.com/parent",)
+    world.settle()
+    assert set(world.deleted) == before
+    assert [world.condition(kind).reason for kind in (ConditionType.SUSPENDED, ConditionType.RUNNING)] == [
+        "BeingDeleted",
+        "BeingDeleted",
+    ]
+    assert "example.com/parent" in world.condition(ConditionType.SUSPENDED).message
+    assert world.report is not None
+    left = DurableCheckpoint(step=11, boundary=0, min_stages=2, layout_generation=1)
+    world.report = world.report.model_copy(update={"checkpoint": left})
+    world.bury()
+    world.settle()
+    assert (world.state(), world.status.checkpoint, world.status.gpus.held) == (State.SUSPENDED, left, 0)
+    assert world.workers == {}, "nothing is replaced"
+    world.now += timedelta(days=1)
+    assert world.turn().events == (), "it is told once"
+
+
+def test_a_job_trained_to_the_end_while_it_is_being_deleted_is_complete_and_is_not_deleted_again() -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.ttlSecondsAfterFinished", 60))
+    world.lingering = True
+    world.start()
+    world.kept_by = ("foregroundDeletion",)
+    world.settle()
+    assert world.report is not None
+    world.report = world.report.model_copy(update={"outcome": Outcome.SUCCEEDED})
+    world.settle()
+    assert world.state() is State.COMPLETE
+    world.now += timedelta(hours=1)
+    assert not world.turn().expired, "by another policy than the one it was deleted by"
+
+
+def test_a_job_that_ended_and_keeps_its_pods_lets_those_go_that_hold_something_once_it_is_being_deleted() -> None:
+    world = World(make_job().stages(2).workers(2).set("runPolicy.cleanPodPolicy", "None"))
+    world.start()
+    assert world.report is not None
+    world.report = world.report.model_copy(update={"outcome": Outcome.SUCCEEDED})
+    world.settle()
+    world.now += timedelta(hours=1)
+    world.settle()
+    assert len(world.workers) == 2
+    world.kept_by = ("example.com/parent",)
+    world.settle()
+    assert world.workers == {}

@@ -36,6 +36,7 @@ class World:
         self.deleted_alive: list[str] = []
         self.unschedulable = False
         self.refusal = ""
+        self.kept_by: tuple[str, ...] | None = None
         self.metadata_generation = 1
         self.share: Share | None = None
         self.silent: set[str] = set()
@@ -85,6 +86,7 @@ class World:
             report_pace=self.report_pace,
             beats={w.uid: self.beat(w) for w in self.workers.values() if w.alive},
             lost_peers=frozenset(self.lost_peers),
+            kept_by=self.kept_by,
             refusal=self.refusal,
             metadata_generation=self.metadata_generation,
             share=self.share,
