@@ -1,7 +1,7 @@
 """Refuses a manifest with the words that the API server would use, without an API server.
 
 Types and bounds come from pydantic; the rules between fields are the CRD's own CEL, evaluated here on the same schema
-with the same defaults. What CEL cannot see is in `labels`.
+with the same defaults. What CEL cannot see is in `labels` and `template`.
 """
 
 import json
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from .job import GROUP, KIND, VERSION, Metadata, PipeTrainingJob
 from .labels import FieldError, label_errors
 from .schema import Schema, root_schema, with_defaults
+from .template import template_errors
 
 __all__ = ["FieldError", "is_name", "validate_manifest", "validate_update", "with_name"]
 
@@ -41,6 +42,7 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
         *_name_errors(job.metadata),
         *_broken_rules(root_schema(), manifest, ""),
         *label_errors(job.metadata.labels, job.spec),
+        *template_errors(job.spec),
     ]
 
 

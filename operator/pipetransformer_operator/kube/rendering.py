@@ -12,6 +12,7 @@ from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 
 from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
+from ..api.template import CHANNEL_FOLDER
 from ..controller.ports import Refused
 from ..plan import worker_name
 from ..plan.accounting import JOB_LABEL
@@ -20,7 +21,6 @@ from .authority import CA_CONFIG_MAP, CA_FILE
 from .placement import GROUP_LABEL, PREFERRED, off, placement_group, proximity
 from .pods import WORKER_LABEL
 
-CHANNEL_FOLDER = "/var/run/pipetransformer"
 SCRATCH_FOLDER = "/scratch"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_SIZE = "2Gi"

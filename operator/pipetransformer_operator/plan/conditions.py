@@ -67,8 +67,8 @@ def describe(draft: Draft) -> None:
 
 def _admitted(draft: Draft) -> None:
     conflicts = sorted(draft.observed.conflicts)
-    if draft.label_errors:
-        message = "; ".join(map(str, draft.label_errors))
+    if draft.spec_errors:
+        message = "; ".join(map(str, draft.spec_errors))
         draft.set_condition(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     elif conflicts:
         message = f"pods of others have the names of workers: {', '.join(conflicts[:8])}"

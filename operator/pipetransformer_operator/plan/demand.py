@@ -40,7 +40,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     start on."""
     draft = Draft(spec, observed, now)
     status = draft.status
-    if not spec.managed or draft.stopped or status.finished or draft.label_errors:
+    if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
         return None
     starting = status.plan is None
     layout = layouts.starting(draft) if starting else None

@@ -27,6 +27,7 @@ from ..api.status import (
     Resize,
     ResizePhase,
 )
+from ..api.template import template_errors
 from . import quota
 from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, worker_name
 
@@ -65,7 +66,7 @@ class Draft:
         self.unfit: frozenset[str] = frozenset()
         self.min_available: int | None = None
         self.keeps_unready = False
-        self.label_errors = label_errors(observed.labels, spec)
+        self.spec_errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
         self._by_name = {worker.name: worker for worker in observed.workers}

@@ -46,9 +46,9 @@ def _advance(draft: Draft) -> None:
         return
     if draft.status.plan is not None:
         resize.resize(draft)
-    elif draft.label_errors:
+    elif draft.spec_errors:
         prepare.try_at_once(draft)
-        start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.label_errors)))
+        start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.spec_errors)))
     else:
         layout = start.take_size(draft)
         if layout is None:

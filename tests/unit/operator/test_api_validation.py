@@ -19,9 +19,11 @@ from pipetransformer_contract.spec import (
 from pipetransformer_contract.spec_model import SpecModel
 from pipetransformer_operator.api.labels import FieldError
 from pipetransformer_operator.api.schema import Schema, root_schema
+from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.api.validate import validate_manifest, validate_update
 from tests.bounds import Violation, violations
 from tests.builders import JobBuilder, make_job
+from tests.unit.operator.world import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -166,6 +168,40 @@ def test_the_container_named_trainer_must_have_the_accelerator_and_not_the_first
     job = make_job().set("acceleratorResource", "nvidia.com/gpu")
     assert validate_manifest(job.set("podTemplate.spec.containers", [sidecar, trainer]).manifest())
     assert not validate_manifest(job.set("podTemplate.spec.containers", [{"name": "log"}, trainer | GPU]).manifest())
+
+
+SIDECAR = {"name": "side", "image": "x"} | GPU
+TRAINER = {"name": "trainer", "image": "x"} | GPU
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ({"containers": [TRAINER, SIDECAR]}, "containers"),
+        ({"containers": [TRAINER], "initContainers": [SIDECAR | {"restartPolicy": "Always"}]}, "initContainers"),
+        ({"containers": [TRAINER], "initContainers": [SIDECAR]}, ""),
+        ({"containers": [TRAINER, SIDECAR | {"resources": {"limits": {"nvidia.com/gpu": 0}}}]}, ""),
+        ({"containers": [TRAINER | {"volumeMounts": [{"mountPath": "/var/run/pipetransformer/"}]}]}, "containers"),
+        ({"containers": [TRAINER | {"volumeMounts": [{"mountPath": "/scratch"}]}]}, ""),
+        ({"containers": [TRAINER | {"volumeMounts": "x"}], "initContainers": {"a": None}}, ""),
+    ],
+)
+def test_a_template_with_a_second_accelerator_or_something_in_the_channels_place_starts_nothing_and_runs_on(
+    template: dict[str, Any], path: str
+) -> None:
+    job = make_job().set("acceleratorResource", "nvidia.com/gpu").set("podTemplate.spec", template)
+    expected = [f"spec.podTemplate.spec.{path}"] if path else []
+    assert [error.path for error in validate_manifest(job.manifest())] == expected
+    world = World(job)
+    world.settle()
+    assert (world.state() == State.STARTING) == (not path)
+    assert bool(world.workers) == (not path)
+    builder, world = world.builder, World(make_job())
+    world.start()
+    world.builder = builder
+    world.settle()
+    assert world.condition(ConditionType.ADMITTED).reason == ("InvalidSpec" if path else "NoQueue")
+    assert world.condition(ConditionType.RUNNING).reason == "Training", "a job of before trains on"
 
 
 def test_another_kind_is_refused() -> None:
