@@ -24,19 +24,15 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: Generat
         step=control.step,
         boundary=control.boundary,
         layout_generation=control.lasting_generation(layout.number),
+        nonce=layout.generation.nonce,
         num_layers=job.num_layers,
     )
 
     def save() -> None:
         with storing(f"spec.checkpoint.location: {location}"):
             for index in layout.span:
-                save_unit(
-                    location,
-                    step=info.step,
-                    layout_generation=info.layout_generation,
-                    unit=unit_name(index, job.num_layers),
-                    tensors=state.unit_tensors(index, with_moments=False),
-                )
+                tensors = state.unit_tensors(index, with_moments=False)
+                save_unit(location, info, unit_name(index, job.num_layers), tensors)
 
     def count() -> None:
         with storing(f"spec.checkpoint.location: {location}"):

@@ -95,6 +95,7 @@ class Checkpointer:
             step=control.step,
             boundary=control.boundary,
             layout_generation=control.lasting_generation(layout.number),
+            nonce=layout.generation.nonce,
             num_layers=self._job.num_layers,
             min_stages=self._job.min_stages(control.boundary),
             num_shards=self._job.order.num_shards,
@@ -288,7 +289,7 @@ def _write(
     host.wait()
     while units and not given_up.is_set():
         unit, tensors = units.popitem()
-        save_unit(location, step=info.step, layout_generation=info.layout_generation, unit=unit, tensors=tensors)
+        save_unit(location, info, unit, tensors)
 
 
 def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:

@@ -53,7 +53,7 @@ class StorageError(Exception):
 
 
 class StaleCheckpointError(Exception):
-    """A newer layout generation has already left a durable checkpoint."""
+    """A newer layout generation, or another run, has already left a durable checkpoint."""
 
 
 class ModelError(RuntimeError):

@@ -46,16 +46,17 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     }[request.param]
 
 
-def info(step: int, generation: int = 1, boundary: int = 0) -> CheckpointInfo:
+def info(step: int, generation: int = 1, boundary: int = 0, nonce: str = "") -> CheckpointInfo:
+    state = {"best": 0.5, "policy": {}}
     return CheckpointInfo(
-        step=step, boundary=boundary, layout_generation=generation, num_layers=1, state={"best": 0.5, "policy": {}}
+        step=step, boundary=boundary, layout_generation=generation, nonce=nonce, num_layers=1, state=state
     )
 
 
 def save(location: str, step: int, generation: int = 1) -> None:
     for number, unit in enumerate(UNITS):
         tensors = {"weight": torch.full((2, 3), step + number, dtype=torch.float64).t(), "step": torch.tensor(step)}
-        save_unit(location, step=step, layout_generation=generation, unit=unit, tensors=tensors)
+        save_unit(location, info(step, generation), unit, tensors)
 
 
 def test_each_unit_comes_back_by_itself(location: str) -> None:
@@ -71,7 +72,7 @@ def test_each_unit_comes_back_by_itself(location: str) -> None:
 def test_complex_tensors_come_back_as_they_were(location: str) -> None:
     tensors = {f"{dtype}": torch.randn(2, 3, dtype=dtype).t() for dtype in (torch.complex64, torch.complex128)}
     for unit in UNITS:
-        save_unit(location, step=7, layout_generation=1, unit=unit, tensors=tensors)
+        save_unit(location, info(7), unit, tensors)
     commit(location, info(7))
     loaded = load_unit(location, info(7), "blocks.0")
     assert loaded.keys() == tensors.keys()
@@ -234,10 +235,32 @@ def test_a_higher_generation_counts_even_at_an_earlier_step(location: str) -> No
     assert latest(location) == info(5, generation=3)
 
 
+def test_of_two_runs_that_write_here_at_the_same_time_one_goes_on_and_nothing_is_of_both(location: str) -> None:
+    def write(step: int, nonce: str, units: list[str]) -> None:
+        for unit in units:
+            save_unit(location, info(step, 3, nonce=nonce), unit, {"of": torch.tensor(ord(nonce[0]))})
+
+    save(location, 2, generation=2)
+    commit(location, info(2, 2))
+    write(5, "another", UNITS[:2])
+    write(5, "own", UNITS)
+    commit(location, info(5, 3, nonce="own"))
+    write(5, "another", UNITS[2:])
+    with pytest.raises(StaleCheckpointError, match=r"another run, .* wrote step-000000000005-g3-own"):
+        commit(location, info(5, 3, nonce="another"))
+
+    found = latest(location)
+    assert found == info(5, 3, nonce="own")
+    assert {load_unit(location, found, unit)["of"].item() for unit in UNITS} == {ord("o")}
+    write(6, "own", UNITS)
+    commit(location, info(6, 3, nonce="own"), keep=1)
+    assert Folder(location).names() == ["step-000000000006-g3-own"]
+
+
 def test_a_checkpoint_that_lacks_a_units_file_never_counts(location: str) -> None:
     save(location, 7)
     for unit in UNITS[:-1]:
-        save_unit(location, step=9, layout_generation=1, unit=unit, tensors={"step": torch.tensor(9)})
+        save_unit(location, info(9), unit, {"step": torch.tensor(9)})
 
     with pytest.raises(FileNotFoundError, match=r"no head.*all must see the same location"):
         commit(location, info(9), patience_seconds=0)
@@ -249,9 +272,8 @@ def test_a_checkpoint_that_lacks_a_units_file_never_counts(location: str) -> Non
 
 def test_a_file_that_is_seen_late_is_waited_for(location: str) -> None:
     for unit in UNITS[:-1]:
-        save_unit(location, step=9, layout_generation=1, unit=unit, tensors={"step": torch.tensor(9)})
-    late = {"location": location, "step": 9, "layout_generation": 1, "unit": UNITS[-1], "tensors": {}}
-    threading.Timer(0.2, save_unit, kwargs=late).start()
+        save_unit(location, info(9), unit, {"step": torch.tensor(9)})
+    threading.Timer(0.2, save_unit, args=(location, info(9), UNITS[-1], {})).start()
 
     commit(location, info(9))
 

@@ -115,7 +115,7 @@ def keep_best(job: Job, step: int) -> None:
     info = CheckpointInfo(step=step, boundary=0, layout_generation=3, num_layers=job.num_layers)
     for index in range(job.num_layers + 2):
         unit = unit_name(index, job.num_layers)
-        save_unit(location, step=step, layout_generation=3, unit=unit, tensors={f"{unit}.weight": torch.ones(1)})
+        save_unit(location, info, unit, {f"{unit}.weight": torch.ones(1)})
     commit(location, info, keep=1)
 
 

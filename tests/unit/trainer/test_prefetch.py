@@ -18,11 +18,12 @@ pytestmark = pytest.mark.timeout(180)
 
 def write(location: Path, step: int, boundary: int, fell_step: int = 0) -> None:
     """A checkpoint of four units, each filled with its step."""
+    state = {"fell_step": fell_step}
+    info = CheckpointInfo(step=step, boundary=boundary, layout_generation=1, num_layers=2, state=state)
     for unit in range(4):
         tensors = {"w": torch.full((2,), float(step))}
-        save_unit(str(location), step=step, layout_generation=1, unit=unit_name(unit, 2), tensors=tensors)
-    state = {"fell_step": fell_step}
-    commit(str(location), CheckpointInfo(step=step, boundary=boundary, layout_generation=1, num_layers=2, state=state))
+        save_unit(str(location), info, unit_name(unit, 2), tensors)
+    commit(str(location), info)
 
 
 def prefetcher(location: Path, skipped: tuple[int, ...] = ()) -> Prefetcher:

@@ -1,9 +1,11 @@
 """Checkpoints, one file a unit, so that any number of stages and pipelines can load what it needs of them.
 
-`LOCATION/step-000000000120-g3/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and, written last,
+`LOCATION/step-000000000120-g3-1f0c9a52/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and, written last,
 `DONE.json`. Without that marker, or the files that it lists, the folder does not count. Every owner of a unit calls
 `save_unit`; when all have, one worker calls `commit`. The layout generation is part of the folder's name, so a worker
-of an older generation that is late can spoil nothing. A job at a location that has been used counts on from there.
+of an older generation that is late can spoil nothing; and so is the generation's nonce (not in those of older
+releases), so two jobs that begin here at the same time never write into one folder. A job at a location that has been
+used counts on from there.
 """
 
 import contextlib
@@ -37,7 +39,9 @@ _FILES = "files"
 #: A client of NFS may keep a folder's listing for 60 s.
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
-_FOLDER = re.compile(r"^step-(\d+)-g(\d+)$")
+_FOLDER = re.compile(r"^step-(\d+)-g(\d+)(?:-.+)?$")
+#: Characters of a nonce that tell two writers apart.
+_NONCE = 8
 
 
 class CheckpointInfo(Wire):
@@ -45,7 +49,8 @@ class CheckpointInfo(Wire):
 
     `min_stages` is the pipeline that a restart begins with, `num_shards` C of the order of its data. `state` is
     what besides tensors was committed (policy state, best metric), JSON-able but for what is no number. `run` is what a
-    run that goes on from it must have in common with the one that wrote it.
+    run that goes on from it must have in common with the one that wrote it. `nonce` is the generation's; empty in
+    those of older releases.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -53,6 +58,7 @@ class CheckpointInfo(Wire):
     step: int
     boundary: int
     layout_generation: int
+    nonce: str = ""
     num_layers: int
     min_stages: int = 1
     num_shards: int = 1
@@ -61,16 +67,17 @@ class CheckpointInfo(Wire):
 
     @property
     def folder(self) -> str:
-        return _folder(self.step, self.layout_generation)
+        writer = f"-{self.nonce[:_NONCE]}" if self.nonce else ""
+        return f"step-{self.step:012d}-g{self.layout_generation}{writer}"
 
 
-def save_unit(location: str, *, step: int, layout_generation: int, unit: str, tensors: Mapping[str, Tensor]) -> int:
-    """Write one unit's committed tensors (parameters, buffers, optimizer state) and return their bytes.
+def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[str, Tensor]) -> int:
+    """Write one unit's committed tensors (parameters, buffers, optimizer state) of `info` and return their bytes.
 
     Names are free; the unit is as `PipelineModel.unit_name` calls it. The checkpoint counts only after `commit`.
     """
     content = to_bytes(tensors)
-    Folder(location).write(f"{_folder(step, layout_generation)}/{unit}{_UNIT}", content)
+    Folder(location).write(f"{info.folder}/{unit}{_UNIT}", content)
     return len(content)
 
 
@@ -111,7 +118,8 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
 
     Raises:
         FileNotFoundError: a unit's file is not there: somebody writes to another place under the same name.
-        StaleCheckpointError: a higher layout generation has a durable checkpoint.
+        StaleCheckpointError: a higher layout generation, or one of this number of another job's, has a durable
+            checkpoint.
     """
     root = Folder(location)
     newest = latest(location)
@@ -119,6 +127,11 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
         raise StaleCheckpointError(
             f"{location}: generation {newest.layout_generation} wrote step {newest.step}; "
             f"generation {info.layout_generation} may not replace it with step {info.step}"
+        )
+    if newest is not None and newest.layout_generation == info.layout_generation and newest.nonce != info.nonce:
+        raise StaleCheckpointError(
+            f"{location}: another run, which began here at the same time, wrote {newest.folder}; "
+            f"{info.folder} does not count: give each run a location of its own"
         )
     marker = info.to_wire() | {_FILES: _sizes_of_all(root, info, patience_seconds)}
     root.write(f"{info.folder}/{MARKER}", json.dumps(marker).encode())
@@ -190,10 +203,6 @@ def _durable(root: Folder, name: str) -> CheckpointInfo | None:
         damaged = [MARKER]
     logger.warning("%s is no checkpoint: %s is damaged", root.path(name), ", ".join(damaged))
     return None
-
-
-def _folder(step: int, layout_generation: int) -> str:
-    return f"step-{step:012d}-g{layout_generation}"
 
 
 def _newest_first(root: Folder) -> list[str]:
