@@ -132,7 +132,7 @@ def _rank(rank: int, port: int, case: Case, run_dir: str, pipe: Connection) -> N
     source: Chooser | Follower
     if rank == 0:
         bounds = Bounds(layout, layout.workers, layout.workers, 1, layout.pipelines, job.bytes_budget)
-        source = Chooser(world, bounds, Packing.PAPER, first=1)
+        source = Chooser(world, bounds, Packing.PAPER, first=1, run_uid="fixed-1")
         watcher = GenerationWatcher(source.watched())
     else:
         source = Follower(world)

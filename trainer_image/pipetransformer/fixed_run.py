@@ -20,7 +20,7 @@ from pipetransformer_contract.spec import TrainerSpec
 
 from .checkpoint import CheckpointInfo
 from .durable import Checkpointer
-from .elastic.fixed_world import Chooser, Follower, World, worker_name
+from .elastic.fixed_world import Chooser, Follower, World, run_uid, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, host_store
 from .elastic.watcher import GenerationWatcher
@@ -82,7 +82,8 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         first = 1
         if resumed is not None:  # which need not be the newest: what came after it may be without a checkpoint
             first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
-        source = Chooser(world, bounds, spec.pipeline.packing, first=first)
+        uid = run_uid("" if resumed is None else str(resumed.state.get("job_uid", "")))
+        source = Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
         watcher = GenerationWatcher(source.watched())
     else:
         source = Follower(world)

@@ -73,7 +73,11 @@ class Leader:
         self._checkpoint = checkpoint
         job = self._job
         if self.record.started(
-            step=control.step, job=self._layout.generation.job_uid, numLayers=job.num_layers, steps=job.total_steps
+            step=control.step,
+            job=self._layout.generation.job_uid,
+            earlier_job=control.earlier_job,
+            numLayers=job.num_layers,
+            steps=job.total_steps,
         ):
             self._tell_overruled()
         self.record.rewind(control.step)

@@ -50,7 +50,9 @@ class Control:
         last_step: the last step's line in the run's record, in case that the leader died before it was written.
         evaluated_step: steps that were committed at the newest evaluation.
         job_uid: of the job that trains.
-        earlier_generations: the highest layout generation of earlier jobs that the storage knew when this one began.
+        earlier_job: of the one whose checkpoint it went on from, its own where it began from the start; empty where
+            nobody knows.
+        earlier_generations: the highest layout generation of earlier jobs when this one began.
     """
 
     step: int = 0
@@ -72,11 +74,13 @@ class Control:
     last_step: dict[str, Any] = field(default_factory=dict)
     evaluated_step: int = 0
     job_uid: str = ""
+    earlier_job: str = ""
     earlier_generations: int = 0
 
     def begin_job(self, uid: str, earlier_generations: int) -> None:
         """A generation of the job `uid` goes on from here; another job may have come so far."""
         if self.job_uid != uid:
+            self.earlier_job = self.job_uid or (uid if self.step == 0 else "")
             self.job_uid, self.earlier_generations = uid, earlier_generations
 
     def lasting_generation(self, number: int) -> int:

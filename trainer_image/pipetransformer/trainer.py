@@ -45,6 +45,7 @@ from .membership import Membership, drop_groups
 from .moments import Hooks, Moment
 from .monitoring import Meter, Position
 from .non_finite import find_beginning
+from .record import newest_generation
 from .reserve import Reserve
 from .rounds import Rounds
 from .state import Control, UnitCodec, WorkerState
@@ -429,7 +430,7 @@ class Trainer:
             load_control=self._checkpointer.load_control,
             durable=self._checkpointer.durable,
             kept_step=self._checkpointer.kept_step,
-            newest_generation=self._checkpointer.newest_generation,
+            newest_generation=self._newest_generation,
             cut_at=self._job.cut,
             commit_late=lambda control: self._committer.commit_late(self._state, control),
             mirrors=self._mirrors,
@@ -438,6 +439,11 @@ class Trainer:
             watchdog=self._watchdog,
             reached=self._hooks.reached,
         )
+
+    def _newest_generation(self) -> int:
+        """The highest layout generation of earlier jobs: also what trained and left nothing in the storage."""
+        stored = self._checkpointer.newest_generation()
+        return max(stored, newest_generation(self._run_dir)) if stored else 0  # else the record is another run's
 
     def _abandon(self, why: str) -> None:
         """Give up a broken group. State and pending gradients stay."""

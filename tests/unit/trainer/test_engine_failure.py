@@ -165,6 +165,21 @@ def test_a_joiner_whose_data_differ_ends_nothing_that_trains(tmp_path: Path) -> 
     assert [step["step"] for step in run.steps] == list(range(12))
 
 
+def test_a_new_job_numbers_its_generations_above_one_that_trained_and_left_no_checkpoint(tmp_path: Path) -> None:
+    spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 2})
+    shorter = spec.model_copy(update={"training": spec.training.model_copy(update={"epochs": None, "steps": 2})})
+    run_job(shorter, STAY_ALONE, tmp_path / "run")
+    (ledger,) = (tmp_path / "run" / "ledger").iterdir()
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    ledger.with_name("w7.jsonl").write_text(f"{json.dumps(lines[-1] | {'step': 2, 'layoutGeneration': 6})}\n")
+
+    longer = spec.model_copy(update={"training": spec.training.model_copy(update={"epochs": None, "steps": 4})})
+    run_job(longer, STAY_ALONE, tmp_path / "run", job_uid="another")
+
+    found = [json.loads(line)["layoutGeneration"] for line in ledger.read_text().splitlines()]
+    assert found == [1, 1, 7, 7]
+
+
 @pytest.mark.parametrize(
     ("job_uid", "number", "num_shards"),
     [("job", 4, 4), pytest.param("another", 1, 2, marks=pytest.mark.slow), ("another", 1, 8)],

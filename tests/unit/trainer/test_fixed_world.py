@@ -37,7 +37,7 @@ def make_chooser(
     initial: Layout, *, first: int = 1, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Chooser, list[Follower]]:
     store, bounds = HashStore(), Bounds(initial, 1, 4, 1, 4, 100)
-    chooser = Chooser(World(store, 0, ADDRESSES), bounds, Packing.PAPER, first=first, clock=clock)
+    chooser = Chooser(World(store, 0, ADDRESSES), bounds, Packing.PAPER, first=first, run_uid="fixed-1", clock=clock)
     return chooser, [Follower(World(store, rank, ADDRESSES)) for rank in range(1, 4)]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipetransformer.data import EpochOrder, deal
 from pipetransformer.errors import StorageError
-from pipetransformer.record import Ledger, Role, RunRecord, audit, lines
+from pipetransformer.record import Ledger, Role, RunRecord, audit, lines, newest_generation
 from tests import ledger_checker
 
 SAMPLES, EPOCHS = 50, 2
@@ -344,6 +344,29 @@ def test_a_new_job_from_the_start_sets_the_record_of_another_aside(tmp_path: Pat
     assert both(tmp_path) == (0, 0, 0)
     RunRecord(tmp_path).started(step=0, job="another")
     assert list((tmp_path / "earlier").iterdir()) == [aside], "it starts again, and stays the same job"
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_of_none_of_a_record_sets_it_aside(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    for job, earlier_job in (("second", "job"), ("third", "job"), ("third", "job")):
+        RunRecord(tmp_path).started(step=3, job=job, earlier_job=earlier_job)
+    assert not (tmp_path / "earlier").exists()
+
+    for job in ("fourth", "fifth"):
+        RunRecord(tmp_path).started(step=3, job=job, earlier_job="elsewhere")
+    assert [event["job"] for event in lines.read(tmp_path / "events.jsonl")] == ["fifth"]
+    asides = [[*lines.read(aside / "events.jsonl")] for aside in (tmp_path / "earlier").iterdir()]
+    assert sorted(events[-1]["job"] for events in asides) == ["fourth", "third"], "also of the same second"
+
+
+def test_the_newest_generation_of_a_record_is_also_one_that_its_leader_did_not_note(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    noted = newest_generation(tmp_path)
+    for step, number in ((0, noted + 1), (1, noted + 2)):
+        Ledger(tmp_path, "w9").append(
+            step=step, epoch=0, layout_generation=number, stages=1, pipelines=1, pipeline=0, sample_ids=range(100_000)
+        )
+    assert newest_generation(tmp_path) == noted + 2
 
 
 def test_a_new_job_that_goes_on_adds_to_the_record_of_the_one_before(tmp_path: Path) -> None:

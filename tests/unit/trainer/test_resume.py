@@ -73,6 +73,27 @@ def test_a_run_that_goes_on_numbers_its_generations_above_all_that_was_kept_or_n
     assert generation_of_run(4) == 8
 
 
+def test_a_run_goes_on_with_its_own_record_and_not_with_that_of_another_run_in_its_folder(tmp_path: Path) -> None:
+    def losses(steps: int, **changes: Any) -> list[float]:
+        name = "another" if changes else "own"
+        checkpoint = Checkpoint(location=str(tmp_path / name), every_steps=1)
+        run(tmp_path, checkpoint=checkpoint, training=Training(steps=steps, global_batch_size=16, **changes))
+        return noted(tmp_path / "run")
+
+    def noted(folder: Path) -> list[float]:
+        return [json.loads(line)["loss"] for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+    own, another = losses(3), losses(5, seed=3)
+    rest = losses(4)
+    assert len(rest) == 2 and rest[0] == own[-1], "the last step of before, and its own"
+    assert losses(5)[:2] == rest, "it goes on with its own"
+    aside = sorted((tmp_path / "run" / "earlier").iterdir())
+    assert sorted(map(noted, aside)) == sorted([own, another])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    found = [summary[key] for key in ("samples_lost", "samples_repeated", "audited_from_step", "steps_redone")]
+    assert found == [0, 0, 3, 0]
+
+
 def test_what_fails_in_an_evaluation_of_a_run_that_goes_on_fails_before_its_first_step(tmp_path: Path) -> None:
     checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))

@@ -22,7 +22,8 @@ from pipetransformer_contract.messages import Generation, Member, Report, Resize
 
 from .groups import Store
 
-_JOB_UID = "fixed-world"
+#: Of the identity of every run in a fixed world; that of older releases, `fixed-world`, was everybody's.
+_FIXED = "fixed-"
 #: A follower looks so often: torch warns of each wait in its store that comes to nothing.
 _LOOK_SECONDS = 0.1
 #: What a rank needs to read how the run ended.
@@ -74,6 +75,12 @@ class World:
 
     def member(self, rank: int) -> Member:
         return Member(name=worker_name(rank), uid=worker_name(rank), address=self.addresses[rank])
+
+
+def run_uid(before: str) -> str:
+    """The identity of a run where there is no operator to give it one: that of the checkpoint that it goes on from, if
+    that was such a run's, else one that is drawn."""
+    return before if before.startswith(_FIXED) else f"{_FIXED}{secrets.token_hex(8)}"
 
 
 def worker_name(rank: int) -> str:
@@ -130,6 +137,7 @@ class Chooser:
         bounds: limits of layouts.
         packing: how to choose among them.
         first: number of the first generation, above all that a resumed run has seen.
+        run_uid: the run's identity.
         clock: in seconds.
     """
 
@@ -140,9 +148,11 @@ class Chooser:
         packing: Packing,
         *,
         first: int,
+        run_uid: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._world = world
+        self._run_uid = run_uid
         self._bounds = bounds
         self._packing = packing
         self._condition = threading.Condition()
@@ -241,7 +251,7 @@ class Chooser:
             before += [] if generation is None else [each for each in generation.members if each not in before]
         members = [self._world.member(rank) for rank in range(layout.workers)]
         generation = Generation(
-            job_uid=_JOB_UID,
+            job_uid=self._run_uid,
             layout_generation=number,
             stages=layout.stages,
             pipelines=layout.pipelines,

@@ -82,7 +82,7 @@ class RegroupPlan(_Message):
         checkpoint: what to load for `Checkpoint`: all load the same, whatever becomes durable meanwhile.
         kept_step: steps that the best model has been trained that the storage keeps, 0 for none; whatever was kept
             when the state to go on from was. Not for `Peers`, who know.
-        earlier_generations: the highest layout generation that the storage knows, for `Fresh` and `Checkpoint`.
+        earlier_generations: the highest layout generation of earlier jobs, for `Fresh` and `Checkpoint`.
     """
 
     origin: Origin

@@ -67,7 +67,7 @@ class RegroupTools(StateSources):
     Attributes:
         durable: the newest durable checkpoint; only the leader asks.
         kept_step: the step of the best model that the storage keeps, 0 for none; only the leader asks.
-        newest_generation: the highest layout generation that the storage knows; only the leader asks.
+        newest_generation: the highest layout generation in storage or record; only the leader asks.
         cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
         commit_late: commits the pending step as those did who have this control state.
         barrier: behind storage.

@@ -18,7 +18,6 @@ from ..errors import storing
 
 logger = logging.getLogger(__name__)
 
-_MAX_LINE = 1 << 16
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
@@ -100,9 +99,16 @@ def last(path: Path) -> dict[str, Any] | None:
         if not path.exists():
             return None
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_LINE))
-            whole = file.read().split(b"\n")[:-1]
-    return next((found for line in reversed(whole) if (found := _decode(line)) is not None), None)
+            if file.seek(0, os.SEEK_END) == 0:
+                return None
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                end = content.rfind(b"\n") + 1
+                while end:
+                    begin = content.rfind(b"\n", 0, end - 1) + 1
+                    if (found := _decode(content[begin:end])) is not None:
+                        return found
+                    end = begin
+    return None
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:

@@ -34,9 +34,10 @@ def set_aside(run_dir: Path) -> None:
     begun = next(lines.read(events), None)
     if begun is None:
         return
-    folder = (
-        run_dir / "earlier" / datetime.datetime.fromtimestamp(begun["time"], datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    )
+    began = datetime.datetime.fromtimestamp(begun["time"], datetime.UTC)
+    folder = run_dir / "earlier" / began.strftime("%Y%m%dT%H%M%SZ")
+    while (folder / events.name).exists():  # another began in that second
+        folder = folder.with_name(f"{folder.name}-2")
     with storing(f"the run's record in {run_dir}"):
         found = [run_dir / name for name in ("steps.jsonl", "summary.json", "timeline.png")]
         found += [path for part in ("ledger", "cache") for path in (run_dir / part).glob("*.jsonl")]
@@ -48,9 +49,13 @@ def set_aside(run_dir: Path) -> None:
 
 
 def newest_generation(run_dir: Path) -> int:
-    """The highest layout generation in the record of a run; 0 for none."""
-    found = lines.read(run_dir / "events.jsonl")
-    return max((line["generation"] for line in found if line["kind"] == "GenerationCommitted"), default=0)
+    """The highest layout generation in the record of a run, 0 for none: one that trained need not have left anything
+    in the storage of checkpoints."""
+    found = [
+        line["generation"] for line in lines.read(run_dir / "events.jsonl") if line["kind"] == "GenerationCommitted"
+    ]
+    newest = [lines.last(path) for path in (run_dir / "ledger").glob("*.jsonl")]  # in a ledger they only rise
+    return max([*found, *(line["layoutGeneration"] for line in newest if line is not None)], default=0)
 
 
 class RunRecord:
@@ -114,9 +119,15 @@ class RunRecord:
         """Append one event, such as `Evaluated`, `CheckpointDurable`, `WorkerLost`; fields in camelCase, JSON-able."""
         lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
 
-    def started(self, *, step: int, job: str, **fields: Any) -> bool:
-        """Note that the job of this UID starts at `step`, unless an earlier leader has. A record of another job is gone
-        on with where the job goes on from that one's checkpoint, and set aside where it starts from the beginning.
+    def started(self, *, step: int, job: str, earlier_job: str = "", **fields: Any) -> bool:
+        """Note that the job of this UID starts at `step`, unless an earlier leader has. A record of other jobs is gone
+        on with where the job goes on from the checkpoint of one of them, and else set aside.
+
+        Args:
+            step: steps that are committed.
+            job: UID of the job.
+            earlier_job: of the one whose checkpoint it went on from; empty where nobody knows.
+            fields: of the event.
 
         Returns:
             Whether it was noted now.
@@ -124,7 +135,7 @@ class RunRecord:
         jobs = [line["job"] for line in lines.read(self.events_path) if line["kind"] == "Started"]
         if jobs and jobs[-1] == job:
             return False
-        if step == 0:
+        if step == 0 or (earlier_job and not {job, earlier_job} & set(jobs)):
             set_aside(self.run_dir)
         self.event("Started", job=job, step=step, **fields)
         return True
