@@ -167,12 +167,13 @@ class Job:
         return self.model.num_layers
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the held-out samples are scored after `step` committed steps."""
+        """Whether the held-out samples are scored after `step` committed steps: at the end, too, beyond which a run is
+        that goes on with fewer steps than its checkpoint has."""
         spec = self.spec.evaluation
         if len(self.dataset.test) == 0:
             return False
         every = spec.every_steps or (spec.every_epochs or 1) * self.order.steps_per_epoch
-        return step % every == 0 or step == self.total_steps
+        return step % every == 0 or step >= self.total_steps
 
     @cached_property
     def inputs_change(self) -> bool:

@@ -158,6 +158,10 @@ class Leader:
 
     def finished(self, control: Control) -> None:
         """The model is durable: write the summary and say so. Returns once the operator knows."""
+        if control.step > (wanted := self._job.total_steps):
+            logger.warning(
+                "the model was trained for %d steps already, more than the %d asked for", control.step, wanted
+            )
         summary = self.record.finish(
             metrics=control.best if control.best_is_kept else control.metrics,
             model_step=control.best_step if control.best_is_kept else control.step,

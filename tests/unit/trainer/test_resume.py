@@ -94,6 +94,23 @@ def test_a_run_goes_on_with_its_own_record_and_not_with_that_of_another_run_in_i
     assert found == [0, 0, 3, 0]
 
 
+def test_a_run_that_goes_on_with_fewer_steps_than_it_has_evaluates_the_model_that_it_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint, evaluation = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=3), Evaluation(every_steps=2)
+    run(tmp_path, checkpoint=checkpoint, evaluation=evaluation, training=Training(steps=4, global_batch_size=16))
+    log = Log()
+
+    arguments: dict[str, Any] = {"training": Training(steps=2, global_batch_size=16), "callbacks": [log]}
+    result = run(tmp_path, checkpoint=checkpoint, evaluation=evaluation, **arguments)
+
+    assert (result.steps, log.of("evaluate")[-1][0]) == (3, 3)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    found = [summary[key] for key in ("model_step", "samples_lost", "samples_repeated", "steps_redone")]
+    assert found == [3, 0, 0, 1]
+    assert "trained for 3 steps already, more than the 2 asked for" in caplog.text
+
+
 def test_what_fails_in_an_evaluation_of_a_run_that_goes_on_fails_before_its_first_step(tmp_path: Path) -> None:
     checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))

@@ -66,7 +66,7 @@ class Audit:
         lost: of what the ledgers here cover; None where they do not cover all and nothing is found.
         repeated: alike.
         unaudited: samples that the ledgers here do not cover, since other workers' are elsewhere.
-        redone_steps: committed again by a higher generation.
+        redone_steps: committed again by a higher generation, or by an earlier run beyond the end of this one.
     """
 
     first_step: int
@@ -86,15 +86,13 @@ def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> 
     found = _Ledgers(run_dir)
     first = min([started_at, *found.history])
     lost = repeated = unaudited = 0
-    for _, steps in groupby(sorted({*found.history, *range(first, num_steps)}), order.epoch):
+    for _, steps in groupby(range(first, num_steps), order.epoch):
         balance = np.zeros(order.num_samples, dtype=np.int64)
         for step in steps:
             for seen in found.lines_of(step).values():
                 known = seen[(seen >= 0) & (seen < order.num_samples)]
                 repeated += len(seen) - len(known)
                 np.add.at(balance, known, 1)
-            if step >= num_steps:
-                continue
             batch = order.batch(step)
             covered, width = found.covered(step)
             for pipeline in range(width):
@@ -105,7 +103,7 @@ def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> 
                     unaudited += len(dealt)
         lost += int(-balance[balance < 0].sum())
         repeated += int(balance[balance > 0].sum())
-    redone = sum(len(generations) - 1 for generations in found.history.values())
+    redone = sum(len(generations) - (step < num_steps) for step, generations in found.history.items())
     whole = unaudited == 0
     return Audit(first, lost if lost or whole else None, repeated if repeated or whole else None, unaudited, redone)
 
