@@ -82,7 +82,7 @@ def _admitted(draft: Draft) -> None:
 def _admitted_by(draft: Draft, queue: Queue) -> None:
     requests, before = draft.status.quota_requests, draft.status.condition(ConditionType.ADMITTED)
     lost = quota.lost(draft.status, draft.observed)
-    if requests and requests[0] in lost:
+    if lost and not draft.status.worker_ids:
         draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
     elif requests and requests[0].admitted:
         workers = sum(request.granted for request in requests if request.admitted)
@@ -112,7 +112,7 @@ def _running(draft: Draft) -> None:
     suspended = status.condition(ConditionType.SUSPENDED)
     if suspended is not None and suspended.status is ConditionStatus.TRUE:
         draft.set_condition(ConditionType.RUNNING, False, suspended.reason)
-    elif status.quota_requests and status.quota_requests[0] in quota.lost(status, draft.observed):
+    elif not status.worker_ids and quota.lost(status, draft.observed):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST)
     elif plan is None:
         if status.resize is not None and not draft.asleep and not _refused(draft, ConditionType.RUNNING, False):

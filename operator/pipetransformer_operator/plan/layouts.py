@@ -7,6 +7,7 @@ from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Pre
 from pipetransformer_contract.choose import pays_to_recut as cut_pays
 from pipetransformer_contract.messages import Offer
 
+from . import quota
 from .draft import Draft
 
 
@@ -54,9 +55,11 @@ def awaited(draft: Draft, present: Layout) -> Layout:
 def starting(draft: Draft) -> Layout | None:
     """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost. It is as wide
     as the spec's ceiling and the queue's quota allow; None where the ceiling allows none."""
-    bounds, granted = bounds_of(draft), [one.granted for one in draft.status.own_requests if one.admitted]
-    quota = min(bounds.initial.workers, sum(granted)) if granted else bounds.initial.workers
-    for stages, workers in product(starting_lengths(draft), (quota, bounds.initial.workers)):
+    bounds, lost = bounds_of(draft), quota.lost(draft.status, draft.observed)
+    own = (one for one in draft.status.own_requests if one.admitted)
+    granted = [one.granted for one in own if one not in lost]
+    most = min(bounds.initial.workers, sum(granted)) if granted else bounds.initial.workers
+    for stages, workers in product(starting_lengths(draft), (most, bounds.initial.workers)):
         offers, of_this_length = _of_one_length(stages, bounds)
         found = choose(offers, workers, of_this_length, on_pack=draft.on_pack, packing=Packing.PAPER)
         if found is not None:

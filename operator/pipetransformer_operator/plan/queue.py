@@ -36,8 +36,6 @@ def follow(draft: Draft) -> None:
         kept = [key for key in request.worker_ids if key in there]
         requests.append(request.model_copy(update={"worker_ids": kept, "returned": returned}))
     draft.update(quota_requests=requests)
-    lost = quota.lost(draft.status, draft.observed)
-    draft.update(quota_requests=[*requests[:1], *(one for one in requests[1:] if one.worker_ids or one not in lost)])
     _drop_joiners(draft)
 
 
@@ -63,9 +61,14 @@ def admits(draft: Draft, needed: int) -> bool:
 
 
 def sends_back(draft: Draft) -> bool:
-    """Whether the job has to start over, for the queue wants back what it cannot go on without; it ends all workers."""
+    """Whether the job has to start over, for the queue wants back what it cannot go on without; it ends all workers.
+    What else is wanted back is forgotten once nobody uses it."""
     lost = quota.lost(draft.status, draft.observed)
-    if not lost or not _is_vital(draft, lost):
+    if not lost:
+        return False
+    if not _is_vital(draft, lost):
+        first, *others = draft.status.quota_requests
+        draft.update(quota_requests=[first, *(one for one in others if one.worker_ids or one not in lost)])
         return False
     base = draft.status.quota_requests[0]
     if draft.status.is_true(ConditionType.ADMITTED):
@@ -102,11 +105,12 @@ def tidy(draft: Draft) -> None:
 
 
 def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
-    plan = draft.status.plan
-    if draft.status.quota_requests[0] in lost:
+    plan, base = draft.status.plan, draft.status.quota_requests[0]
+    if base in lost and base.granted:
         return True
     if plan is None:
-        return False
+        misses = any(request.granted for request in draft.status.own_requests if request in lost)
+        return misses and not _own(draft, lost)
     leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.ids_of(plan.members))
     return bool(leaving) and layouts.best(draft, len(plan.members) - len(leaving)) is None
 
@@ -124,8 +128,7 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
 
 def _own(draft: Draft, lost: list[QuotaRequest]) -> list[QuotaRequest]:
     """What is left of the quota of the starting size; nothing if that is too little for a start."""
-    own = [request for request in draft.status.own_requests if request not in lost]
-    draft.update(quota_requests=own)
+    own = [request for request in draft.status.own_requests if request.admitted and request not in lost]
     layout = layouts.starting(draft)
     return own if layout is not None and layout.workers <= sum(request.granted for request in own) else []
 

@@ -354,6 +354,43 @@ def test_nodes_that_are_cordoned_one_after_the_other_turn_nothing_of_the_job_int
     assert (world.shape, world.status.claimed_ids, queue.held) == ((2, 2), [], 4), "it starts again on what it has"
 
 
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_start_on_quota_of_replaced_workers_goes_on_narrower_or_waits_as_a_whole_if_it_is_wanted_back(
+    left: int,
+) -> None:
+    world, queue = queued(make_job().stages(2).workers(4))
+    world.start()
+    world.commit(checkpoint=0)
+    for name in list(world.workers):
+        world.change(name, draining=True)
+        world.settle()
+        world.warm_up()
+        world.commit(checkpoint=0)
+        world.leave()
+        world.bury()
+    for member in world.plan.members:
+        world.end(member.name, exit_code=137)
+    world.settle()
+    for name in [name for name, worker in world.workers.items() if not worker.alive]:
+        world.kill(name)
+    world.settle()
+    assert world.status.plan is None and len(world.workers) == 4
+    queue.size = left
+    queue.evicted |= {request.name for request in world.status.quota_requests[1 + left :]}
+    world.settle()
+    if not left:
+        assert (admitted(world).status, admitted(world).reason) == (ConditionStatus.FALSE, "QuotaLost")
+    world.bury()
+    if not left:
+        assert (world.state(), admitted(world).reason) == (State.PENDING, "WaitingForQuota")
+        assert requests(world) == [("digits-q5", 4, [])], "all of it waits again, in its own priority"
+        queue.size = 4
+        world.settle()
+    world.warm_up()
+    assert (len(world.plan.members), world.status.claimed_ids) == (left or 4, [])
+    assert queue.held == (left or 4)
+
+
 def test_a_job_whose_replaced_workers_quota_is_wanted_back_goes_on_narrower_or_waits_as_a_whole() -> None:
     world, queue = queued(make_job().stages(2).workers(4))
     world.start()
