@@ -211,31 +211,47 @@ class Draft:
         """Wants `ids` and as many new workers as make `count`, besides those that are leaving and those that are to be
         replaced by some of them.
 
-        What exceeds the job's starting size is claimed: it has the lower priority from its creation on. A job with a
-        queue asks it first for what it has no quota for; none of them are created before the queue says yes.
+        What exceeds the job's starting size is claimed: it has the lower priority from its creation on. Who replaces a
+        worker of the starting size is of it, too. A job with a queue asks it first for what it has no quota for; none
+        of them are created before the queue says yes.
         """
         missing = max(0, count - len(ids))
-        if self.status.quota_requests:
-            stuck = {worker.id for worker in self.observed.workers if self.is_stuck(worker)}
-            if short := quota.short(self.status, self.observed, missing, stuck):
-                queue, own = self.status.quota_requests[0].queue, min(short, self._own_quota_lacks(ids, replaced))
-                for workers, is_own in ((own, True), (short - own, False)):
-                    if workers:
-                        self.ask_queue(queue, workers, own=is_own)
-            missing = quota.allowed(self.status, self.observed, missing, stuck)
-        status = self.status
-        created = range(status.next_worker_id, status.next_worker_id + missing)
-        if missing:
-            self.update(next_worker_id=created.stop, claimed_ids=[*status.claimed_ids, *self._claimed(ids, created)])
-            self.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
-        self.keep_workers([*ids, *created, *status.leaving_ids, *replaced])
-
-    def _own_quota_lacks(self, ids: Sequence[int], replaced: Sequence[int]) -> int:
-        """How much quota of the starting size is neither there nor asked for that replacements of `replaced` need."""
         claimed = set(self.status.claimed_ids)
+        size = sum(key not in claimed for key in ids)
         joining = set(self.joining_ids) - claimed
-        missing = sum(key not in claimed for key in replaced) - sum(key in joining for key in ids)
-        return max(0, missing - sum(request.free for request in self.status.own_requests))
+        least = sum(key not in claimed for key in replaced) - sum(key in joining for key in ids) if replaced else 0
+        base = min(missing, max(0, least, self.status.initial_workers - size))
+        if self.status.quota_requests:
+            base, missing = self._within_quota(missing, max(0, least), base)
+        created = range(self.status.next_worker_id, self.status.next_worker_id + missing)
+        if missing:
+            if self.status.quota_requests:
+                for part, own in ((created[:base], True), (created[base:], False)):
+                    self.update(quota_requests=quota.assign(self.status, self.observed, part, own=own))
+            self.update(next_worker_id=created.stop, claimed_ids=[*self.status.claimed_ids, *created[base:]])
+            self.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
+        self.keep_workers([*ids, *created, *self.status.leaving_ids, *replaced])
+
+    def _within_quota(self, missing: int, least: int, most: int) -> tuple[int, int]:
+        """How many of `missing` workers may be created now, those of the starting size and all: none as long as quota
+        for some of them has to be asked for. At least `least` of them are on quota of the starting size, and up to
+        `most` where there is some. What was asked for and is not needed any more is asked for no longer."""
+        stuck = {worker.id for worker in self.observed.workers if self.is_stuck(worker)}
+        own, claims = (quota.room(self.status, self.observed, stuck, own=kind) for kind in (True, False))
+        base = min(missing, max(least, min(own.granted, most)))
+        queue, may_create = self.status.quota_requests[0].queue, True
+        for room, part, is_own in ((own, base, True), (claims, missing - base, False)):
+            may_create = may_create and part <= room.granted
+            if part <= room.granted:
+                self.update(quota_requests=quota.without_waiting(self.status, own=is_own))
+            elif part > room.granted + room.waiting:
+                self.ask_queue(queue, part - room.granted - room.waiting, own=is_own)
+        if base > own.granted:  # the queue may have no room for it but what claims leave unused
+            self.update(quota_requests=quota.give_back(self.status, claims.free - (missing - base), own=False))
+        if not may_create:
+            return 0, 0
+        now = min(base, own.free)
+        return now, now + min(missing - base, claims.free)
 
     def ask_queue(self, queue: str, workers: int, *, own: bool = False) -> None:
         """Makes a request to the queue of that name; `own` if it takes the place of quota of the starting size."""
@@ -249,17 +265,6 @@ class Draft:
     def awaits_quota(self) -> bool:
         """Whether the queue has not answered a request yet."""
         return any(not request.admitted for request in self.status.quota_requests)
-
-    def _claimed(self, ids: Sequence[int], created: Sequence[int]) -> Sequence[int]:
-        """Those of the workers to be created that are beyond the starting size; with a queue, beyond its quota."""
-        status = self.status
-        if status.quota_requests:
-            self.update(quota_requests=quota.assign(status, self.observed, created))
-            own = {key for request in self.status.own_requests for key in request.worker_ids}
-            return [key for key in created if key not in own]
-        claimed = set(status.claimed_ids)
-        base = sum(key not in claimed for key in ids)
-        return created[max(0, status.initial_workers - base) :]
 
     # -- what workers say
 

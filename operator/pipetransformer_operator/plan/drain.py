@@ -6,13 +6,14 @@ replacements are not all warm in time, those that are take their places, or all 
 drain's own deadline the job lets go: an evicted worker leaves a checkpoint before it ends.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import Drain, Reason
 from .draft import Draft
-from .prepare import cancel, enter, is_late, try_at_once, why_not_ready
+from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
 from .types import WorkerPhase
 
 
@@ -25,25 +26,42 @@ def replace(draft: Draft) -> bool:
         return False
     if draft.sleeps():
         return False
+    begin(draft, ResizeReason.DRAIN)
     cordoned = {worker.name for worker in draft.wanted if worker.draining}
     staying = [member for member in plan.members if member.name not in cordoned]
     fresh = [member for member in draft.ready_joiners if member.name not in cordoned]
     late = is_late(draft)
-    if len(fresh) >= len(going) or (fresh and late):
-        replaced = len(fresh[: len(going)])
-        draft.publish(
-            plan.layout, [*staying, *fresh[:replaced], *going[replaced:], *going[:replaced]], ResizeReason.DRAIN
-        )
+    pairs = _pairs(draft, draft.ids_of(going), draft.ids_of(fresh))
+    if len(pairs) == len(going) or (pairs and late):
+        names = {draft.name_of(old): draft.name_of(new) for old, new in pairs}
+        joining = [member for member in fresh if member.name in names.values()]
+        kept = [member for member in going if member.name not in names]
+        leaving = [member for member in going if member.name in names]
+        draft.publish(plan.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
         try_at_once(draft)
         return True
     if late:
         cancel(draft, *why_not_ready(draft))
         return False
     moving = draft.ids_of(going)
-    joining = [key for key in draft.joining_ids if draft.name_of(key) not in cordoned][: len(going)]
-    draft.want([*draft.ids_of(staying), *joining], len(plan.members), moving)
+    awaited = [key for key in draft.joining_ids if draft.name_of(key) not in cordoned]
+    joiners = sorted(new for _, new in _pairs(draft, moving, awaited))
+    draft.want([*draft.ids_of(staying), *joiners], len(plan.members), moving)
     enter(draft, plan.layout, ResizeReason.DRAIN)
     return True
+
+
+def _pairs(draft: Draft, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
+    """Who takes whose place: a worker of the starting size has none that was claimed, or it would be one for good."""
+    claimed = set(draft.status.claimed_ids)
+    base = [key for key in joining if key not in claimed]
+    claims = [key for key in joining if key in claimed]
+    pairs = []
+    for old in sorted(going, key=lambda key: key in claimed):
+        pool = claims if old in claimed and claims else base
+        if pool:
+            pairs.append((old, pool.pop(0)))
+    return pairs
 
 
 def limit(draft: Draft) -> None:

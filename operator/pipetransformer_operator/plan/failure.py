@@ -15,7 +15,7 @@ from ..api.status import ConditionStatus, ConditionType, Reason, ResizePhase, To
 from . import layouts, start
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
-from .prepare import back_off, cancel, enter, go_on, is_late, is_recovery, try_at_once, why_not_ready
+from .prepare import back_off, begin, cancel, enter, go_on, is_late, try_at_once, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker
 
@@ -197,8 +197,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying)
     else:
         draft.want([*kept, *draft.joining_ids][:most], most)
-    if not is_recovery(draft):
-        draft.update(resize=None)  # what else was prepared has had its time
+    begin(draft, ResizeReason.FAILURE)
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return

@@ -69,6 +69,13 @@ def prepare(draft: Draft) -> None:
     enter(draft, to, reason_of(draft, plan.layout, to))
 
 
+def begin(draft: Draft, reason: ResizeReason) -> None:
+    """Forgets what else is being prepared: it has had its time, and what begins now has all of its own."""
+    resize = draft.status.resize
+    if resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is not reason:
+        draft.update(resize=None)
+
+
 def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
     """Notes what is prepared, and until when."""
     assert draft.status.plan is not None

@@ -7,6 +7,8 @@ time; where they replace some of the starting size theirs is no claim. As long a
 changes.
 """
 
+from pipetransformer_contract.messages import ResizeReason
+
 from ..api.job import QUEUE_LABEL
 from ..api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from . import layouts, quota
@@ -89,7 +91,11 @@ def tidy(draft: Draft) -> None:
     """Gives back what a job does not need that has the layout it wants. Quota of its starting size is kept for another
     attempt that is slept over."""
     status = draft.status
-    if not status.quota_requests or (status.resize is not None and not (is_recovery(draft) and draft.asleep)):
+    if not status.quota_requests:
+        return
+    if status.resize is not None and not (is_recovery(draft) and draft.asleep):
+        if status.plan is not None and status.resize.reason is not ResizeReason.DRAIN:
+            _return_excess(draft)
         return
     if status.plan is None:
         if draft.asleep and not any(request.worker_ids for request in status.quota_requests):
@@ -142,6 +148,13 @@ def _drop_joiners(draft: Draft) -> None:
     if resize is not None and resize.phase is ResizePhase.PREPARE and draft.status.plan is not None:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
     draft.keep_workers(set(draft.status.worker_ids) - going)
+
+
+def _return_excess(draft: Draft) -> None:
+    """Gives back quota that cordoned workers of the starting size had, now that others hold what replaced it."""
+    status = draft.status
+    excess = sum(request.granted for request in status.own_requests if request.admitted) - status.initial_workers
+    draft.update(quota_requests=quota.give_back(status, excess, own=True))
 
 
 def _without_free(request: QuotaRequest) -> QuotaRequest:

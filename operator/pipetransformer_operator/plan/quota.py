@@ -5,6 +5,7 @@ start does not wait for a pod that may stay for days: all its other workers woul
 """
 
 from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
 
 from ..api.status import JobStatus, QuotaRequest
 from .types import Observed, Queue
@@ -24,33 +25,70 @@ def lost_ids(status: JobStatus, observed: Observed) -> frozenset[int]:
     return frozenset(key for request in lost(status, observed) for key in request.worker_ids)
 
 
-def allowed(status: JobStatus, observed: Observed, missing: int, stuck: Set[int]) -> int:
-    """How many of `missing` workers may be created now: none as long as quota for some of them has to be asked for.
+class Room(NamedTuple):
+    """Quota of one kind, of the starting size or of claims, in workers.
 
-    `stuck` are ids of workers whose pods may not end for long.
+    Attributes:
+        free: that nobody uses.
+        coming: of workers that are not wanted any more and whose pods are not gone yet.
+        waiting: asked for, and not granted yet.
     """
-    free, coming = _free(status, observed), _coming(status, observed, stuck)
-    return 0 if missing > free + coming else min(missing, free)
+
+    free: int
+    coming: int
+    waiting: int
+
+    @property
+    def granted(self) -> int:
+        """What new workers may use, now or soon."""
+        return self.free + self.coming
 
 
-def short(status: JobStatus, observed: Observed, missing: int, stuck: Set[int]) -> int:
-    """How much quota has to be asked for, besides what was asked for already, to have `missing` workers more."""
-    waiting = sum(request.workers for request in status.quota_requests if not request.admitted)
-    return max(0, missing - _free(status, observed) - _coming(status, observed, stuck) - waiting)
+def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Room:
+    """Quota for workers of the starting size (`own`), or for claims. `stuck` are ids of workers whose pods may not end
+    for long."""
+    gone, kind = lost(status, observed), _of_kind(status, own=own)
+    usable = [request for request in kind if request.admitted and request not in gone]
+    others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.plan is None else ())}
+    used = (key for request in usable for key in request.worker_ids)
+    return Room(
+        free=sum(request.free for request in usable),
+        coming=sum(key not in others for key in used),
+        waiting=sum(request.workers for request in kind if not request.admitted),
+    )
 
 
-def assign(status: JobStatus, observed: Observed, created: Sequence[int]) -> list[QuotaRequest]:
-    """The requests with new workers on their free quota, the oldest first."""
+def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own: bool) -> list[QuotaRequest]:
+    """The requests with new workers on their free quota of one kind, the oldest first."""
     left = list(created)
-    gone = lost(status, observed)
+    gone, kind = lost(status, observed), {request.name for request in _of_kind(status, own=own)}
     requests = []
     for request in status.quota_requests:
-        if request.admitted and request not in gone:
+        if request.name in kind and request.admitted and request not in gone:
             taken, left = left[: request.free], left[request.free :]
             request = request.model_copy(update={"worker_ids": [*request.worker_ids, *taken]})
         requests.append(request)
     assert not left, "more workers than quota"
     return requests
+
+
+def without_waiting(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
+    """The requests without those of one kind that wait, the first excepted."""
+    waiting = {request.name for request in _of_kind(status, own=own) if not request.admitted}
+    return [*status.quota_requests[:1], *(one for one in status.quota_requests[1:] if one.name not in waiting)]
+
+
+def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
+    """The requests with up to `most` of one kind's quota returned that nobody uses; without those that are empty then,
+    the first excepted."""
+    kind = {request.name for request in _of_kind(status, own=own)}
+    requests = []
+    for request in status.quota_requests:
+        if request.name in kind and request.admitted and (given := min(most, request.free)) > 0:
+            most -= given
+            request = request.model_copy(update={"returned": request.returned + given})
+        requests.append(request)
+    return [*requests[:1], *(request for request in requests[1:] if request.granted)]
 
 
 def words(requests: Iterable[QuotaRequest], queue: Queue | None) -> str:
@@ -60,17 +98,6 @@ def words(requests: Iterable[QuotaRequest], queue: Queue | None) -> str:
     return "; ".join(filter(None, each))
 
 
-def _usable(status: JobStatus, observed: Observed) -> list[QuotaRequest]:
-    gone = lost(status, observed)
-    return [request for request in status.quota_requests if request.admitted and request not in gone]
-
-
-def _free(status: JobStatus, observed: Observed) -> int:
-    return sum(request.free for request in _usable(status, observed))
-
-
-def _coming(status: JobStatus, observed: Observed, stuck: Set[int]) -> int:
-    """Quota of workers that are not wanted any more and whose pods are not gone yet."""
-    others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.plan is None else ())}
-    used = (key for request in _usable(status, observed) for key in request.worker_ids)
-    return sum(key not in others for key in used)
+def _of_kind(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
+    names = {request.name for request in status.own_requests}
+    return [request for request in status.quota_requests if (request.name in names) is own]

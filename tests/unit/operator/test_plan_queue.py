@@ -354,6 +354,58 @@ def test_nodes_that_are_cordoned_one_after_the_other_turn_nothing_of_the_job_int
     assert (world.shape, world.status.claimed_ids, queue.held) == ((2, 2), [], 4), "it starts again on what it has"
 
 
+def test_a_drain_asks_for_its_own_quota_and_takes_back_the_request_of_a_claim_that_waits() -> None:
+    world, queue = queued(make_job().stages(2).workers(4, most=8), size=5)
+    world.start()
+    world.commit(checkpoint=0)
+    assert requests(world)[1:] == [("digits-q1", 2, [])]
+    world.wait(100)
+    world.change("digits-w0", draining=True)
+    world.settle()
+    assert requests(world)[1:] == [("digits-q2", 1, [4])]
+    assert world.status.resize is not None and world.status.resize.start_time == world.now, "it has all its time"
+    queue.size = 6
+    world.warm_up()
+    world.commit(checkpoint=0)
+    world.leave()
+    world.bury()
+    assert requests(world) == [("digits-q0", 3, [1, 2, 3]), ("digits-q2", 1, [4]), ("digits-q3", 2, [5, 6])]
+    assert world.status.claimed_ids == [5, 6]
+
+
+def test_a_drain_has_the_quota_of_a_claim_that_warmed_up_where_the_queue_has_no_other() -> None:
+    world, queue = queued(make_job().stages(2).workers(4, most=8), size=6)
+    world.start()
+    world.commit(checkpoint=0)
+    assert requests(world)[1:] == [("digits-q1", 2, [4, 5])]
+    world.change("digits-w0", draining=True)
+    world.settle()
+    world.bury()
+    assert requests(world)[1:] == [("digits-q2", 1, [6])]
+    assert (world.status.claimed_ids, queue.held) == ([], 5)
+
+
+@pytest.mark.parametrize("with_queue", [True, False])
+def test_a_cordoned_worker_of_the_starting_size_is_not_replaced_by_one_that_a_claim_warms_up(with_queue: bool) -> None:
+    world, _ = queued(make_job().stages(2).workers(4, most=8))
+    if not with_queue:
+        world = World(make_job().stages(2).workers(4, most=8).checkpoint())
+    world.start()
+    assert world.status.claimed_ids == [4, 5]
+    world.change("digits-w0", draining=True)
+    world.settle()
+    assert world.status.claimed_ids == []
+    world.bury()
+    world.warm_up()
+    assert members(world) == {"digits-w1", "digits-w2", "digits-w3", "digits-w6"}
+    world.commit(checkpoint=0)
+    world.leave()
+    world.bury()
+    assert world.status.claimed_ids == [7, 8]
+    if with_queue:
+        assert sum(request.granted for request in world.status.own_requests) == 4
+
+
 @pytest.mark.parametrize("left", [0, 2])
 def test_a_start_on_quota_of_replaced_workers_goes_on_narrower_or_waits_as_a_whole_if_it_is_wanted_back(
     left: int,
