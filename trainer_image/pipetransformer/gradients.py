@@ -37,7 +37,7 @@ class Gradients:
         sizes = [parameter.numel() for parameter in trained]
         for parameter in trained:
             parameter.grad = None  # an older buffer's view goes before this one comes
-        self._flat = trained[0].new_empty(sum(sizes)) if trained else torch.empty(0)
+        self._flat = trained[0].new_empty(sum(sizes)) if trained else torch.empty(0, dtype=torch.float32)
         self._views = [
             (parameter, part.view_as(parameter))
             for parameter, part in zip(trained, torch.split(self._flat, sizes), strict=True)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from pipetransformer.elastic.barrier import Barrier
 from pipetransformer.elastic.connections import Connections
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
+from pipetransformer.elastic.regroup import _commit
 from pipetransformer.elastic.watchdog import MULTIPLE, ROUND, Deadline, Watchdog
 from pipetransformer.errors import StorageError
 from pipetransformer.moments import Moment
@@ -119,6 +120,32 @@ def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_th
                 Barrier(watchdog).pass_within(work, ours.world, deadline)
         else:
             assert Barrier(watchdog).pass_within(work, ours.world, deadline) == "done"
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_votes_are_of_one_type_whatever_another_thread_makes_torchs_default_meanwhile(
+    default: torch.dtype, store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair(store)
+    sent: list[torch.dtype] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda votes, group: sent.append(votes.mul_(2).dtype))
+
+    def vote() -> None:
+        assert ours.world is not None
+        Barrier(Watchdog()).pass_within(None, ours.world, Deadline(60))
+        _commit(ours.world)
+
+    vote()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        vote()
+    finally:
+        torch.set_default_dtype(before)
+
+    assert len(sent) == 4 and len(set(sent)) == 1
+    ours.drop()
+    theirs.drop()
 
 
 def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from pipetransformer.models import (
 )
 from pipetransformer.models.dropout import _random_bits
 from pipetransformer.models.keyed import key_dropout
+from pipetransformer.models.seeded import one_at_a_time
 from pipetransformer.parts import Parts
 from pipetransformer.state import WorkerState
 from pipetransformer_contract.spec import Data, Model, TrainerSpec, Training
@@ -405,6 +407,19 @@ def test_a_model_is_the_same_on_every_worker_whatever_draws_its_weights() -> Non
         assert drawn[-1][1:] == (random.random(), np.random.rand()), "building took a draw of the process's"
     (one, *_), (other, *_) = drawn
     assert all(same(one[index], other[index]) for index in range(3))
+
+
+def test_one_thread_at_a_time_makes_a_model_for_the_generators_are_the_processs() -> None:
+    entered = []
+
+    def build() -> list[nn.Module]:
+        other = threading.Thread(target=lambda: entered.append(one_at_a_time.acquire(blocking=False)))
+        other.start()
+        other.join(30)
+        return [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+
+    OwnModel(build, torch.zeros(1, 4), seed=3, dtype=torch.float32).build_units(range(3))
+    assert entered == [False]
 
 
 class Rotated(nn.Module):

@@ -22,7 +22,11 @@ _VOTE_SECONDS = 0.02
 
 
 class Barrier:
-    """One worker's, for as long as it lives: what a broken generation has left undone ends before other work begins."""
+    """One worker's, for as long as it lives: what a broken generation has left undone ends before other work begins.
+
+    Work in the thread may change torch's default type, which is the process's: `from_pretrained` does while it makes a
+    model. So whatever is sent names its own.
+    """
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
@@ -68,7 +72,7 @@ class Barrier:
             while True:
                 if done is not None:
                     wait([done], _VOTE_SECONDS)
-                busy = torch.tensor([float(done is not None and not done.done())])
+                busy = torch.tensor([float(done is not None and not done.done())], dtype=torch.float64)
                 result = None if done is None or busy else done.result()
                 with voting():
                     dist.all_reduce(busy, group=group)

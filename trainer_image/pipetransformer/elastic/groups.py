@@ -90,7 +90,8 @@ def make_group(store: Store, tag: str, rank: int, size: int, transport: Transpor
         if size > 1:
             # torch makes NCCL's communicator in the first operation, in which all ranks must take part (documentation
             # of `batch_isend_irecv`), while state moves between some of them only. Here all are, and can be given up.
-            nccl.allreduce([torch.zeros(1, device=transport.device)]).wait()  # type: ignore[attr-defined]
+            first = torch.zeros(1, dtype=torch.float32, device=transport.device)
+            nccl.allreduce([first]).wait()  # type: ignore[attr-defined]
             wait_for(transport.device)
         group._register_backend(torch.device("cuda"), c10d.ProcessGroup.BackendType.NCCL, nccl)
         config += ",cuda:nccl"

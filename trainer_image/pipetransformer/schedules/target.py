@@ -73,7 +73,10 @@ def _scalars(what: str, sums: Iterable[Tensor | float], device: torch.device) ->
     Raises:
         ModelError: they are no scalars.
     """
-    first, second = (torch.as_tensor(each, device=device) for each in sums)
+    first, second = (
+        each.to(device) if isinstance(each, Tensor) else torch.tensor(each, dtype=torch.float64, device=device)
+        for each in sums
+    )
     if first.dim() or second.dim():
         shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
         raise ModelError(f"{what} gave sums of the shapes {shapes}: both must be scalars")

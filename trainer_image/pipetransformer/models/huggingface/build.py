@@ -24,6 +24,7 @@ from ..dropout import key
 from ..dtype import cast
 from ..keyed import key_dropout, place_of
 from ..model import PipelineModel
+from ..seeded import one_at_a_time, seeded
 from .configuration import make_config, positions
 from .families import split
 
@@ -114,7 +115,7 @@ class _Skeleton:
         self._dtype = dtype
         config, architecture = make_config(spec, info)
         self._class = getattr(transformers, architecture)
-        with building("spec.model.options", f"{architecture} cannot be built"):
+        with one_at_a_time, building("spec.model.options", f"{architecture} cannot be built"):
             with torch.device("meta"):
                 self.whole: Any = cast(self._class(config), dtype)
             self._fill_constants()
@@ -152,8 +153,7 @@ class _Skeleton:
 
     def _initialised(self, index: int) -> nn.Module:
         unit = self._empty(index)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(key(self._seed, index))
+        with seeded(key(self._seed, index)), torch.no_grad():
             unit.apply(self.whole._init_weights)
             for tie in self.model.ties.all:
                 (first, first_name), *copies = tie.places
@@ -164,9 +164,8 @@ class _Skeleton:
 
     def _load(self, indices: Collection[int]) -> dict[int, nn.Module]:
         try:
-            with torch.random.fork_rng(devices=[]):
-                # A head that the checkpoint lacks, or has for other labels, is drawn, alike on every worker.
-                torch.manual_seed(self._seed)
+            # A head that the checkpoint lacks, or has for other labels, is drawn, alike on every worker.
+            with seeded(self._seed):
                 whole, found = self._class.from_pretrained(
                     self._spec.path,
                     config=self.whole.config,
