@@ -93,21 +93,23 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
     with _stopping(stop, source):
         ending = Ending.LEFT
-        while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
-            trainer = Trainer(
-                job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
-                Hooks(stop_requested=stop.is_set),
-            )  # fmt: skip
-            try:
-                ending = trainer.run()
-            except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
-                trainer.fail(error.reason, str(error))
-                if rank == 0:
-                    world.tell_end({"error": str(error)})
-                raise
-            finally:
-                trainer.close()
-        handler.shutdown()
+        try:
+            while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
+                trainer = Trainer(
+                    job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
+                    Hooks(stop_requested=stop.is_set),
+                )  # fmt: skip
+                try:
+                    ending = trainer.run()
+                except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
+                    trainer.fail(error.reason, str(error))
+                    if rank == 0:
+                        world.tell_end({"error": str(error)})
+                    raise
+                finally:
+                    trainer.close()
+        finally:
+            handler.shutdown()  # else the watcher's thread keeps the store of a run that failed
     control = trainer.control
     if stop.is_set():
         return Ending.STOPPED, control

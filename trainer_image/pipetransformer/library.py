@@ -12,6 +12,7 @@ In the last two the manifest says all that it can say; the script brings only th
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from pipetransformer_contract.wire import Env
 from .callbacks import Callback
 from .checks import check_rules
 from .data import importing_main
+from .errors import SpecError
 from .fixed_run import run_fixed
 from .freeze import FreezePolicy
 from .metrics import Metric
@@ -43,6 +45,9 @@ from .schedules import ScheduleClass
 from .state import Control
 from .trainer import Ending
 from .worker import EXIT_STOPPED, WorkerIdentity, run_worker
+
+#: Held while this process trains: random generators and the present micro-batch are the process's.
+_training = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ def train(
     """
     if importing_main():
         raise RuntimeError("processes that read samples import this program: train under `if __name__ == '__main__':`")
+    _check_lists(metrics, callbacks)
     parts = Parts(
         model=None if isinstance(model, Model) else model,
         data=None if isinstance(data, Data) else data,
@@ -130,13 +136,26 @@ def train(
         evaluation=evaluation or Evaluation(),
         checkpoint=checkpoint and checkpoint.model_copy(update={"location": _absolute(checkpoint.location)}),
     )
-    if Env.WORKER_NAME in os.environ:
-        return _as_worker(replace(parts, said=spec))
-    check_rules(spec)
-    ending, control = run_fixed(spec, parts, Path(run_dir))
+    if not _training.acquire(blocking=False):
+        raise SpecError("train", "this process trains already: one run after another, or each in a process of its own")
+    try:
+        if Env.WORKER_NAME in os.environ:
+            return _as_worker(replace(parts, said=spec))
+        check_rules(spec)
+        ending, control = run_fixed(spec, parts, Path(run_dir))
+    finally:
+        _training.release()
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)
     return _result(control, Path(run_dir))
+
+
+def _check_lists(metrics: object, callbacks: object) -> None:
+    """One thing in place of a list of them is taken for none, or fails in Python's words."""
+    if not isinstance(metrics, Sequence) or not all(map(callable, metrics)):
+        raise SpecError("metrics", f"must be a list of functions, not {metrics!r}")
+    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
+        raise SpecError("callbacks", f"must be a list of Callback objects, not {callbacks!r}")
 
 
 def _data(data: Data | OwnData, loader_processes: int) -> Data:

@@ -4,13 +4,18 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from pipetransformer import Checkpoint, Data, Model, Optimizer, SpecError, Training
+from pipetransformer import Callback, Checkpoint, Data, Model, Optimizer, SpecError, Training, train
+from pipetransformer.errors import CallbackError
 from pipetransformer.job import Job
 from pipetransformer.parts import Overruled, Parts
 from pipetransformer_contract.spec import TrainerSpec
@@ -163,3 +168,52 @@ def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_default
         Overruled("spec.checkpoint.location", "/there", None),
     ]
     assert Parts().overruled(manifest) == []
+
+
+def small_run(run_dir: Path, **parts: Any) -> None:
+    """Two steps in this process."""
+    samples = TensorDataset(torch.randn(16, 4), torch.zeros(16, dtype=torch.long))
+    train(
+        model=lambda: [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)],
+        data=(samples, samples),
+        training=Training(steps=2, global_batch_size=8),
+        run_dir=run_dir,
+        **parts,
+    )
+
+
+@pytest.mark.parametrize("name", ["metrics", "callbacks"])
+def test_one_metric_or_callback_in_place_of_a_list_of_them_is_refused(name: str, tmp_path: Path) -> None:
+    alone: Any = {"metrics": lambda output, target, weight: (weight.sum(), weight.sum()), "callbacks": Callback()}[name]
+
+    with pytest.raises(SpecError, match=f"{name}: must be a list"):
+        small_run(tmp_path, **{name: alone})
+
+
+def test_a_run_that_fails_leaves_no_thread_that_watches_for_generations(tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_step(self, line: Any) -> None:
+            raise ValueError("no")
+
+    before = set(threading.enumerate())
+    with pytest.raises(CallbackError):
+        small_run(tmp_path, callbacks=[Failing()])
+
+    watching = [each for each in set(threading.enumerate()) - before if each.name.startswith("watch-generation")]
+    for thread in watching:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in watching)
+
+
+def test_a_second_run_at_the_same_time_in_one_process_is_refused(tmp_path: Path) -> None:
+    refused = []
+
+    class Nested(Callback):
+        def on_step(self, line: Any) -> None:
+            with pytest.raises(SpecError, match="this process trains already") as error:
+                small_run(tmp_path / "second")
+            refused.append(error)
+
+    small_run(tmp_path / "first", callbacks=[Nested()])
+    assert len(refused) == 2
+    small_run(tmp_path / "third")
