@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from .best import save_best
 from .elastic.barrier import Barrier
 from .elastic.exchange import EVALUATION, Exchange
 from .elastic.groups import wait_for
-from .elastic.watchdog import Watchdog
+from .elastic.watchdog import ROUND, Watchdog
 from .job import Job
 from .membership import Membership
 from .state import Control, WorkerState
@@ -63,8 +64,8 @@ def evaluate(
     layout, control = member.layout, state.control
     dealt = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)
     own, metrics = dealt[layout.pipeline], list(job.metrics.values())
-    with watchdog.timing("evaluation", member.groups.connections) as ended:
-        slices = _Slices(member, max(map(member.runner.count_parts, dealt)), stop_requested, ended)
+    with watchdog.timing("evaluation", member.groups.connections, ROUND) as ended:
+        slices = _Slices(member, list(map(member.runner.lengths_of_parts, dealt)), stop_requested, ended)
         scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", goes_on=slices.part_ended)
         if not slices.end_with_the_others():
             return False
@@ -88,22 +89,31 @@ class _Slices:
     """Has all members agree, about once a second, whether an evaluation goes on.
 
     They say how long the parts since the last time took, so that all know alike after how many more they ask again:
-    after each would cost a pipeline its overlap. First after one, then after at most twice as many as before.
+    after each would cost a pipeline its overlap. First after one, then after at most twice as many as before; and so
+    again where longer samples come, whose parts may take a hundred times as long.
     """
 
     def __init__(
-        self, member: Membership, parts: int, stop_requested: Callable[[], bool], ended: Callable[[], None]
+        self,
+        member: Membership,
+        lengths: Sequence[Sequence[int | None]],
+        stop_requested: Callable[[], bool],
+        ended: Callable[[], None],
     ) -> None:
         """
         Args:
             member: of the generation.
-            parts: of the pipeline that has the most.
+            lengths: of the samples in each part, by pipeline.
             stop_requested: whether this worker was told to stop.
             ended: called after each slice but the last.
         """
         self._exchange = Exchange(member.world, 2, EVALUATION)
         self._device = member.runner.spec.device
-        self._parts_left = parts
+        self._parts = max(map(len, lengths))
+        self._done = 0
+        self._changes = {
+            done for own in lengths for done, (before, after) in enumerate(pairwise(own), start=1) if before != after
+        }
         self._stop_requested = stop_requested
         self._ended = ended
         self._size = self._left = 1
@@ -112,15 +122,15 @@ class _Slices:
 
     def part_ended(self) -> bool:
         """Whether all go on after one more part."""
-        self._parts_left -= 1
+        self._done += 1
         self._left -= 1
-        if not self._left and self._parts_left:
+        if self._done < self._parts and (not self._left or self._done in self._changes):
             self._agree()
         return self._goes_on
 
     def end_with_the_others(self) -> bool:
         """Take part in the agreements of pipelines that have more parts. Whether all have come to their end."""
-        while self._goes_on and self._parts_left:
+        while self._goes_on and self._done < self._parts:
             self.part_ended()
         return self._goes_on
 
@@ -130,7 +140,7 @@ class _Slices:
         said = self._exchange(torch.tensor([float(self._stop_requested()), seconds], dtype=torch.float64))
         leaving, slowest = said.amax(dim=0).tolist()
         self._goes_on = not leaving
-        self._size = max(1, min(2 * self._size, int(self._size * _SECONDS / slowest)))
-        self._left = self._size
+        most = 1 if self._done in self._changes else 2 * self._size
+        self._size = self._left = max(1, min(most, int(self._size * _SECONDS / slowest)))
         self._ended()
         self._began = time.perf_counter()

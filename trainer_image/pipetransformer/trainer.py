@@ -238,6 +238,7 @@ class Trainer:
         self._settle_step(member)
         if not self._evaluate(member):
             self._leave_checkpoint(member)
+            self._state.control.round_ended_at = wall_clock()
             return self._part(member)
         if is_done(self._job, self._state.control):
             self._finish(member)

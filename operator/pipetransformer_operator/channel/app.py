@@ -56,7 +56,7 @@ class Channel:
         authenticator: who holds a token.
         count: called after each request.
         count_refusal: called for each request that is not served.
-        most_polls: may wait at a time.
+        most_polls: may wait at a time, besides those of members, who are to hear at once of what follows.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Channel:
         board, reporter = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
-        full = self._polls >= self._most_polls
+        full = self._polls >= self._most_polls and not board.belongs(reporter)
         self._polls += 1
         try:
             generation = await board.generation_after(reporter, after, timeout=0 if full else timeout)

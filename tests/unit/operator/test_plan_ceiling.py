@@ -4,6 +4,8 @@ import pytest
 
 from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_operator.plan import WorkerPhase
+from pipetransformer_operator.plan.accounting import gpu_seconds_saved
 from tests.builders import make_job
 from tests.unit.operator.world import World
 
@@ -75,6 +77,26 @@ def test_what_a_ceiling_takes_is_not_saved_by_packing() -> None:
     world.wait(100)
     world.finish(Outcome.SUCCEEDED)
     assert world.status.gpu_seconds_saved == pytest.approx(400)
+
+
+def test_a_suspended_job_saves_nothing_while_its_pods_are_kept() -> None:
+    world = World(make_job().stages(4).workers(8).release().checkpoint())
+    world.lingering = True
+    world.start()
+    world.commit(boundary=8)
+    world.commit(checkpoint=8)
+    for name in sorted(world.workers)[4:]:
+        world.change(name, phase=WorkerPhase.SUCCEEDED)
+        del world.workers[name]
+    world.settle()
+    assert world.status.gpus.saved == 4
+    world.wait(100)
+    world.builder.suspended()
+    world.settle()
+    world.wait(10_000)
+    world.settle()
+    assert len(world.workers) == 4
+    assert gpu_seconds_saved(world.status, world.now) == pytest.approx(400)
 
 
 def test_what_a_failure_takes_is_not_saved_by_packing() -> None:

@@ -359,7 +359,7 @@ def test_a_best_model_that_may_have_been_replaced_counts_no_more(
     state.control.best, state.control.best_step, state.control.kept_step = {"accuracy": 0.1}, 3, 3
     member = mock.Mock(layout=lone_layout(job), groups=groups, world=groups.world, leader=None)
     member.runner.evaluate.return_value = torch.ones(2, 2)
-    member.runner.count_parts.return_value = 1
+    member.runner.lengths_of_parts.return_value = [None]
 
     def replace(*_: object) -> None:
         raise RuntimeError("connection closed by peer")

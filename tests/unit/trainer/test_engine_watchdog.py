@@ -319,6 +319,23 @@ def test_of_what_is_done_several_times_in_a_row_each_counts_by_itself() -> None:
     assert watchdog.limit("evaluation") < MULTIPLE * (time.monotonic() - began)
 
 
+def test_what_was_overdue_once_has_longer_for_each_of_its_times_until_all_have_ended_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipetransformer.elastic.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog = Watchdog(floor_seconds=20, first_seconds=20)
+    with pytest.raises(ConnectionError), watchdog.timing("evaluation", Connections()):
+        now += 20
+        raise ConnectionError
+
+    with watchdog.timing("evaluation", Connections()) as ended:
+        now += 5
+        ended()
+        assert watchdog.limit("evaluation") == 2 * MULTIPLE * 5
+    assert watchdog.limit("evaluation") == MULTIPLE * 5
+
+
 def test_no_operation_of_a_group_ends_before_the_watchdog_would_end_it() -> None:
     memory_of_a_gpu = 141_000_000_000
 

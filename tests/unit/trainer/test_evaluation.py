@@ -370,19 +370,27 @@ def test_an_evaluation_that_was_put_off_is_no_part_of_the_pause_before_the_next_
 
 
 class Parts:
-    """Stands in for the runner of one of two pipelines, which have 9 and 3 parts to evaluate."""
+    """Stands in for the runner of one of two pipelines, which have 9 and 3 parts to evaluate.
+
+    Args:
+        reached: called at each part.
+        short: of the 9 so many have shorter samples than the others.
+    """
 
     spec = mock.Mock(device=torch.device("cpu"))
 
-    def __init__(self, reached: Callable[[int], None] = lambda part: None) -> None:
+    def __init__(self, reached: Callable[[int], None] = lambda part: None, short: int = 0) -> None:
         self.reached = reached
+        self.short = short
         self.done = 0
 
-    def count_parts(self, micro_batches: Sequence[MicroBatch]) -> int:
-        return 9 if 0 in micro_batches[0].sample_ids else 3
+    def lengths_of_parts(self, micro_batches: Sequence[MicroBatch]) -> list[int | None]:
+        if 0 in micro_batches[0].sample_ids:
+            return [32 if part < self.short else 2048 for part in range(9)]
+        return [2048] * 3
 
     def evaluate(self, own: Sequence[MicroBatch], *_: object, name: str, goes_on: Callable[[], bool]) -> Tensor:
-        for part in range(self.count_parts(own)):
+        for part in range(len(self.lengths_of_parts(own))):
             self.reached(part)
             self.done += 1
             if not goes_on():
@@ -392,10 +400,10 @@ class Parts:
 
 @contextlib.contextmanager
 def two_pipelines(
-    watchdogs: Sequence[Watchdog], told: Callable[[], bool], runners: Sequence[Parts]
+    watchdogs: Sequence[Watchdog], told: Callable[[int], bool], runners: Sequence[Parts]
 ) -> Iterator[list[Future[tuple[bool, Control]]]]:
-    """Evaluate in two workers, the second of which may be told to stop; each gives whether it was done, and its control
-    state."""
+    """Evaluate in two workers, which by their ranks may be told to stop; each gives whether it was done, and its
+    control state."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
     job, groups = Job.load(make_spec(ADAMW)), pair(store)
     members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
@@ -409,7 +417,7 @@ def two_pipelines(
         own = groups[rank]
         member = mock.Mock(layout=layout, groups=own, world=own.world, leader=None, runner=runners[rank])
         state, barrier = WorkerState(job.num_layers, control=Control(step=5)), Barrier(watchdogs[rank])
-        done = evaluate(job, state, member, watchdogs[rank], barrier, told if rank else lambda: False)
+        done = evaluate(job, state, member, watchdogs[rank], barrier, partial(told, rank))
         return done, state.control
 
     with ThreadPoolExecutor(2) as threads:
@@ -421,7 +429,7 @@ def two_pipelines(
 def test_an_evaluation_ends_for_all_where_one_is_told_to_stop_though_its_own_part_is_done() -> None:
     runners, asked = [Parts(), Parts()], iter([False, *[True] * 9])
 
-    with two_pipelines([Watchdog(), Watchdog()], lambda: next(asked), runners) as results:
+    with two_pipelines([Watchdog(), Watchdog()], lambda rank: rank == 1 and next(asked), runners) as results:
         ended = [result.result(30) for result in results]
 
     assert [(done, control.evaluated_step) for done, control in ended] == [(False, 0)] * 2
@@ -431,11 +439,27 @@ def test_an_evaluation_ends_for_all_where_one_is_told_to_stop_though_its_own_par
 def test_pipelines_with_parts_of_different_number_evaluate_all_of_them() -> None:
     runners = [Parts(), Parts()]
 
-    with two_pipelines([Watchdog(), Watchdog()], lambda: False, runners) as results:
+    with two_pipelines([Watchdog(), Watchdog()], lambda rank: False, runners) as results:
         ended = [result.result(30) for result in results]
 
     assert [runner.done for runner in runners] == [9, 3]
     assert [(done, control.metrics) for done, control in ended] == [(True, {"loss": 1.0, "accuracy": 1.0})] * 2
+
+
+def test_members_agree_after_the_first_part_of_longer_samples() -> None:
+    """As many as there were short ones in a second could take minutes."""
+    reached_at_each: list[int] = []
+    runners = [Parts(short=5), Parts(short=5)]
+
+    def told(rank: int) -> bool:
+        if rank == 0:
+            reached_at_each.append(runners[0].done)
+        return False
+
+    with two_pipelines([Watchdog(), Watchdog()], told, runners) as results:
+        assert all(result.result(30)[0] for result in results)
+
+    assert reached_at_each == [1, 3, 5, 6, 8], "and begin again with one where the length changes"
 
 
 def test_a_peer_that_hangs_in_an_evaluation_is_found_before_any_round_was_measured() -> None:
@@ -447,7 +471,7 @@ def test_a_peer_that_hangs_in_an_evaluation_is_found_before_any_round_was_measur
 
     watchdogs = [Watchdog(floor_seconds=0.1, first_seconds=0.5), Watchdog()]
     watchdogs[0].start()
-    with two_pipelines(watchdogs, lambda: False, [Parts(), Parts(hang)]) as results:
+    with two_pipelines(watchdogs, lambda rank: False, [Parts(), Parts(hang)]) as results:
         with pytest.raises(RuntimeError):
             results[0].result(20)
         released.set()

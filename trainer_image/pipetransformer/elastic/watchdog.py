@@ -75,7 +75,8 @@ class Watchdog:
     def timing(self, activity: str, connections: Connections, like: str | None = None) -> Iterator[Callable[[], None]]:
         """Shut `connections` if the block takes longer than its activity may; see `limit`.
 
-        Gives what a block that does it several times calls in between: each time counts by itself.
+        Gives what a block that does it several times calls in between: each time counts by itself, and what was
+        overdue before doubles the limit of all until the block has ended well.
         """
         begun, limit = time.monotonic(), self.limit(activity, like)
         deadline = Deadline(limit)
@@ -83,7 +84,6 @@ class Watchdog:
         def ended() -> None:
             nonlocal begun, limit
             now = time.monotonic()
-            self._overdue[activity] = 0
             self._seconds[activity].append(now - begun)
             begun, limit = now, self.limit(activity)
             deadline.put_off(limit)
@@ -94,6 +94,7 @@ class Watchdog:
         except BaseException:
             self._overdue[activity] += time.monotonic() - begun > limit / 2
             raise
+        self._overdue[activity] = 0
         ended()
 
     @contextlib.contextmanager

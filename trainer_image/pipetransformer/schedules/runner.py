@@ -121,8 +121,8 @@ class StageRunner:
             split: whose samples they have.
             metrics: to count by.
             name: of the split, `train` or `test`: cached activations belong to it.
-            goes_on: asked after each part (see `count_parts`), and alike on all workers of the pipeline; where it says
-                no, the rest is left out.
+            goes_on: asked after each part (see `lengths_of_parts`), and alike on all workers of the pipeline;
+                where it says no, the rest is left out.
 
         Returns:
             (metrics, 2) sums of numerators and denominators in float64; zero on all but the last stage.
@@ -141,9 +141,9 @@ class StageRunner:
             unit.train(mode)
         return self._target.take_scores()
 
-    def count_parts(self, micro_batches: Sequence[MicroBatch]) -> int:
-        """In how many parts `evaluate` does these; a pipeline that has more of them has more parts."""
-        return len(self._parts(micro_batches))
+    def lengths_of_parts(self, micro_batches: Sequence[MicroBatch]) -> list[int | None]:
+        """How long the samples are, by part in which `evaluate` does these."""
+        return [part[0].length for part in self._parts(micro_batches)]
 
     def first_non_finite(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> int | None:
         """The first unit of the stage, by its index in the model, that makes what is no number of one of these
