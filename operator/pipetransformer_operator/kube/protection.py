@@ -33,6 +33,8 @@ class Protection:
         self._api = api
         self._scraper = scraper
         self._applied: dict[JobKey, dict[str, _Applied]] = {}
+        #: What is shown of an object while it is written, which may be what others did after that.
+        self._shown: dict[tuple[JobKey, str], list[tuple[Object, bool]]] = {}
 
     async def apply(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """Makes both objects as they should be; None: the budget is not touched.
@@ -41,7 +43,8 @@ class Protection:
             Refused: the cluster does not take them, or somebody else has one of the name; the message says which.
             Unavailable: not now.
         """
-        applied = self._applied.setdefault(JobKey(job.metadata.namespace, job.metadata.name), {})
+        key = JobKey(job.metadata.namespace, job.metadata.name)
+        applied = self._applied.setdefault(key, {})
         wanted = {"/apis/networking.k8s.io/v1": network_policy(job, self._scraper)}
         if min_available is not None:
             wanted["/apis/policy/v1"] = disruption_budget(job, min_available, keeps_unready=keeps_unready)
@@ -52,12 +55,17 @@ class Protection:
                 continue
             kind = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}[body["kind"]]
             path = f"{folder}/namespaces/{job.metadata.namespace}/{kind}"
+            shown = self._shown[key, folder] = []
             try:
                 metadata = (await self._write(job, path, body, known))["metadata"]
             except Refused as error:
                 refused = error
                 continue
+            finally:
+                del self._shown[key, folder]
             applied[folder] = _Applied(body, metadata["uid"], metadata["generation"])
+            if any(self.forget_if_touched(key, folder, one, deleted=deleted) for one, deleted in shown):
+                raise Unavailable(f"{body['kind']} {body['metadata']['name']} was changed by others meanwhile")
         if refused:
             raise refused
 
@@ -91,9 +99,14 @@ class Protection:
 
     def forget_if_touched(self, key: JobKey, folder: str, metadata: Object, *, deleted: bool) -> bool:
         """Whether somebody else deleted or changed what is shown; then the job's next turn applies it."""
+        if (key, folder) in self._shown:
+            self._shown[key, folder].append((metadata, deleted))
+            return False
         known = self._applied.get(key, {}).get(folder)
         if known is None or metadata["name"] != known.body["metadata"]["name"]:
             return False
+        if deleted and metadata.get("uid", known.uid) != known.uid:
+            return False  # one before
         if not deleted and metadata["uid"] == known.uid and metadata["generation"] <= known.generation:
             return False
         del self._applied[key][folder]

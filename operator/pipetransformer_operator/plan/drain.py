@@ -68,6 +68,7 @@ def limit(draft: Draft) -> None:
     """Says how many workers must stay: one less than there are, and all while a stage of the model has one copy.
 
     Before the first layout there is nothing to lose; and the cluster would count anew with each pod that gets ready.
+    Nor have workers any that wait for a start: those whose pods are not ready are let go.
     Workers that do not run yet count as well, for once they run the cluster counts them; but past a drain's deadline
     they are not waited for. Nor are those then whose pods are not ready, though they may train: the cluster never
     counts them, so where each has such a pod it would let none go.
@@ -84,7 +85,7 @@ def limit(draft: Draft) -> None:
     wanted = set(draft.status.worker_ids)
     present = len((wanted & running if overdue else wanted) - ended)
     draft.min_available = max(0, present - (0 if _precious(draft) and not overdue else 1))
-    draft.keeps_unready = draft.observed.sees_drains and not overdue
+    draft.keeps_unready = draft.status.plan is not None and draft.observed.sees_drains and not overdue
 
 
 def _set_deadline(draft: Draft) -> None:

@@ -106,6 +106,28 @@ async def test_a_list_after_a_broken_watch_wakes_the_jobs_whose_policy_was_touch
     assert [one["metadata"]["name"] for one in written] == ["same-workers"], "the others are applied anew"
 
 
+class Edited(Cluster):
+    """Somebody changes each object at once, and the watch shows that before the writer has its answer."""
+
+    protection: Protection
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        made = await super().request(method, path, body, **options)
+        folder = path.split("/namespaces/")[0]
+        for generation in (1, 2):
+            metadata = {**made["metadata"], "generation": generation}
+            assert not self.protection.forget_if_touched(JobKey("default", "digits"), folder, metadata, deleted=False)
+        return made
+
+
+async def test_what_others_change_while_it_is_written_is_written_again() -> None:
+    api = Edited("networkpolicies")
+    api.protection = Protection(api)
+    with pytest.raises(Unavailable, match=r"NetworkPolicy digits-workers was changed by others"):
+        await api.protection.apply(make_job().job(), None, keeps_unready=False)
+    assert api.protection.written("/apis/networking.k8s.io/v1", "default") == [], "the next turn writes it"
+
+
 async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.sleep", no_pause)
     api = Cluster("configmaps")

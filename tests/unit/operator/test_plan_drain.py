@@ -53,6 +53,19 @@ def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
     assert stay(world) is None, "nothing is written for a job of which nothing runs"
 
 
+def test_workers_that_wait_for_a_start_are_let_go_while_their_pods_are_not_ready() -> None:
+    world = World(make_job().stages(2).workers(2).checkpoint())
+    world.start()
+    world.commit(checkpoint=1)
+    world.builder.suspended()
+    world.settle()
+    world.builder.suspended(False)
+    world.settle()
+    assert world.workers and not world.turn().keeps_unready
+    world.warm_up()
+    assert world.turn().keeps_unready
+
+
 def test_a_worker_whose_pod_is_not_ready_is_kept_as_others_are_until_its_node_has_waited_long_enough() -> None:
     """It may train, and a helper beside it has ended: the cluster counts it as none that is well."""
     world = World(make_job().stages(2).workers(2))

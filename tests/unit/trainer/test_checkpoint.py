@@ -246,7 +246,7 @@ def test_of_two_runs_that_write_here_at_the_same_time_one_goes_on_and_nothing_is
     write(5, "own", UNITS)
     commit(location, info(5, 3, nonce="own"))
     write(5, "another", UNITS[2:])
-    with pytest.raises(StaleCheckpointError, match=r"another run, .* wrote step-000000000005-g3-own"):
+    with pytest.raises(StaleCheckpointError, match=r"another run, .* wrote step-000000000005-g3-[0-9a-f]{8};"):
         commit(location, info(5, 3, nonce="another"))
 
     found = latest(location)
@@ -254,7 +254,25 @@ def test_of_two_runs_that_write_here_at_the_same_time_one_goes_on_and_nothing_is
     assert {load_unit(location, found, unit)["of"].item() for unit in UNITS} == {ord("o")}
     write(6, "own", UNITS)
     commit(location, info(6, 3, nonce="own"), keep=1)
-    assert Folder(location).names() == ["step-000000000006-g3-own"]
+    assert Folder(location).names() == [info(6, 3, nonce="own").folder]
+
+
+@pytest.mark.parametrize("nonce", ["", "own"])
+def test_a_checkpoint_that_a_user_renamed_or_copied_is_neither_taken_nor_removed(location: str, nonce: str) -> None:
+    for step in (1, 2):
+        for unit in UNITS:
+            save_unit(location, info(step, 3, nonce=nonce), unit, {"of": torch.tensor(step)})
+        commit(location, info(step, 3, nonce=nonce))
+    root, renamed = Folder(location), info(2, 3, nonce=nonce).folder
+    for file in root.sizes(renamed):
+        root.write(f"{renamed}.bad/{file}", root.read(f"{renamed}/{file}"))
+    root.remove(renamed)
+
+    assert latest(location) == info(1, 3, nonce=nonce)
+    for unit in UNITS:
+        save_unit(location, info(3, 3, nonce=nonce), unit, {"of": torch.tensor(3)})
+    commit(location, info(3, 3, nonce=nonce), keep=1)
+    assert sorted(root.names()) == sorted([f"{renamed}.bad", info(3, 3, nonce=nonce).folder])
 
 
 def test_a_checkpoint_that_lacks_a_units_file_never_counts(location: str) -> None:

@@ -9,6 +9,7 @@ used counts on from there.
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
@@ -39,9 +40,8 @@ _FILES = "files"
 #: A client of NFS may keep a folder's listing for 60 s.
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
-_FOLDER = re.compile(r"^step-(\d+)-g(\d+)(?:-.+)?$")
-#: Characters of a nonce that tell two writers apart.
-_NONCE = 8
+#: What we write, and nothing that a user has renamed or copied.
+_FOLDER = re.compile(r"^step-(\d+)-g(\d+)(?:-[0-9a-f]{8})?$")
 
 
 class CheckpointInfo(Wire):
@@ -67,7 +67,7 @@ class CheckpointInfo(Wire):
 
     @property
     def folder(self) -> str:
-        writer = f"-{self.nonce[:_NONCE]}" if self.nonce else ""
+        writer = f"-{hashlib.sha256(self.nonce.encode()).hexdigest()[:8]}" if self.nonce else ""
         return f"step-{self.step:012d}-g{self.layout_generation}{writer}"
 
 

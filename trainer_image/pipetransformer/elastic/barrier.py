@@ -72,7 +72,7 @@ class Barrier:
             while True:
                 if done is not None:
                     wait([done], _VOTE_SECONDS)
-                busy = torch.tensor([float(done is not None and not done.done())], dtype=torch.float64)
+                busy = torch.tensor([float(done is not None and not done.done())], dtype=torch.float32)
                 result = None if done is None or busy else done.result()
                 with voting():
                     dist.all_reduce(busy, group=group)

@@ -402,7 +402,7 @@ def catch_up(state: WorkerState, control: Control, *, pending: bool, commit_late
 
 def _commit(transfer: dist.ProcessGroup) -> None:
     """Members and leavers say that they have all they need; after this nobody goes back."""
-    votes = torch.ones(1, dtype=torch.float64)
+    votes = torch.ones(1, dtype=torch.float32)
     dist.all_reduce(votes, group=transfer)
     if int(votes.item()) != transfer.size():
         raise RegroupError(f"{int(votes.item())} of {transfer.size()} participants are ready")
