@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import socket
@@ -160,10 +161,15 @@ class Wire:
         self._open -= both
 
 
+_process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_ports = itertools.cycle(random.sample(range(22000 + _process % 8, 32000, 8), 1250))
+
+
 def free_port() -> int:
     """A port of loopback that nobody listens on, below those that the kernel gives to connections: whoever listens
-    there may be killed, and come back to it."""
-    for port in random.sample(range(22000, 32000), 100):
+    there may be killed, and come back to it. None comes twice before all others, and pytest's processes share none:
+    nobody listens yet on what was given a moment ago."""
+    for port in itertools.islice(_ports, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
