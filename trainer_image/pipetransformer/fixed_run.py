@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -91,25 +91,23 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     stop = threading.Event()
     device = _device_alone() if shared is None else choose_device()
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
-    with _stopping(stop, source):
+    with _stopping(stop, source), ExitStack() as at_end:
+        at_end.callback(handler.shutdown)  # else the watcher's thread keeps the store of a run that failed
         ending = Ending.LEFT
-        try:
-            while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
-                trainer = Trainer(
-                    job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
-                    Hooks(stop_requested=stop.is_set),
-                )  # fmt: skip
-                try:
-                    ending = trainer.run()
-                except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
-                    trainer.fail(error.reason, str(error))
-                    if rank == 0:
-                        world.tell_end({"error": str(error)})
-                    raise
-                finally:
-                    trainer.close()
-        finally:
-            handler.shutdown()  # else the watcher's thread keeps the store of a run that failed
+        while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
+            trainer = Trainer(
+                job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
+                Hooks(stop_requested=stop.is_set),
+            )  # fmt: skip
+            try:
+                ending = trainer.run()
+            except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
+                trainer.fail(error.reason, str(error))
+                if rank == 0:
+                    world.tell_end({"error": str(error)})
+                raise
+            finally:
+                trainer.close()
     control = trainer.control
     if stop.is_set():
         return Ending.STOPPED, control

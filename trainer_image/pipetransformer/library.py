@@ -107,7 +107,7 @@ def train(
         run_dir: for the record and the model. In a pod the operator says where.
 
     Raises:
-        SpecError: what was asked for cannot be trained.
+        SpecError: what was asked for cannot be trained, or this process trains already.
         ModelError: the model failed, or a metric.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         CallbackError: a callback failed.

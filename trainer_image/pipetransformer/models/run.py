@@ -25,8 +25,8 @@ def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
 
     With an `autocast` type, products are computed in it from weights that stay as they are, and what travels between
     units is float32, whatever the cut. With `recompute`, a unit that trains keeps only its input, and computes its
-    forward again when its backward comes (activation checkpointing; Chen et al., 2016). A unit may change its input in
-    place, wherever the model is cut.
+    forward again when its backward comes (activation checkpointing; Chen et al., 2016). Another unit
+    may change its input in place, wherever the model is cut; one whose forward is computed again may not.
     """
     if x.is_leaf and x.requires_grad:
         x = _NoLeaf.apply(x)  # type: ignore[no-untyped-call]
