@@ -63,6 +63,7 @@ class Protection:
                 continue
             finally:
                 del self._shown[key, folder]
+                applied.pop(folder, None)  # where the answer was lost, nobody knows what is there
             applied[folder] = _Applied(body, metadata["uid"], metadata["generation"])
             if any(self.forget_if_touched(key, folder, one, deleted=deleted) for one, deleted in shown):
                 raise Unavailable(f"{body['kind']} {body['metadata']['name']} was changed by others meanwhile")

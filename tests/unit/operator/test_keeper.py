@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.controller.ports import JobKey, Unavailable
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.kube import authority, follow
 from pipetransformer_operator.kube.api import NO_QUERY, Api, Object, Query
 from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE, Publisher
@@ -126,6 +126,39 @@ async def test_what_others_change_while_it_is_written_is_written_again() -> None
     with pytest.raises(Unavailable, match=r"NetworkPolicy digits-workers was changed by others"):
         await api.protection.apply(make_job().job(), None, keeps_unready=False)
     assert api.protection.written("/apis/networking.k8s.io/v1", "default") == [], "the next turn writes it"
+
+
+class Lossy(Cluster):
+    """Where an answer is lost, what was asked for is done all the same."""
+
+    loses = False
+
+    async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+        return self.there[f"default/{path.rsplit('/', 1)[1]}"]
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        name = f"default/{body['metadata']['name']}"
+        if body["kind"] != "PodDisruptionBudget":
+            return await Cluster("networkpolicies").request(method, path, body)
+        if method == "POST" and name in self.there:
+            raise Conflict(name)
+        generation = self.there[name]["metadata"]["generation"] + 1 if name in self.there else 1
+        self.there[name] = changed(body, uid="uid", generation=generation)
+        if self.loses:
+            raise Unavailable("the answer is lost")
+        return self.there[name]
+
+
+async def test_after_a_write_whose_answer_was_lost_a_budget_is_what_is_wanted() -> None:
+    api = Lossy("poddisruptionbudgets")
+    protection, job = Protection(api), make_job().job()
+    await protection.apply(job, 4, keeps_unready=True)
+    api.loses = True
+    with pytest.raises(Unavailable):
+        await protection.apply(job, 3, keeps_unready=True)
+    api.loses = False
+    await protection.apply(job, 4, keeps_unready=True)
+    assert api.there["default/digits-workers"]["spec"]["minAvailable"] == 4
 
 
 async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
