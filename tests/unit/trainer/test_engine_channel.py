@@ -437,6 +437,22 @@ def test_a_leader_that_died_is_not_waited_for_once_its_generation_is_given_up() 
         handler.next_rendezvous()
 
 
+def test_a_leader_that_hangs_as_one_connects_to_it_is_given_up_as_soon_as_the_connections_are_shut() -> None:
+    """A client of a store tries on by itself, half a second each time, and cannot be told to stop."""
+    store, _ = host_store("127.0.0.1", SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as hangs, ThreadPoolExecutor() as threads:
+        published = generation("a", ["a", "b"], [], f"127.0.0.1:{hangs.getsockname()[1]}")
+        handler = GenerationRendezvousHandler("b", store, OneGeneration(published), timeout=SECONDS)
+        handler.find_next()
+        comes = threads.submit(handler.next_rendezvous)
+        with hangs.accept()[0], hangs.accept()[0]:  # one that asks whether somebody listens, and the client
+            handler.connections.shut()
+            begun = time.monotonic()
+            with pytest.raises(RendezvousConnectionError, match="store of leader a"):
+                comes.result()
+            assert time.monotonic() - begun < 0.3
+
+
 def test_torchrun_finds_our_handler() -> None:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 

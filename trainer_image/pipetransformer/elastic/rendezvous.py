@@ -153,8 +153,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
             raise RendezvousStateError(f"generation {generation.layout_generation} does not name {self._worker!r}")
         rank = names.index(self._worker)
         leader = generation.leader_member()
-        with self.connections.opening():
-            store = self._connect(generation, leader)
+        store = self._connect(generation, leader, self.connections)
         keys = [_key(name) for name in names]
         try:
             store.set(keys[rank], _COMES)
@@ -181,28 +180,33 @@ class GenerationRendezvousHandler(RendezvousHandler):
         generation = self.generation
         assert generation is not None
         with contextlib.suppress(RendezvousConnectionError, dist.DistError):
-            self._connect(generation, generation.leader_member()).set(_key(self._worker), _LEFT)
+            connections = Connections(self._own_store.port)  # those of the rendezvous are shut
+            self._connect(generation, generation.leader_member(), connections).set(_key(self._worker), _LEFT)
 
     @property
     def current(self) -> int:
         """Number of the generation of the last rendezvous, 0 before the first."""
         return 0 if self.generation is None else self.generation.layout_generation
 
-    def _connect(self, generation: Generation, leader: Member) -> Store:
+    def _connect(self, generation: Generation, leader: Member, connections: Connections) -> Store:
         """A client of the leader's store. The leader, too, is one: a wait on the store that it hosts could not be ended
         without ending the store."""
         host, port = split_address(leader.address)
-        deadline = time.monotonic() + self._timeout.total_seconds()
-        while True:
+        limit = min(_CONNECT_TIMEOUT, self._timeout)
+
+        def make() -> TCPStore:
             # A client that cannot connect tries on by itself, for seconds, and cannot be told to stop. It gets little
             # time, and is only made once somebody listens.
-            limit = min(_CONNECT_TIMEOUT, self._timeout)
+            socket.create_connection((host, port), limit.total_seconds()).close()
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
             try:
-                socket.create_connection((host, port), limit.total_seconds()).close()
-                client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+                client = connections.connect(make, drop=lambda _: None)
                 break
             except (dist.DistNetworkError, OSError) as error:
-                if self.given_up() or self.connections.is_shut or time.monotonic() > deadline:
+                if self.given_up() or connections.is_shut or time.monotonic() > deadline:
                     message = f"store of leader {leader.name} at {leader.address}: {error}"
                     raise RendezvousConnectionError(message) from error
                 time.sleep(_RETRY_SECONDS)
