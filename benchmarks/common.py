@@ -19,6 +19,8 @@ from tools.docs import benchmarks
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+#: Changes that are not of the code: what benchmarks write.
+_OUR_OUTPUT = (":!benchmarks/results", ":!docs/benchmarks.md")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -41,7 +43,7 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
         "command": command or f"make bench-{name}",
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", *_OUR_OUTPUT)),
         "machine": {
             "cores": os.cpu_count(),
             "processor": _processor(),

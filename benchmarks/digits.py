@@ -4,9 +4,9 @@ The runs differ in `freeze.policy` and the seed alone. `accuracy_difference` is 
 """
 
 import argparse
+import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +14,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks.common import ROOT, print_table, spread, write_result
+from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_operator.local.manifest import read_job
+from pipetransformer_operator.local.run import run_job
 
 MANIFEST = ROOT / "examples" / "vit-digits.yaml"
 #: The bar: freezing may move the mean test accuracy by this much.
@@ -21,21 +24,19 @@ TOLERANCE = 0.01
 
 
 def run(seed: int, *, freeze: bool, folder: Path) -> dict[str, object]:
-    """Train the demo's job once and return its `summary.json`.
-
-    Raises:
-        subprocess.CalledProcessError: the job failed.
-    """
+    """Train the demo's job once and return its `summary.json`."""
     job = yaml.safe_load(MANIFEST.read_text())
     job["spec"]["training"]["seed"] = seed
     if not freeze:
         job["spec"]["freeze"] = {"policy": "None"}
-    name = f"{'frozen' if freeze else 'unfrozen'}-{seed}"
-    manifest = folder / f"{name}.yaml"
+    run_dir = folder / f"{'frozen' if freeze else 'unfrozen'}-{seed}"
+    run_dir.mkdir()
+    manifest = run_dir / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))
-    command = [sys.executable, "-m", "pipetransformer_operator.local", "run", str(manifest), "--run-dir"]
-    subprocess.run([*command, str(folder / name)], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    summary: dict[str, object] = json.loads((folder / name / "summary.json").read_text())
+    status = asyncio.run(run_job(read_job(manifest, run_dir), run_dir))
+    if not status.is_true(ConditionType.COMPLETE):
+        raise RuntimeError(f"{run_dir.name} did not complete: {status.condition(ConditionType.FAILED)}")
+    summary: dict[str, object] = json.loads((run_dir / "summary.json").read_text())
     return summary
 
 

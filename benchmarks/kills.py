@@ -1,7 +1,9 @@
 """How soon after a worker's death a step ends that nobody had made before.
 
 Four workers and two spares lose four of them in each run, at moments of a round or of a regroup that a seed draws: the
-runs of `tests/unit/trainer/test_engine_kills.py`, which compares their losses.
+runs of `tests/unit/trainer/test_engine_kills.py`, which compares their losses. All have checkpoints, every other one
+has mirrors as well: where nothing is kept, a death after which no replica is left costs all that was trained, and the
+time tells how long the job had run.
 """
 
 import argparse
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.common import print_table, write_result
 from tests.chaos import KILLS, draw
-from tests.unit.trainer.test_engine_kills import STEPS, run_chaos, seconds_to_the_next_step
+from tests.unit.trainer.test_engine_kills import KEPT, STEPS, run_chaos, seconds_to_the_next_step
 
 BAR_SECONDS = 2.0
 
@@ -25,7 +27,7 @@ def main() -> int:
     deaths = 0
     with tempfile.TemporaryDirectory(prefix="bench-kills-") as folder:
         for seed in range(arguments.runs):
-            run = run_chaos(draw(seed, STEPS), seed, Path(folder) / str(seed))
+            run = run_chaos(draw(seed, STEPS), seed, Path(folder) / str(seed), KEPT[1 + 2 * (seed % 2)])
             deaths += len(run.lost_at)
             seconds += seconds_to_the_next_step(run)
     figures = {

@@ -1,6 +1,7 @@
 """Workers die at every moment of a round and of a regroup, never by clock: the result is that of the unharmed run."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,31 @@ from tests.unit.trainer.test_engine_numerics import ADAMW, TOLERANCE, TRAINING_S
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = 15  # one epoch
+#: What a job keeps besides its replicas in memory. Where nothing is kept, one whose last replica dies begins anew.
+KEPT: list[list[str]] = [[], ["checkpoint"], ["mirror"], ["checkpoint", "mirror"]]
 #: Under 2 s on an idle machine; the bound is for a busy one.
 SECONDS_TO_THE_NEXT_STEP = 10.0
 
 
-def spec(checkpoint: Path | None = None) -> TrainerSpec:
-    """One epoch; a block freezes before step 3, two more before step 8."""
-    changes: dict[str, Any] = {
-        "freeze": {"policy": "Explicit", "boundaries": [{"step": 3, "boundary": 1}, {"step": 8, "boundary": 3}]},
+def spec(folder: Path, kept: Sequence[str] = ()) -> TrainerSpec:
+    """One epoch; a block freezes before step 3, two more before step 8. What is kept is kept every second step."""
+    keeps: dict[str, Any] = {
+        "checkpoint": {"location": str(folder), "everySteps": 2},
+        "mirror": {"everySteps": 2},
     }
-    if checkpoint is not None:
-        changes["checkpoint"] = {"location": str(checkpoint), "everySteps": 2}
-    base = make_spec(ADAMW, **changes)
+    base = make_spec(
+        ADAMW,
+        freeze={"policy": "Explicit", "boundaries": [{"step": 3, "boundary": 1}, {"step": 8, "boundary": 3}]},
+        **{name: keeps[name] for name in kept},
+    )
     return base.model_copy(update={"training": base.training.model_copy(update={"epochs": 1})})
 
 
 @pytest.fixture(scope="module")
 def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The run in which nobody dies."""
-    return run_job(spec(), [Scripted(1, 1, [0])], tmp_path_factory.mktemp("unharmed"))
+    folder = tmp_path_factory.mktemp("unharmed")
+    return run_job(spec(folder), [Scripted(1, 1, [0])], folder)
 
 
 def check_run(run: Ran, unharmed: Ran) -> None:
@@ -60,16 +67,16 @@ def seconds_to_the_next_step(run: Ran) -> list[float]:
     return found
 
 
-def run_chaos(chaos: Chaos, seed: int, folder: Path) -> Ran:
-    print(f"seed {seed}: {chaos}")
-    return run_job(spec(folder / "checkpoint" if seed % 2 else None), chaos.script, folder / "run", faults=chaos.faults)
+def run_chaos(chaos: Chaos, seed: int, folder: Path, kept: Sequence[str]) -> Ran:
+    print(f"seed {seed}, kept: {', '.join(kept) or 'nothing'}: {chaos}")
+    return run_job(spec(folder / "checkpoint", kept), chaos.script, folder / "run", faults=chaos.faults)
 
 
 @pytest.mark.parametrize("draw_number", range(2))
 def test_a_job_survives_deaths_at_any_moment(draw_number: int, unharmed: Ran, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1000, 1_000_000)  # printed with what it draws
     chaos = draw(seed, STEPS)
-    run = run_chaos(chaos, seed, tmp_path)
+    run = run_chaos(chaos, seed, tmp_path, KEPT[seed % len(KEPT)])
 
     assert sorted(run.lost_at) == sorted(chaos.faults)
     check_run(run, unharmed)
@@ -78,7 +85,7 @@ def test_a_job_survives_deaths_at_any_moment(draw_number: int, unharmed: Ran, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_a_hundred_deaths_change_nothing_and_cost_seconds(seed: int, unharmed: Ran, tmp_path: Path) -> None:
-    run = run_chaos(draw(seed, STEPS), seed, tmp_path)
+    run = run_chaos(draw(seed, STEPS), seed, tmp_path, KEPT[seed % len(KEPT)])
 
     assert len(run.lost_at) == KILLS
     check_run(run, unharmed)
