@@ -42,11 +42,12 @@ def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
 
 
 def _pass_over(error: Exception, words: str) -> None:
-    """Whatever it is, only the first step can tell whether it is more than the zeros; but for a broken accelerator."""
+    """Whatever it is, only the first step can tell whether it is more than the zeros, and shows where it was raised;
+    but for a broken accelerator."""
     fault = fault_of(error)
     if isinstance(fault, DeviceError):
         raise fault from error
-    logger.warning(words, exc_info=error)
+    logger.warning("%s: %s: %s", words, type(error).__name__, error)
 
 
 def _train(job: Job, device: torch.device) -> None:

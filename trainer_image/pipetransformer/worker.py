@@ -117,11 +117,11 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         spec, num_shards = in_order_of_checkpoint(spec)
         job = Job.load(spec, parts, num_shards=num_shards)
     except ValidationError as error:
-        return _refuse(identity, "InvalidSpec", str(error))
+        return _refuse(identity, error, "InvalidSpec")
     except SpecError as error:
-        return _refuse(identity, error.reason, str(error))
+        return _refuse(identity, error, error.reason)
     except StorageError as error:  # maybe here and now only: another worker may be able to
-        return _give_up(identity, error.reason, str(error))
+        return _give_up(identity, error, error.reason)
 
     agent = OneGeneration.from_environment()
     stop = threading.Event()
@@ -162,7 +162,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=lambda: stop.is_set() or ended.is_set()),
         )
     except (SpecError, StorageError) as error:  # it looks at the data, and begins its ledger
-        return _refuse(identity, error.reason, str(error))
+        return _refuse(identity, error, error.reason)
 
     def heartbeat() -> Heartbeat:
         return Heartbeat(
@@ -183,15 +183,15 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             if ending is Ending.STOPPED:
                 reports.flush(FLUSH_SECONDS)
     except WorkersDifferError as error:
-        return _refuse(identity, "DataUnreadable", f"spec.data: {error}")
+        return _refuse(identity, error, "DataUnreadable", f"spec.data: {error}")
     except (ModelError, CallbackError, SpecError, StorageError) as error:
         message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
         trainer.fail(error.reason, message)
-        return _refuse(identity, error.reason, message)
+        return _refuse(identity, error, error.reason, message)
     except DeviceError as error:
-        return _give_up(identity, error.reason, str(error))
+        return _give_up(identity, error, error.reason)
     except DeviceMemoryError as error:
-        return _give_up(identity, error.reason, str(error), trainer.stages)
+        return _give_up(identity, error, error.reason, stages=trainer.stages)
     finally:
         heartbeats.stop()
         reports.stop()
@@ -206,15 +206,20 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     return WorkerEnd(0, ending, trainer)
 
 
-def _refuse(identity: WorkerIdentity, reason: str, message: str) -> WorkerEnd:
+def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: str = "") -> WorkerEnd:
     """The job cannot be trained."""
-    _give_up(identity, reason, message)
+    _give_up(identity, error, reason, message)
     return WorkerEnd(EXIT_SPEC)
 
 
-def _give_up(identity: WorkerIdentity, reason: str, message: str, stages: int | None = None) -> WorkerEnd:
-    """Not by this worker, or not in pipelines of so few stages."""
-    logger.error("%s: %s", reason, message)
+def _give_up(
+    identity: WorkerIdentity, error: Exception, reason: str, message: str = "", *, stages: int | None = None
+) -> WorkerEnd:
+    """Not by this worker, or not in pipelines of so few stages. Where code of the user's failed is in the log alone."""
+    message = message or str(error)
+    # What a process that reads samples raised comes from there as a note.
+    origin = error if hasattr(error, "__notes__") else error.__cause__
+    logger.error("%s: %s", reason, message, exc_info=origin)
     _terminate(identity, "Failed", reason, message, stages)
     return WorkerEnd(EXIT_WORKER)
 

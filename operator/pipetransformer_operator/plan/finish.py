@@ -14,7 +14,8 @@ from .types import Worker
 EXIT_USER_ERROR = 2
 #: What a trainer gives as the reason when its accelerator failed.
 DEVICE_FAILED = "DeviceFailed"
-#: Workers of a job that succeeded end by themselves; those that still run after so long are deleted.
+#: Workers of a job whose leader told its end leave by themselves, and their logs stay; those that still run after so
+#: long are deleted.
 FINISH_GRACE = timedelta(seconds=30)
 #: Of one worker, among others.
 MAX_WORDS = 200
@@ -68,7 +69,9 @@ def _goes(draft: Draft, worker: Worker) -> bool:
         return False
     had_time = draft.now >= (draft.status.completion_time or draft.now) + FINISH_GRACE
     if worker.alive:
-        return had_time or draft.status.is_true(ConditionType.FAILED)
+        report = draft.status.last_report
+        by_itself = draft.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
+        return had_time or not by_itself
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
 
 

@@ -207,15 +207,17 @@ def test_an_exit_0_that_nobody_asked_for_is_a_failure() -> None:
     assert world.status.failures == 1
 
 
-def test_workers_have_time_to_end_by_themselves_after_success() -> None:
+@pytest.mark.parametrize(("outcome", "state"), [(Outcome.SUCCEEDED, State.COMPLETE), (Outcome.FAILED, State.FAILED)])
+def test_workers_have_time_to_end_by_themselves_once_their_leader_told_the_end(outcome: Outcome, state: State) -> None:
     world = widening()
     world.start()
-    world.finish(Outcome.SUCCEEDED)
-    assert world.state() == State.COMPLETE
+    world.finish(outcome)
+    assert world.state() == state
     assert len(world.workers) == 4
+    world.end("digits-w0", exit_code=0 if outcome is Outcome.SUCCEEDED else 2)
     world.wait(31)
     world.settle()
-    assert not world.workers
+    assert set(world.workers) == {"digits-w0"}, "its log can still be read"
 
 
 def test_suspend_gives_all_back_and_resume_takes_the_checkpoints_size() -> None:

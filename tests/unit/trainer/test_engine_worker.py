@@ -175,6 +175,8 @@ def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(
     assert workers.termination(0)["reason"] == reason
     assert message in workers.termination(0)["message"]
     assert not workers.channel.generations
+    assert workers.log(0).count("Traceback (most recent call last)") == 1
+    assert ("unreadable_data.py" in workers.log(0)) == data.startswith("tests"), "it shows where"
 
 
 class Wide(StubChannel):
@@ -391,6 +393,7 @@ def test_a_worker_whose_accelerator_fails_ends_alone_and_says_how(
     message = said.pop("message")
     assert message.startswith(f"forward of head failed: {end.pop('message')}")
     assert said == {"outcome": "Failed"} | end
+    assert workers.log(1).count("    raise self.error\n") == 1, "it shows where, once"
     assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
     assert channel.beats[-1].step > 0
     assert channel.outcome is None, "another may train in its place"
