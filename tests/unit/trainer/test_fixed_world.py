@@ -1,5 +1,6 @@
 """Generations without an operator: made by the leader of a fixed world, or handed to a process by its agent."""
 
+import datetime
 import json
 import logging
 import logging.handlers
@@ -20,9 +21,9 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from pipetransformer import Checkpoint, Training
 from pipetransformer.data import EpochOrder
 from pipetransformer.elastic.agent import GENERATION, OneGeneration
-from pipetransformer.elastic.fixed_world import Chooser, Follower, World
+from pipetransformer.elastic.fixed_world import Chooser, Follower, World, worker_name
 from pipetransformer.elastic.groups import TCPStore
-from pipetransformer.elastic.rendezvous import GenerationSource
+from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, GenerationSource
 from pipetransformer_contract.choose import Bounds, Layout, Packing
 from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason
 from tests.ranks import run_ranks
@@ -92,6 +93,13 @@ def test_a_leader_that_lost_its_group_meets_the_same_layout_again() -> None:
     assert followers[0].next_generation(1) == again
 
 
+def make_handler(source: Follower) -> GenerationRendezvousHandler:
+    """Of a rank that only looks for generations, and meets nobody."""
+    own_store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = worker_name(source._world.rank)
+    return GenerationRendezvousHandler(rank, own_store, source, timeout=datetime.timedelta(seconds=20))
+
+
 def go_back(chooser: Chooser, failed: int) -> threading.Thread:
     """The leader came to the generation `failed`, which was not committed, and looks for another one."""
     looking = threading.Thread(target=chooser.watched().next_generation, args=(failed,))
@@ -131,6 +139,56 @@ def test_who_may_hold_state_meets_again_where_the_group_breaks_after_a_generatio
     again = chooser.next_generation(2)
 
     assert (again.members, again.leavers) == (smaller.members, smaller.leavers)
+
+
+def test_a_rank_that_stood_still_goes_to_the_newest_generation_and_notices_when_that_is_given_up() -> None:
+    chooser, followers = make_chooser(Layout(2, 2))
+    handler = make_handler(followers[0])
+    handler.find_next()
+    for given_up in (1, 2, 3):
+        chooser.next_generation(given_up)
+
+    assert handler.given_up() and handler.find_next().layout_generation == 4
+
+    chooser.next_generation(4)
+    assert handler.given_up()
+
+
+def test_a_rank_that_is_no_longer_named_does_not_go_to_a_generation_that_was_given_up() -> None:
+    chooser, followers = make_chooser(Layout(2, 1))
+    chooser._publish(Layout(1, 4), 2, ResizeReason.PACK)
+    for number in (3, 4):
+        chooser._publish(Layout(2, 1), number, ResizeReason.FAILURE)
+    found: list[Generation] = []
+    thread = threading.Thread(target=lambda: found.append(followers[2].next_generation(0)))
+    thread.start()
+
+    chooser._publish(Layout(1, 4), 5, ResizeReason.PACK)
+    thread.join(20)
+
+    assert shape(found[0]) == (5, 1, 4)
+
+
+def test_the_end_of_the_run_makes_the_newest_generation_void_for_who_waits_in_it() -> None:
+    chooser, followers = make_chooser(Layout(2, 1))
+    chooser.submit(report(1), urgent=True)
+    handler = make_handler(followers[2])
+    handler.find_next()
+    assert not handler.given_up()
+
+    chooser.submit(report(1, outcome=Outcome.SUCCEEDED), urgent=True)
+
+    assert handler.given_up()
+    with pytest.raises(RendezvousClosedError):
+        handler.find_next()
+
+
+def test_no_layout_is_chosen_after_the_last_step() -> None:
+    chooser, _ = make_chooser(Layout(2, 1))
+
+    chooser.submit(report(1, total_steps=5), urgent=True)
+
+    assert chooser.newest() == 1
 
 
 def test_a_rank_that_is_left_over_waits_in_silence(capfd: pytest.CaptureFixture[str]) -> None:

@@ -89,35 +89,51 @@ def worker_name(rank: int) -> str:
 
 
 class Follower:
-    """The generations that the leader writes (`GenerationSource`). Reports of a follower are nobody's (`Reporter`)."""
+    """The generations that the leader writes (`GenerationSource`). Reports of a follower are nobody's (`Reporter`).
+
+    A rank may have stood still while the leader gave up several: only the newest counts, wherever this rank is.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._generations: list[Generation] = []
+        self._lock = threading.Lock()
+        self._num_read = 0
+        self._newest: Generation | None = None
+        #: Why there will be no other generation.
+        self._ended = ""
         self._stopped = threading.Event()
 
     def next_generation(self, after: int) -> Generation:
-        name = worker_name(self._world.rank)
+        own = self._world.member(self._world.rank)
         while not self._stopped.is_set():
-            for generation in reversed(self._generations):
-                named = {member.name for member in [*generation.members, *generation.leavers]}
-                if generation.layout_generation > after and name in named:
-                    return generation
-            key = f"generation/{len(self._generations)}"
-            try:
-                if not self._world.store.check([key]):
-                    self._stopped.wait(_LOOK_SECONDS)
-                    continue
-                content = self._world.store.get(key).decode()
-            except dist.DistNetworkError as error:
-                raise RendezvousClosedError("rank 0 has gone") from error
-            if content == _CLOSED:
-                break
-            self._generations.append(Generation.model_validate_json(content))
+            self._read()
+            newest = self._newest
+            if self._ended:
+                raise RendezvousClosedError(self._ended)
+            if newest is not None and newest.layout_generation > after and _names(newest, own):
+                return newest
+            self._stopped.wait(_LOOK_SECONDS)
         raise RendezvousClosedError("the run has ended")
 
     def newest(self) -> int:
-        return self._generations[-1].layout_generation if self._generations else 0
+        """Number of the newest generation. The end of the run counts as one: it makes those before it void, too."""
+        self._read()
+        return (0 if self._newest is None else self._newest.layout_generation) + bool(self._ended)
+
+    def _read(self) -> None:
+        """Read all that the leader has written since. Training and watchdog do, in a thread each."""
+        store = self._world.store
+        with self._lock:
+            try:
+                while not self._ended and store.check([key := f"generation/{self._num_read}"]):
+                    content = store.get(key).decode()
+                    self._num_read += 1
+                    if content == _CLOSED:
+                        self._ended = "the run has ended"
+                    else:
+                        self._newest = Generation.model_validate_json(content)
+            except dist.DistError:
+                self._ended = "rank 0 has gone"
 
     def close(self) -> None:
         self._stopped.set()
@@ -191,7 +207,7 @@ class Chooser:
             newest = self._generations[-1]
             if report.outcome is not None:
                 self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
-            if report.outcome is not None or not self._may_choose(report):
+            if report.outcome is not None or report.remaining_steps == 0 or not self._may_choose(report):
                 return
             assert self._present is not None
             present = Present(_layout(self._present), report.step_seconds, report.remaining_steps)
@@ -283,3 +299,7 @@ class WatchedChooser:
 
 def _layout(generation: Generation) -> Layout:
     return Layout(generation.stages, generation.pipelines)
+
+
+def _names(generation: Generation, member: Member) -> bool:
+    return member in [*generation.members, *generation.leavers]
