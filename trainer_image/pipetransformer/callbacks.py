@@ -6,7 +6,7 @@ rounds, and breaks nothing.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from .errors import CallbackError
@@ -52,6 +52,7 @@ class Teller:
         self._told: deque[Future[None]] = deque()
         #: The first that failed: not what waits for a callback tells of it, which may wait for nobody any more.
         self._failure: CallbackError | None = None
+        self._closed = False
 
     def tell(self, method: Callable[..., None], *values: Any) -> None:
         """Have a method of each callback called.
@@ -79,19 +80,26 @@ class Teller:
 
         Raises:
             CallbackError: one failed.
+            CancelledError: the teller was closed meanwhile.
         """
         wait(tuple(self._told))
         self._check()
+        if self._closed:
+            raise CancelledError("not all was told")
 
     def close(self) -> None:
-        """Tell nothing more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Tell nothing more. What is queued ends without a call: who waits for a future that its executor has cancelled
+        waits for ever."""
+        self._closed = True
+        self._thread.shutdown(wait=False)
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _call(self, method: str, values: Sequence[Any]) -> None:
+        if self._closed:
+            return
         for callback in self._callbacks:
             try:
                 getattr(callback, method)(*values)

@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -213,6 +213,28 @@ def test_a_callback_that_fails_while_nobody_waits_for_it_any_more_is_told_of_all
     with pytest.raises(CallbackError, match="full disk"):
         teller.catch_up()
     teller.close()
+
+
+def test_who_waits_for_callbacks_when_the_run_is_interrupted_waits_no_longer() -> None:
+    called, interrupted, told = threading.Event(), threading.Event(), []
+
+    class Slow(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            called.set()
+            assert interrupted.wait(30)
+            told.append(line["step"])
+
+    teller = Teller([Slow()])
+    for step in range(3):
+        teller.tell(Callback.on_step, {"step": step})
+    with ThreadPoolExecutor(1) as barrier:
+        left_behind = barrier.submit(teller.catch_up)
+        assert called.wait(30)
+        teller.close()
+        interrupted.set()
+
+        assert isinstance(left_behind.exception(30), CancelledError)
+    assert told == [0]
 
 
 def test_training_ends_early_and_keeps_the_best_model(tmp_path: Path) -> None:
