@@ -34,7 +34,8 @@ def similarities(
         runner.evaluate(micro_batches, split, name="train")
         return nothing
     outputs: list[Tensor] = []
-    handle = unit.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach()))
+    # Copies: the next unit may change its input in place, and where it is another worker's it changes a buffer there.
+    handle = unit.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach().clone()))
     try:
         runner.evaluate(micro_batches, split, name="train")
     finally:

@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import ScheduleGPipe
 
+from pipetransformer.data import TensorSplit, deal
+from pipetransformer.elastic.groups import ensure_default_group
 from pipetransformer.freeze.plasticity import distance
 from pipetransformer.job import Job
+from pipetransformer.models import PipelineModel
+from pipetransformer.schedules import StageRunner, StageSpec
+from pipetransformer.similarity import similarities
 from pipetransformer_contract.spec import TrainerSpec
 from tests.trainer_harness import Scripted, run_job
 from tests.unit.trainer.test_engine_numerics import ADAMW, STAY_ALONE, compare, make_spec
@@ -45,6 +53,35 @@ def test_the_probe_is_the_same_whatever_the_micro_batch() -> None:
     ]
     assert probes[0] == probes[1] == probes[2]
     assert len(set(probes[0])) == 16
+
+
+class Shifting(nn.Linear):
+    """Changes its input in place; or a copy, as a worker that was sent it does."""
+
+    def __init__(self, *, copies: bool) -> None:
+        super().__init__(8, 8)
+        self.copies = copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((x.clone() if self.copies else x).add_(1.0).relu_())
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["in place", "of a copy"])
+def test_the_front_block_is_looked_at_as_it_is_whatever_the_next_one_does_with_its_output(copies: bool) -> None:
+    inputs, labels = torch.randn(4, 3, 8), torch.zeros(4, dtype=torch.long)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(24, 2))
+    model = PipelineModel(nn.Linear(8, 8), [nn.Linear(8, 8), Shifting(copies=copies)], head, (3, 8))
+    ensure_default_group()
+    assert dist.group.WORLD is not None
+    spec = StageSpec(0, 1, range(4), 0, ScheduleGPipe, dist.group.WORLD, torch.device("cpu"), torch.float32)
+    runner, front = StageRunner(spec, model, model.units), model.units[1]
+
+    [micro_batches] = deal([[0, 1, 2, 3]], 1, 4)
+    found = similarities(runner, front, micro_batches, TensorSplit(inputs, labels), tells=True)
+
+    features = front(model.units[0](inputs)).flatten(1).double()
+    expected = nn.functional.normalize(features @ features.T, dim=1)
+    assert found == pytest.approx(expected.flatten().tolist(), rel=1e-5)
 
 
 def test_the_distance_of_similarities_is_the_similarity_preserving_loss() -> None:
