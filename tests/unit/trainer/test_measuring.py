@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import pytest
 import torch
@@ -142,6 +143,22 @@ def test_measuring_leaves_no_trace(model: PipelineModel, groups: GenerationGroup
     after = [parameter for unit in model.units for parameter in unit.parameters()]
     assert all(parameter.grad is None for parameter in after)
     assert all(torch.equal(a, b) for a, b in zip(weights, after, strict=True))
+
+
+def test_what_a_unit_does_to_its_input_in_place_is_not_measured_on_top_of_the_last_pass(
+    model: PipelineModel, groups: GenerationGroups
+) -> None:
+    class Shifting(nn.Linear):
+        seen: ClassVar[list[float]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(x.sum().item())
+            return super().forward(x.add_(1))
+
+    model.embedding = Shifting(WIDTH, WIDTH)
+    make_runner(model, groups, 1).measure(4, Samples())
+
+    assert Shifting.seen == [4 * WIDTH] * 5
 
 
 def test_a_model_that_cannot_be_measured_says_so(model: PipelineModel, groups: GenerationGroups) -> None:

@@ -434,6 +434,20 @@ class Rotated(nn.Module):
         return (x * self.get_buffer("turn").cos()) @ self.weight
 
 
+def test_an_embedding_of_a_function_may_change_its_input_in_place() -> None:
+    class Shifting(nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids.add_(1))  # 0 is padding
+
+    def build() -> list[nn.Module]:
+        return [Shifting(11, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+
+    own = OwnModel(build, torch.full((1, 3), 9), seed=0, dtype=torch.float32)
+
+    assert own.shape().activation == (3, 8)
+    assert len(own.build_units(range(3))) == 3
+
+
 def test_a_unit_that_moves_brings_its_state_and_finds_its_constants_without_building_the_model_again() -> None:
     builds = []
 

@@ -66,7 +66,7 @@ class OwnModel:
             raise SpecError("model", "must be a PipelineModel, or a list of modules: embedding, blocks, head")
         embedding = cast(modules[0], self._dtype).eval()
         with torch.no_grad(), building("model", "the embedding fails on the first sample"):
-            activation = embedding(self._sample)
+            activation = embedding(self._sample.clone())  # which it may change in place
         if not isinstance(activation, Tensor):
             raise SpecError("model", f"the embedding gives a {type(activation).__name__}, not one tensor")
         embedding.train()

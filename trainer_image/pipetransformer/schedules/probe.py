@@ -46,10 +46,10 @@ class Probe:
             DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         """
         saved = [_SavedBytes(unit) for unit in self.units]
-        with RunningModel("measuring"), self._without_trace():
-            self._pass(x, to_input=True, saved=saved)
-            passes = [self._pass(x, to_input=True) for _ in range(_REPEATS)]
-            first = self._pass(x, to_input=False)
+        with RunningModel("measuring"), self._without_trace():  # each on a copy, which the first unit may change
+            self._pass(x.clone(), to_input=True, saved=saved)
+            passes = [self._pass(x.clone(), to_input=True) for _ in range(_REPEATS)]
+            first = self._pass(x.clone(), to_input=False)
         forward, backward = (
             [statistics.median(times) for times in zip(*laps, strict=True)] for laps in zip(*passes, strict=True)
         )
