@@ -1,10 +1,13 @@
 """What users do to a job besides letting it train, against a real API server."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from pipetransformer_operator.kube.api import MERGE_PATCH
+from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
 
 from .fake_kubelet import FakeKubelet
 from .namespace import Namespace, until
@@ -100,3 +103,63 @@ async def test_a_job_that_somebody_else_manages_is_left_alone(
     assert await namespace.status("foreign") == {}
     assert set(await namespace.pods()) == {"own-w0"}
     assert 'job_name="foreign"' not in await operator.figures()
+
+
+@contextlib.asynccontextmanager
+async def undeletable_pods(namespace: Namespace, words: str) -> AsyncIterator[None]:
+    """The cluster refuses to delete pods of the namespace: by a policy, once that is in force."""
+    name, folder = f"keep-{namespace.name}", "/apis/admissionregistration.k8s.io/v1"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": ["pods"]}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "false", "message": words}],
+    }
+    binding = {
+        "policyName": name,
+        "validationActions": ["Deny"],
+        "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}},
+    }
+    kinds = {"validatingadmissionpolicies": policy, "validatingadmissionpolicybindings": binding}
+    for kind, spec in kinds.items():
+        await namespace.api.request("POST", f"{folder}/{kind}", {"metadata": {"name": name}, "spec": spec})
+    pod = next(iter(await namespace.pods()))
+
+    async def refuses() -> bool:
+        with contextlib.suppress(NotFound):
+            try:
+                await namespace.api.request("DELETE", f"{namespace.core}/pods/{pod}", {"dryRun": ["All"]})
+            except Refused:
+                return True
+        return False
+
+    async def lets_go() -> bool:
+        return not await refuses()
+
+    try:
+        await until("the policy is in force", refuses)
+        yield
+    finally:
+        for kind in reversed(kinds):
+            await namespace.api.request("DELETE", f"{folder}/{kind}/{name}")
+        await until("the policy is gone", lets_go)
+
+
+async def test_pods_that_a_policy_keeps_from_being_deleted_are_named_with_its_words_until_it_is_gone(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().stages(1).workers(1).checkpoint())
+    assert await namespace.layout(1) == (1, 1)
+
+    async def suspended(reason: str) -> Object | None:
+        status = await namespace.status()
+        said = next((one for one in status["conditions"] if one["type"] == "Suspended"), None)
+        return {**said, "held": status["gpus"]["held"]} if said and said["reason"] == reason else None
+
+    async with undeletable_pods(namespace, "ask the platform team"):
+        await namespace.patch("digits", {"suspend": True})
+        said = await until("the refusal is said", lambda: suspended("DeletionRefused"))
+        assert "digits-w0" in said["message"] and "ask the platform team" in said["message"]
+        assert (said["status"], said["held"]) == ("True", 1)
+        await namespace.told("DeletionRefused")
+    await until("it is taken back", lambda: suspended("SuspendedByUser"))
+    assert await namespace.pods() == {}

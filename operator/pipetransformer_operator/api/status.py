@@ -56,6 +56,7 @@ class Reason(StrEnum):
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     TRAINING = "Training"
     CREATION_REFUSED = "CreationRefused"  #: the cluster does not take the workers' pods
+    DELETION_REFUSED = "DeletionRefused"  #: the cluster keeps pods that the job gives back; of Suspended, too
     RECOVERING = "Recovering"  #: members were lost and the rest is too few for any legal layout
     NO_LEGAL_START = "NoLegalStart"  #: no layout to start with lies within the bounds of the spec
     FINISHED = "Finished"

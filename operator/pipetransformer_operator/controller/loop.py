@@ -19,6 +19,7 @@ from ..api.status import Share
 from ..channel.board import Board
 from ..channel.pulse import Pulse
 from ..plan import Observed, Plan, Worker, plan, worker_name
+from .deletions import Deletions
 from .ports import (
     Conflict,
     Invalid,
@@ -93,6 +94,7 @@ class JobLoop:
         self._woken = asyncio.Event()
         self._conflicts: set[str] = set()
         self._refusal = ""
+        self._deletions = Deletions(pace.first_retry, pace.longest_retry)
         self._grant: tuple[Share | None] | None = None
         self._written = float("-inf")
         self._writes = writes
@@ -168,7 +170,8 @@ class JobLoop:
         )
         await self.board.settle(arrived)
         await self._apply(job, decided)
-        return min(filter(None, (words_wait, decided.requeue_after)), default=None)
+        again = self._deletions.wait(asyncio.get_running_loop().time())
+        return min(filter(None, (words_wait, decided.requeue_after, again)), default=None)
 
     async def _decide(self, job: PipeTrainingJob, observed: Observed) -> tuple[Plan, float]:
         """The plan, its status written; and the seconds for which that may wait.
@@ -215,6 +218,7 @@ class JobLoop:
             conflicts=tuple(sorted(self._conflicts)),
             kept_by=tuple(job.metadata.finalizers) if job.metadata.deletion_timestamp else None,
             refusal=self._refusal,
+            undeleted=self._deletions.refused,
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,
             nonce=secrets.token_hex(16),
@@ -231,7 +235,8 @@ class JobLoop:
 
         Raises:
             Conflict: something changed meanwhile.
-            Unavailable: something could not be done, or is refused and the status says why.
+            Unavailable: something could not be done, or is refused and the status says why. A deletion that is refused
+                is none of it: it is tried again in turns to come.
         """
 
         async def protect() -> None:
@@ -259,8 +264,16 @@ class JobLoop:
 
         async def delete(name: str, uid: str) -> None:
             async with self._writes.of(self.key.namespace):
-                await self._pool.delete(job, name, uid)
+                try:
+                    await self._pool.delete(job, name, uid)
+                except Refused as error:
+                    pause = self._deletions.refuse(uid, str(error), clock.time())
+                    logger.warning("%s: %s; again in %g s", self.key, error, pause)
+                else:
+                    self._deletions.accept(uid)
 
+        clock = asyncio.get_running_loop()
+        undeleted = self._deletions.refused
         attempted = {worker_name(self.key.name, worker_id) for worker_id in decided.create}
         wanted = {worker_name(self.key.name, worker_id) for worker_id in decided.status.worker_ids}
         conflicts = self._conflicts & wanted - attempted  # a start that was put off goes on under other names
@@ -271,7 +284,8 @@ class JobLoop:
         if stays and (not decided.status.finished or decided.min_available is not None):
             errors += await _together([protect()])
             errors += await _together([prepare_and_create()])
-        errors += await _together([delete(name, uid) for name, uid in decided.delete])
+        due = self._deletions.due(decided.delete, clock.time())
+        errors += await _together([delete(name, uid) for name, uid in due])
         for event in decided.events:
             await self._store.tell(job, event)
         if decided.expired:
@@ -286,7 +300,7 @@ class JobLoop:
             for other in {repr(error) for error in errors} - {repr(errors[0])}:
                 logger.warning("%s: besides: %s", self.key, other)
             raise errors[0]
-        if attempted - conflicts or known or conflicts != before:
+        if attempted - conflicts or known or conflicts != before or self._deletions.refused != undeleted:
             self.notice()
 
     async def _wait(self, seconds: float) -> None:

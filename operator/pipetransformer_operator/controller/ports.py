@@ -127,6 +127,7 @@ class WorkerPool(Protocol):
         """Asks the worker to end, if it is still the one with `uid`; it may be gone already.
 
         Raises:
+            Refused: the cluster keeps it; the message says why.
             Unavailable: it cannot be deleted now.
         """
         ...

@@ -8,16 +8,17 @@ import heapq
 
 from pipetransformer_contract.choose import Layout
 
-from . import layouts, share
+from . import layouts, share, undeleted
 from .draft import Draft
 
 
 def target(draft: Draft) -> Layout:
-    """The next larger layout, or the present one: when there is no better, or an attempt is being slept over."""
+    """The next larger layout, or the present one: when there is no better, or an attempt is being slept over, or
+    workers of the last one cannot be deleted."""
     plan, status = draft.status.plan, draft.status
     assert plan is not None
     current = plan.layout
-    if draft.sleeps():
+    if draft.sleeps() or undeleted.leaks(draft):
         return current
     ceiling = share.ceiling(draft)
     best = layouts.best(draft, ceiling)

@@ -13,7 +13,7 @@ from ..api.status import (
     ResizePhase,
     State,
 )
-from . import layouts, quota
+from . import layouts, quota, undeleted
 from .draft import Draft
 from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
@@ -60,6 +60,7 @@ def describe(draft: Draft) -> None:
         _running(draft)
         _resizing(draft)
         _stalled(draft)
+    undeleted.describe(draft)
     generation = draft.observed.metadata_generation  # what no rule changed still holds
     conditions = [one.model_copy(update={"observed_generation": generation}) for one in draft.status.conditions]
     draft.update(state=derive_state(conditions), conditions=conditions)

@@ -23,6 +23,7 @@ _NOT_FOR_WANT_OF_WORKERS = (
     Reason.NOT_READY,
     Reason.WORKER_FAILED,
     Reason.CREATION_REFUSED,
+    Reason.DELETION_REFUSED,
     Reason.WAITING_FOR_QUOTA,
     Reason.QUOTA_LOST,
 )

@@ -53,6 +53,7 @@ class Draft:
         spared_ids: of workers that are not wanted any more, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
         unfit: nodes that refused workers which were to join, or whose accelerator failed.
+        said: conditions that were set in this turn; the others are as the turn before left them.
     """
 
     def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
@@ -64,6 +65,7 @@ class Draft:
         self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
+        self.said: set[ConditionType] = set()
         self.min_available: int | None = None
         self.keeps_unready = False
         self.spec_errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
@@ -87,6 +89,7 @@ class Draft:
 
     def set_condition(self, kind: ConditionType, status: bool | None, reason: str, message: str = "") -> None:
         """Sets a condition, None for unknown; its transition time moves only when its status does."""
+        self.said.add(kind)
         value = _CONDITION_STATUS[status]
         before = self.status.condition(kind)
         condition = Condition(
@@ -415,7 +418,7 @@ class Draft:
         return Plan(
             status=self.status,
             create=() if self.status.finished else self._missing(),
-            delete=self._unwanted(),
+            delete=tuple((worker.name, worker.uid) for worker in self.unwanted),
             events=tuple(self._events),
             requeue_after=None if wake is None else max(0.1, (wake - self.now).total_seconds()),
             expired=self.expired,
@@ -431,9 +434,11 @@ class Draft:
     def _missing(self) -> tuple[int, ...]:
         return tuple(key for key in self.joining_ids if self.name_of(key) not in self._by_name)
 
-    def _unwanted(self) -> tuple[tuple[str, str], ...]:
+    @property
+    def unwanted(self) -> list[Worker]:
+        """Workers to delete."""
         stays = {*self.status.worker_ids, *self.spared_ids}
-        return tuple((w.name, w.uid) for w in self.observed.workers if w.id not in stays and not w.terminating)
+        return [worker for worker in self.observed.workers if worker.id not in stays and not worker.terminating]
 
 
 def _until(now: datetime, status: JobStatus) -> JobStatus:

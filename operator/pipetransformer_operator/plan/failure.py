@@ -208,7 +208,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         return
     try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
     wait = back_off(draft)
-    message = f"too few workers were left, all are given back: {why}; next start in {wait.total_seconds():.0f} s"
+    message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     draft.update(plan=None, resize=None, leaving_ids=[])

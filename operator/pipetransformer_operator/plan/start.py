@@ -11,7 +11,7 @@ from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import ConditionType, Reason, Resize, ResizePhase
-from . import layouts, share
+from . import layouts, share, undeleted
 from .draft import Draft
 from .prepare import all_scheduled, back_off, can_start, forget_failures, why_not_ready
 from .types import EventType
@@ -75,7 +75,7 @@ def start(draft: Draft, layout: Layout) -> None:
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
-    if draft.sleeps():
+    if draft.sleeps() or undeleted.leaks(draft):
         return
     ready = draft.ready_joiners
     if len(ready) >= layout.workers:
@@ -159,7 +159,7 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
 
 def _put_off(draft: Draft, reason: Reason, why: str) -> None:
     wait = back_off(draft)
-    message = f"Start put off, its workers are given back: {why}; next attempt in {wait.total_seconds():.0f} s"
+    message = f"Start put off, its workers are to be given back: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     draft.update(resize=None)

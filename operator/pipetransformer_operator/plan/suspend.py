@@ -10,19 +10,20 @@ from .types import Worker
 
 def suspend(draft: Draft) -> None:
     """Stops the job: no worker is wanted, and once all are gone the plan is forgotten, but never its number."""
-    kept_by, before = draft.observed.kept_by, draft.status.condition(ConditionType.SUSPENDED)
+    kept_by = draft.observed.kept_by
     if kept_by is not None:
         reason = Reason.BEING_DELETED
         message = f"the job is being deleted, and kept by {', '.join(kept_by) or 'nobody'}"
-        if before is None or before.reason != reason:
-            draft.tell(reason, "The job is being deleted: so are all workers")
+        running = draft.status.condition(ConditionType.RUNNING)  # Suspended may have a refusal for its reason
+        if running is None or running.reason != reason:
+            draft.tell(reason, "The job is being deleted: all workers are to end")
     else:
         reason, message = Reason.SUSPENDED_BY_USER, "spec.suspend is true"
         if not draft.spec.suspend:
             names = [worker.name for worker in draft.observed.workers if _is_awaited(draft, worker)]
             message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
         if not draft.status.is_true(ConditionType.SUSPENDED):
-            draft.tell(reason, "Suspended: all workers are deleted")
+            draft.tell(reason, "Suspended: all workers are to end")
     draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
     admitted = [request for request in draft.status.quota_requests if request.admitted]  # it asks for no more
     draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0, quota_requests=admitted)

@@ -148,6 +148,7 @@ class Observed:
         conflicts: names of pods that should be workers of this job and belong to someone else.
         kept_by: finalizers of others that keep a job which is being deleted; None: it is not.
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
+        undeleted: by worker uid, why the cluster refused to delete the worker when it was last asked.
         share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
@@ -173,6 +174,7 @@ class Observed:
     conflicts: tuple[str, ...] = ()
     kept_by: tuple[str, ...] | None = None
     refusal: str = ""
+    undeleted: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     share: Share | None = None
     queue: Queue | None = None
     nonce: str = ""

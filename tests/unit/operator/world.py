@@ -8,7 +8,7 @@ from typing import Any
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_operator.api import JobSpec, JobStatus
 from pipetransformer_operator.api.status import Condition, ConditionType, PublishedPlan, Share, State
-from pipetransformer_operator.plan import Beat, Observed, Plan, Worker, WorkerPhase, plan, worker_name
+from pipetransformer_operator.plan import Beat, Observed, Plan, PlanEvent, Worker, WorkerPhase, plan, worker_name
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import FakeQueue
 
@@ -36,6 +36,9 @@ class World:
         self.deleted_alive: list[str] = []
         self.unschedulable = False
         self.refusal = ""
+        self.keeps_pods = ""
+        self.undeleted: dict[str, str] = {}
+        self.told: list[PlanEvent] = []
         self.kept_by: tuple[str, ...] | None = None
         self.metadata_generation = 1
         self.share: Share | None = None
@@ -88,6 +91,7 @@ class World:
             lost_peers=frozenset(self.lost_peers),
             kept_by=self.kept_by,
             refusal=self.refusal,
+            undeleted=self.undeleted,
             metadata_generation=self.metadata_generation,
             share=self.share,
             queue=self.queue.look(self.status) if self.queue else None,
@@ -114,6 +118,7 @@ class World:
             assert self.status == decided.status
         if not executed:
             return replace(decided, create=(), delete=())
+        self.told += decided.events
         for worker_id in decided.create:
             name = worker_name(JOB, worker_id)
             assert name not in self.workers
@@ -128,6 +133,10 @@ class World:
             assert len(self.workers) <= self.queue.held or self.status.finished, "pods without quota"
         for name, uid in decided.delete:
             assert self.workers[name].uid == uid
+            if self.keeps_pods:
+                self.undeleted[uid] = self.keeps_pods
+                continue
+            self.undeleted.pop(uid, None)
             worker = self.workers.pop(name)
             self.deleted.append(name)
             if worker.alive:
@@ -145,9 +154,10 @@ class World:
     def settle(self) -> None:
         """Turns until nothing is left to do; fails if that takes long."""
         for _ in range(20):
-            before = self.status
+            before, undeleted = self.status, set(self.undeleted)
             decided = self.turn()
-            if self.status == before and not decided.create and not decided.delete:
+            kept = all(uid in undeleted.intersection(self.undeleted) for _, uid in decided.delete)
+            if self.status == before and not decided.create and kept:
                 return
         raise AssertionError("the plan does not converge")
 

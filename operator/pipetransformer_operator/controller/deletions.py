@@ -1,0 +1,57 @@
+"""Workers that the cluster refuses to delete: in whose words, and when it is asked again.
+
+A policy, a webhook or a right that is missing may last as long as the job. So it is asked ever more rarely, and all
+else that the job needs goes on meanwhile.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    words: str
+    pause: float
+    again: float
+
+
+class Deletions:
+    """See the module. Times are seconds of one clock that only grows.
+
+    Args:
+        first: the pause after a refusal; doubles with each.
+        longest: of the pauses.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._refused: dict[str, _Refusal] = {}
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """By uid of the worker, what the cluster said last."""
+        return {uid: refusal.words for uid, refusal in self._refused.items()}
+
+    def due(self, wanted: Iterable[tuple[str, str]], now: float) -> list[tuple[str, str]]:
+        """Which of the deletions (name, uid) are tried now. A worker that is not among them ends, or is gone."""
+        wanted = list(wanted)
+        uids = {uid for _, uid in wanted}
+        self._refused = {uid: refusal for uid, refusal in self._refused.items() if uid in uids}
+        return [(name, uid) for name, uid in wanted if uid not in self._refused or now >= self._refused[uid].again]
+
+    def refuse(self, uid: str, words: str, now: float) -> float:
+        """The cluster refused; returns after how long it is asked again."""
+        before = self._refused.get(uid)
+        pause = min(2 * before.pause, self._longest) if before else self._first
+        self._refused[uid] = _Refusal(words, pause, now + pause)
+        return pause
+
+    def accept(self, uid: str) -> None:
+        """The cluster took the deletion."""
+        self._refused.pop(uid, None)
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until one is due; None while none is refused."""
+        again = min((refusal.again for refusal in self._refused.values()), default=None)
+        return None if again is None else max(0.1, again - now)
