@@ -10,9 +10,11 @@ as its timeout says. It waits in a thread, which is left behind.
 """
 
 import contextlib
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
@@ -55,23 +57,29 @@ class Connections:
                 self._opened |= _sockets() - self._before
                 self._before = None
 
-    def connect(self, make: Callable[[], T], drop: Callable[[T], None]) -> T:
+    def connect(self, make: Callable[[], T], drop: Callable[[T], None], seconds: float = math.inf) -> T:
         """What `make` makes, with every connection that it opens.
 
         Args:
             make: waits for peers to connect.
             drop: takes what `make` made after nobody wanted it any more.
+            seconds: how long to wait for it.
 
         Raises:
             ConnectionAbortedError: `shut` was called meanwhile.
+            TimeoutError: it takes longer. The connections are shut.
         """
+        deadline = time.monotonic() + seconds
         made: Future[T] = Future()
         with self.opening():
             threading.Thread(target=_fulfil, args=(made, make), name="connect", daemon=True).start()
             while not wait([made], _LOOK_SECONDS).done:
+                if late := not self.is_shut and time.monotonic() > deadline:
+                    self.shut()
                 if self.is_shut:
                     made.add_done_callback(partial(_drop_late, drop))
-                    raise ConnectionAbortedError("given up before all peers had connected")
+                    error = TimeoutError if late else ConnectionAbortedError
+                    raise error("given up before all peers had connected")
         return made.result()
 
     @property

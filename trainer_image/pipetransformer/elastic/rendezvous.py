@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from pipetransformer_contract.messages import Generation, Member
+from pipetransformer_contract.messages import Generation
 
 from .connections import Connections
 from .groups import PrefixStore, Store, TCPStore
@@ -33,6 +33,8 @@ from .groups import PrefixStore, Store, TCPStore
 BACKEND = "pipetransformer"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
 _RETRY_SECONDS = 0.02
+#: For the word that this worker leaves, to a leader that may hang.
+_LEAVE_SECONDS = 5.0
 _COMES, _LEFT = "1", "0"
 
 
@@ -153,7 +155,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
             raise RendezvousStateError(f"generation {generation.layout_generation} does not name {self._worker!r}")
         rank = names.index(self._worker)
         leader = generation.leader_member()
-        store = self._connect(generation, leader, self.connections)
+        store = self._connect(generation, self.connections, self._timeout.total_seconds())
         keys = [_key(name) for name in names]
         try:
             store.set(keys[rank], _COMES)
@@ -179,18 +181,19 @@ class GenerationRendezvousHandler(RendezvousHandler):
         publishes another generation once the job has ended."""
         generation = self.generation
         assert generation is not None
+        connections = Connections(self._own_store.port)  # those of the rendezvous are shut
         with contextlib.suppress(RendezvousConnectionError, dist.DistError):
-            connections = Connections(self._own_store.port)  # those of the rendezvous are shut
-            self._connect(generation, generation.leader_member(), connections).set(_key(self._worker), _LEFT)
+            self._connect(generation, connections, _LEAVE_SECONDS).set(_key(self._worker), _LEFT)
 
     @property
     def current(self) -> int:
         """Number of the generation of the last rendezvous, 0 before the first."""
         return 0 if self.generation is None else self.generation.layout_generation
 
-    def _connect(self, generation: Generation, leader: Member, connections: Connections) -> Store:
+    def _connect(self, generation: Generation, connections: Connections, seconds: float) -> Store:
         """A client of the leader's store. The leader, too, is one: a wait on the store that it hosts could not be ended
         without ending the store."""
+        leader = generation.leader_member()
         host, port = split_address(leader.address)
         limit = min(_CONNECT_TIMEOUT, self._timeout)
 
@@ -200,10 +203,10 @@ class GenerationRendezvousHandler(RendezvousHandler):
             socket.create_connection((host, port), limit.total_seconds()).close()
             return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
-        deadline = time.monotonic() + self._timeout.total_seconds()
+        deadline = time.monotonic() + seconds
         while True:
             try:
-                client = connections.connect(make, drop=lambda _: None)
+                client = connections.connect(make, lambda _: None, deadline - time.monotonic())
                 break
             except (dist.DistNetworkError, OSError) as error:
                 if self.given_up() or connections.is_shut or time.monotonic() > deadline:
