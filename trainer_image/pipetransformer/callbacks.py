@@ -17,7 +17,7 @@ _BACKLOG = 16
 
 class Callback:
     """Methods to override, all called in one thread, which is not that of training. A new leader goes on where the last
-    one was; a step that is redone is told again.
+    one was; a step that is redone is told again. Once one of them has failed, which ends the run, none is called.
 
     Values are those of the run's record: `step` counts from 0 in `on_step`, and committed steps elsewhere.
     """
@@ -98,8 +98,8 @@ class Teller:
             raise self._failure
 
     def _call(self, method: str, values: Sequence[Any]) -> None:
-        if self._closed:
-            return
+        if self._closed or self._failure is not None:
+            return  # the run ends: who waits to be told of it waits for nothing else
         for callback in self._callbacks:
             try:
                 getattr(callback, method)(*values)
