@@ -16,6 +16,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from pipetransformer_contract.spec import (
     SCRIPT,
@@ -31,6 +34,7 @@ from pipetransformer_contract.spec import (
     TrainerSpec,
     Training,
 )
+from pipetransformer_contract.spec_model import SpecModel
 from pipetransformer_contract.wire import Env
 
 from .callbacks import Callback
@@ -40,11 +44,11 @@ from .errors import SpecError
 from .fixed_run import run_fixed
 from .freeze import FreezePolicy
 from .metrics import Metric
-from .parts import ModelFunction, OwnData, Parts
+from .parts import ModelFunction, OwnData, Parts, shown
 from .schedules import ScheduleClass
 from .state import Control
 from .trainer import Ending
-from .worker import EXIT_STOPPED, WorkerIdentity, run_worker
+from .worker import EXIT_STOPPED, WorkerIdentity, refuse, run_worker
 
 #: Held while this process trains: random generators and the present micro-batch are the process's.
 _training = threading.Lock()
@@ -87,7 +91,9 @@ def train(
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path = "run",
 ) -> Result:
-    """Train to the end, on as many processes as there are.
+    """Train to the end, on as many processes as there are. A process runs one `train` at a time.
+
+    What is of a type of the spec (`Training`, `Freeze`, ...) may be a dict of its fields as well.
 
     Args:
         model: a `Model` of ours, or a function without arguments that builds yours: a `PipelineModel`, or a list of
@@ -117,25 +123,32 @@ def train(
     """
     if importing_main():
         raise RuntimeError("processes that read samples import this program: train under `if __name__ == '__main__':`")
-    _check_lists(metrics, callbacks)
-    parts = Parts(
-        model=None if isinstance(model, Model) else model,
-        data=None if isinstance(data, Data) else data,
-        freeze=None if freeze is None or isinstance(freeze, Freeze) else freeze,
-        schedule=schedule,
-        metrics=metrics,
-        callbacks=callbacks,
-    )
-    spec = TrainerSpec(
-        model=Model(name=SCRIPT) if parts.model is not None else model,
-        data=_data(data, loader_processes),
-        training=training,
-        freeze=Freeze(policy=FreezePolicyName.SCRIPT) if parts.freeze is not None else freeze or Freeze(),
-        pipeline=(pipeline or Pipeline()).model_copy(update={"schedule": ScheduleName.SCRIPT} if schedule else {}),
-        cache=cache or Cache(),
-        evaluation=evaluation or Evaluation(),
-        checkpoint=checkpoint and checkpoint.model_copy(update={"location": _absolute(checkpoint.location)}),
-    )
+    try:
+        parts = Parts(
+            model=_own(model),
+            data=_own(data),
+            freeze=_own(freeze),
+            schedule=schedule,
+            metrics=metrics,
+            callbacks=callbacks,
+        )
+        said = {
+            "model": model if parts.model is None else Model(name=SCRIPT),
+            "data": data if parts.data is None else Data(name=SCRIPT),
+            "training": training,
+            "freeze": freeze if parts.freeze is None else Freeze(policy=FreezePolicyName.SCRIPT),
+            "pipeline": pipeline,
+            "cache": cache,
+            "evaluation": evaluation,
+            "checkpoint": checkpoint,
+        }
+        spec = _spec(parts, said, loader_processes)
+        if not isinstance(run_dir, str | os.PathLike):
+            raise SpecError("run_dir", f"must be a path, not {shown(run_dir)}")
+    except SpecError as error:
+        if Env.WORKER_NAME in os.environ:  # else its operator would start it again
+            raise SystemExit(refuse(WorkerIdentity.from_environment(), error).exit_code) from error
+        raise
     if not _training.acquire(blocking=False):
         raise SpecError("train", "this process trains already: one run after another, or each in a process of its own")
     try:
@@ -150,17 +163,34 @@ def train(
     return _result(control, Path(run_dir))
 
 
-def _check_lists(metrics: object, callbacks: object) -> None:
-    """One thing in place of a list of them is taken for none, or fails in Python's words."""
-    if not isinstance(metrics, Sequence) or not all(map(callable, metrics)):
-        raise SpecError("metrics", f"must be a list of functions, not {metrics!r}")
-    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
-        raise SpecError("callbacks", f"must be a list of Callback objects, not {callbacks!r}")
+def _own(part: Any) -> Any:
+    """A part that is the program's own; None where it is of the spec's types, or a dict of their fields."""
+    return None if isinstance(part, SpecModel) or type(part) is dict else part
 
 
-def _data(data: Data | OwnData, loader_processes: int) -> Data:
-    said = data if isinstance(data, Data) else Data(name=SCRIPT)
-    return said.model_copy(update={"loader_processes": loader_processes}) if loader_processes else said
+def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> TrainerSpec:
+    """What the program says of the job, once the spec's own types have taken it.
+
+    Raises:
+        SpecError: naming the first argument that they do not take.
+    """
+    fields = TrainerSpec.model_fields
+    try:
+        spec = TrainerSpec(**{k: part for k, part in said.items() if part is not None or fields[k].is_required()})
+        changes: dict[str, SpecModel] = {}
+        if loader_processes != 0:
+            number = Data(name=SCRIPT, loader_processes=loader_processes).loader_processes
+            changes["data"] = spec.data.model_copy(update={"loader_processes": number})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise SpecError(field, f"{first['msg']}; given was {shown(first['input'])}") from error
+    if parts.schedule is not None:
+        changes["pipeline"] = spec.pipeline.model_copy(update={"schedule": ScheduleName.SCRIPT})
+    if spec.checkpoint is not None:
+        location = _absolute(spec.checkpoint.location)
+        changes["checkpoint"] = spec.checkpoint.model_copy(update={"location": location})
+    return spec.model_copy(update=changes)
 
 
 def _absolute(location: str) -> str:

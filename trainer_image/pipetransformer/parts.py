@@ -21,6 +21,8 @@ from .metrics import Metric
 from .models import PipelineModel
 from .schedules import ScheduleClass
 
+#: Characters of a value in a message.
+_SHOWN = 80
 #: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, blocks, head) that classifies.
 ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
 #: A `Dataset`, a map-style dataset of (input, target), or two of them: training and held-out samples.
@@ -51,6 +53,26 @@ class Parts:
     callbacks: Sequence[Callback] = ()
     said: TrainerSpec | None = None
 
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            SpecError: a part is of another kind than its annotation, and would fail later or be taken for nothing.
+        """
+        model, freeze = self.model, self.freeze
+        for name, part, fits, wanted in (
+            (
+                "model",
+                model,
+                model is None or (callable(model) and not isinstance(model, nn.Module)),
+                "a Model, or a function without arguments that builds one: a PipelineModel or a list of modules",
+            ),
+            ("freeze", freeze, freeze is None or isinstance(freeze, FreezePolicy), "a Freeze, or a FreezePolicy"),
+            ("metrics", self.metrics, _is_list(self.metrics, callable), "a list of functions"),
+            ("callbacks", self.callbacks, _is_list(self.callbacks, _is_callback), "a list of Callback objects"),
+        ):
+            if not fits:
+                raise SpecError(name, f"must be {wanted}, not {shown(part)}")
+
     def check(self, spec: TrainerSpec) -> None:
         """Refuse a spec and a program that contradict each other.
 
@@ -79,6 +101,20 @@ class Parts:
         holds = dict(_leaves(spec.model_dump(mode="json", by_alias=True)))
         said = _leaves(self.said.model_dump(mode="json", by_alias=True, exclude_unset=True))
         return [Overruled(field, value, holds.get(field)) for field, value in said if value != holds.get(field)]
+
+
+def shown(value: object) -> str:
+    """What was given, as a short line."""
+    words = " ".join(repr(value).split())
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+
+
+def _is_list(part: object, fits: Callable[[object], bool]) -> bool:
+    return isinstance(part, Sequence) and all(map(fits, part))
+
+
+def _is_callback(part: object) -> bool:
+    return isinstance(part, Callback)
 
 
 def _leaves(value: Mapping[str, Any], path: str = "spec") -> Iterator[tuple[str, Any]]:

@@ -119,7 +119,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     except ValidationError as error:
         return _refuse(identity, error, "InvalidSpec")
     except SpecError as error:
-        return _refuse(identity, error, error.reason)
+        return refuse(identity, error)
     except StorageError as error:  # maybe here and now only: another worker may be able to
         return _give_up(identity, error, error.reason)
 
@@ -204,6 +204,11 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         return WorkerEnd(EXIT_STOPPED, ending, trainer)
     _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
     return WorkerEnd(0, ending, trainer)
+
+
+def refuse(identity: WorkerIdentity, error: SpecError) -> WorkerEnd:
+    """End as a worker whose job cannot be trained."""
+    return _refuse(identity, error, error.reason)
 
 
 def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: str = "") -> WorkerEnd:

@@ -14,11 +14,12 @@ import yaml
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from pipetransformer import Callback, Checkpoint, Data, Model, Optimizer, SpecError, Training, train
+from pipetransformer import Callback, Checkpoint, Data, Evaluation, Model, Optimizer, SpecError, Training, train
 from pipetransformer.errors import CallbackError
 from pipetransformer.job import Job
 from pipetransformer.parts import Overruled, Parts
 from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.wire import Env
 from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.local.manifest import read_job
 from pipetransformer_operator.local.run import run_job
@@ -170,24 +171,83 @@ def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_default
     assert Parts().overruled(manifest) == []
 
 
-def small_run(run_dir: Path, **parts: Any) -> None:
+def small_model() -> list[nn.Module]:
+    return [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+
+
+def small_run(run_dir: Path, /, **parts: Any) -> None:
     """Two steps in this process."""
     samples = TensorDataset(torch.randn(16, 4), torch.zeros(16, dtype=torch.long))
-    train(
-        model=lambda: [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)],
-        data=(samples, samples),
-        training=Training(steps=2, global_batch_size=8),
-        run_dir=run_dir,
-        **parts,
+    said: dict[str, Any] = {
+        "model": small_model,
+        "data": (samples, samples),
+        "training": Training(steps=2, global_batch_size=8),
+        "run_dir": run_dir,
+    }
+    train(**said | parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("loader_processes", -1, "Input should be greater than or equal to 0; given was -1"),
+        ("loader_processes", 300, "Input should be less than or equal to 256; given was 300"),
+        ("loader_processes", 2.5, "Input should be a valid integer, .*; given was 2.5"),
+        ("loader_processes", "two", "Input should be a valid integer, .*; given was 'two'"),
+        ("training", None, "Input should be .* instance of Training; given was None"),
+        ("training", Evaluation(), r"Input should be .* instance of Training; given was Evaluation\("),
+        ("pipeline", 2, "Input should be .* instance of Pipeline; given was 2"),
+        ("pipeline.stages", {"stages": "two"}, "Input should be a valid integer, .*; given was 'two'"),
+        ("checkpoint", "/path", "Input should be .* instance of Checkpoint; given was '/path'"),
+        ("freeze", "GradientNorm", "must be a Freeze, or a FreezePolicy, not 'GradientNorm'"),
+        ("model", small_model(), r"must be a Model, or a function without arguments .*, not \["),
+        ("model", nn.Sequential(*small_model()), r"must be a Model, or a function without .*, not Sequential\("),
+        ("model", "vit", "must be a Model, or a function without arguments .*, not 'vit'"),
+        ("model", lambda: None, r"what it builds must be .* \(embedding, blocks, head\), not NoneType"),
+        ("metrics", small_model, "must be a list of functions, not <function small_model"),
+        ("callbacks", Callback(), "must be a list of Callback objects, not <.*Callback object"),
+        ("callbacks", [Callback], "must be a list of Callback objects, not "),
+        ("run_dir", None, "must be a path, not None"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_with_its_name_what_was_given_and_what_is_wanted(
+    name: str, given: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(name)}: {message}") as refused:
+        small_run(tmp_path, **{name.partition(".")[0]: given})
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_of_a_type_of_the_spec_may_be_a_dict_of_its_fields(tmp_path: Path) -> None:
+    small_run(
+        tmp_path / "run",
+        training={"steps": 2, "globalBatchSize": 8},
+        freeze={"policy": "None"},
+        pipeline={"stages": 1},
+        cache={"policy": "Never"},
+        evaluation={"every_steps": 1},
+        checkpoint={"location": str(tmp_path / "checkpoint"), "every_steps": 1},
     )
+    assert summary(tmp_path / "run")["steps"] == 2
+    with pytest.raises(SpecError, match=r"^spec\.model\.hiddenSize: "):  # so both were taken
+        small_run(tmp_path, model={"name": "vit", "hidden_size": 65}, data={"name": "digits"})
 
 
-@pytest.mark.parametrize("name", ["metrics", "callbacks"])
-def test_one_metric_or_callback_in_place_of_a_list_of_them_is_refused(name: str, tmp_path: Path) -> None:
-    alone: Any = {"metrics": lambda output, target, weight: (weight.sum(), weight.sum()), "callbacks": Callback()}[name]
+def test_a_worker_whose_program_passes_something_else_ends_its_job_and_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "termination-log"
+    for name in (Env.JOB_NAMESPACE, Env.JOB_NAME, Env.JOB_UID, Env.WORKER_NAME, Env.WORKER_ADDRESS, Env.CHANNEL_URL):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv(Env.TERMINATION_LOG, str(told))
 
-    with pytest.raises(SpecError, match=f"{name}: must be a list"):
-        small_run(tmp_path, **{name: alone})
+    with pytest.raises(SystemExit) as end:
+        small_run(tmp_path / "run", callbacks=Callback())
+
+    said = json.loads(told.read_text())
+    assert (end.value.code, said["outcome"], said["reason"]) == (2, "Failed", "InvalidSpec")
+    assert said["message"].startswith("callbacks: must be a list of Callback objects")
 
 
 def test_a_run_that_fails_leaves_no_thread_that_watches_for_generations(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A model that a program builds by a function of its own, instead of one that the spec names."""
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -56,14 +56,19 @@ class OwnModel:
         with seeded(self._seed), building("model", "cannot be built"):
             model = self._build_function()
             if not isinstance(model, PipelineModel):
-                model = self._from_modules(list(model))
+                model = self._from_modules(model)
             for unit in model.units:
                 cast(unit, self._dtype)
             return with_keyed_dropout(model, seed=self._seed)
 
-    def _from_modules(self, modules: list[nn.Module]) -> PipelineModel:
+    def _from_modules(self, given: object) -> PipelineModel:
+        modules = list(given) if isinstance(given, Iterable) else []
         if len(modules) < 3 or not all(isinstance(module, nn.Module) for module in modules):
-            raise SpecError("model", "must be a PipelineModel, or a list of modules: embedding, blocks, head")
+            raise SpecError(
+                "model",
+                "what it builds must be a PipelineModel, or a list of modules (embedding, blocks, head), "
+                f"not {type(given).__name__}",
+            )
         embedding = cast(modules[0], self._dtype).eval()
         with torch.no_grad(), building("model", "the embedding fails on the first sample"):
             activation = embedding(self._sample.clone())  # which it may change in place
