@@ -20,8 +20,10 @@ from pipetransformer.job import Job
 from pipetransformer.parts import Overruled, Parts
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
+from pipetransformer_operator.api import PipeTrainingJob
 from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.local.manifest import read_job
+from pipetransformer_operator.local.memory import MemoryStore
 from pipetransformer_operator.local.run import run_job
 from tests.builders import JobBuilder, make_job
 from tests.documented import ROOT, documented
@@ -131,10 +133,24 @@ async def test_agents_with_our_rendezvous_start_again_from_the_checkpoint_at_the
     assert layouts(tmp_path) == [(2, 1), (1, 2)]
 
 
+class DueOnceItRuns(MemoryStore):
+    """Its job's deadline has passed once its workers train, however long they took to start."""
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        await super().write_status(job, status)
+        if status.is_true(ConditionType.RUNNING):
+            spec = self.last.spec
+            policy = spec.run_policy.model_copy(update={"active_deadline_seconds": 1})
+            self.last = self.last.model_copy(update={"spec": spec.model_copy(update={"run_policy": policy})})
+
+
 @pytest.mark.slow
-async def test_agents_and_their_processes_leave_when_the_job_has_failed(tmp_path: Path) -> None:
+async def test_agents_and_their_processes_leave_when_the_job_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipetransformer_operator.local.run.MemoryStore", DueOnceItRuns)
     agent = (*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=pipetransformer")
-    policy = {"activeDeadlineSeconds": 20, "cleanPodPolicy": "None"}
+    policy = {"activeDeadlineSeconds": 400, "cleanPodPolicy": "None"}
     job = script_job().checkpoint().set("training.epochs", 10000).set("freeze", {"policy": "None"})
 
     status = await operate(job.set("runPolicy", policy), tmp_path, *agent)
