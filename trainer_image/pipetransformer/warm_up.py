@@ -92,9 +92,10 @@ def _check_dropout(job: Job, device: torch.device) -> None:
         SpecError: a unit drops what does not have samples first.
         DeviceError: the accelerator is broken.
     """
-    meta, positions = torch.device("meta"), job.model.activation[0]
+    meta = torch.device("meta")
     # One more, or one less, where the embedding adds a class token, or the head takes it off.
-    size = next(size for size in itertools.count(2) if all((positions + more) % size for more in (-1, 0, 1)))
+    positions = [count + more for count in job.model.activation[:1] for more in (-1, 0, 1) if count + more > 0]
+    size = next(size for size in itertools.count(2) if all(count % size for count in positions))
     x = read_batch(job.dataset.train, [0] * size, 0)[0]
     for index, shell in enumerate(job.model.units):
         name = job.model.unit_name(index)

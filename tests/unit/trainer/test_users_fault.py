@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm as old_weight_norm
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
@@ -96,6 +97,13 @@ class Pair(nn.Linear):
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), x
+
+
+class NoSamples(nn.Linear):
+    """Gives one number, of however many samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum()
 
 
 class OwnAttention(nn.MultiheadAttention):
@@ -310,6 +318,21 @@ class Unreadable(TorchDataset[Any]):
             "the embedding gives a tuple, not one",
         ),
         (
+            {"model": lambda: [NoSamples(4, 8), nn.Identity(), nn.Linear(8, 2)]},
+            SpecError,
+            r"the embedding gives \(\) of one sample, not \(1, \.\.\.\): samples come first",
+        ),
+        (
+            {"model": around(nn.LazyLinear(8))},
+            SpecError,
+            r"blocks\.0\.weight has no shape before a first forward: say .*, or run the model on a sample",
+        ),
+        (
+            {"model": lambda: around(nn.Sequential(old_weight_norm(nn.Linear(8, 8))))()},
+            SpecError,
+            r"blocks\.0\.0\.weight is computed from parameters, .* nn\.utils\.parametrizations",
+        ),
+        (
             {"model": lambda: [nn.Linear(5, 8), nn.Identity(), nn.Linear(8, 2)]},
             SpecError,
             "fails on the first sample: R",
@@ -327,11 +350,31 @@ class Unreadable(TorchDataset[Any]):
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 def test_what_the_user_brings_fails_with_its_own_words(
     changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
         run(tmp_path, **changes)
+
+
+class Summed(nn.Linear):
+    """Gives one number a sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum(-1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: [Summed(4, 8), nn.Identity(), nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 2))],
+        lambda: [nn.Linear(4, 1), nn.Identity(), nn.Linear(1, 2)],
+    ],
+)
+def test_between_two_units_may_be_one_number_alone(model: Callable[[], list[nn.Module]], tmp_path: Path) -> None:
+    """And no search for a micro-batch that divides what has no positions goes on for ever."""
+    assert run(tmp_path, model=model, training=Training(steps=1, global_batch_size=16)).steps == 1
 
 
 def test_a_model_that_cannot_be_saved_is_no_broken_connection(tmp_path: Path) -> None:

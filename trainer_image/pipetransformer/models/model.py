@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from .ties import Ties
 
@@ -74,9 +75,14 @@ class PipelineModel:
 
     def shell(self) -> "PipelineModel":
         """A copy on the meta device, but for buffers that are no part of a unit's state: a unit that moves brings its
-        state only. This one stays as it is, for its modules may be somebody's who asks for them again."""
+        state only. This one stays as it is, for its modules may be somebody's who asks for them again.
+
+        Raises:
+            ValueError: a tensor cannot be copied, for it has no shape yet, or belongs to the forward.
+        """
         memory: dict[int, Tensor] = {}
-        for unit in self.units:
+        for index, unit in enumerate(self.units):
+            _check_tensors(unit, self.unit_name(index))
             for tensor in unit.state_dict(keep_vars=True).values():
                 empty = torch.empty_like(tensor, device="meta")
                 memory[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
@@ -124,6 +130,22 @@ def _fix_constants(unit: nn.Module) -> None:
             if not parameter.requires_grad:
                 delattr(module, name)
                 module.register_buffer(name, parameter.detach())
+
+
+def _check_tensors(unit: nn.Module, unit_name: str) -> None:
+    for name, module in unit.named_modules():
+        path = ".".join(filter(None, (unit_name, name)))
+        for own, tensor in [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]:
+            if is_lazy(tensor):
+                raise ValueError(
+                    f"{path}.{own} has no shape before a first forward: say the layer's input size, or run the model "
+                    "on a sample where it is made"
+                )
+            if isinstance(tensor, Tensor) and not tensor.is_leaf:
+                raise ValueError(
+                    f"{path}.{own} is computed from parameters, and not by a forward: of torch's weight_norm use that "
+                    "in nn.utils.parametrizations"
+                )
 
 
 def target_weights(target: Tensor, weight: Tensor) -> Tensor:

@@ -74,5 +74,8 @@ class OwnModel:
             activation = embedding(self._sample.clone())  # which it may change in place
         if not isinstance(activation, Tensor):
             raise SpecError("model", f"the embedding gives a {type(activation).__name__}, not one tensor")
+        if activation.shape[:1] != self._sample.shape[:1]:
+            shape = tuple(activation.shape)
+            raise SpecError("model", f"the embedding gives {shape} of one sample, not (1, ...): samples come first")
         embedding.train()
         return PipelineModel(embedding, modules[1:-1], modules[-1], tuple(activation.shape[1:]))
