@@ -88,10 +88,13 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
     """
     for name, value in ours.items():
         if theirs.get(name, value) != value:
+            back = f"change {name} back"
+            if name == "trainingTargets":
+                back = "go on with its data; what is drawn at random for them, as by random_split, wants a seed"
             raise SpecError(
                 "spec.checkpoint.location",
                 f"{location} holds a checkpoint of another run, whose {name} was {theirs[name]} and not {value}: "
-                f"name another location, or change {name} back",
+                f"name another location, or {back}",
             )
 
 

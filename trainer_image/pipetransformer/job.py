@@ -24,6 +24,7 @@ from .data import (
     MicroBatch,
     deal,
     default_micro_batch_size,
+    digest,
     inputs_change,
     load_dataset,
     own_dataset,
@@ -100,19 +101,22 @@ class Job:
         training = spec.training
         dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
         dataset = load_dataset(spec.data, dtype=dtype) if parts.data is None else own_dataset(parts.data, dtype=dtype)
-        if len(dataset.train) < spec.num_shards:
-            count = len(dataset.train)
+        count = len(dataset.train)
+        if count < spec.num_shards:
             raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
-        try:
-            order = EpochOrder(
-                seed=training.seed,
-                num_samples=len(dataset.train),
-                global_batch=training.global_batch_size,
-                num_shards=num_shards
-                or min(training.global_batch_size, len(dataset.train), max(spec.num_shards, _ENOUGH_SHARDS)),
+        if num_shards is not None and count < num_shards:
+            raise SpecError(
+                "spec.checkpoint.location",
+                f"{spec.checkpoint and spec.checkpoint.location} holds a checkpoint of a run with more data: they are "
+                f"in order of {num_shards} shards, and now there are {count} training samples: name another location, "
+                "or go on with its data",
             )
-        except ValueError as error:
-            raise SpecError("spec.training.globalBatchSize", str(error)) from error
+        order = EpochOrder(
+            seed=training.seed,
+            num_samples=count,
+            global_batch=training.global_batch_size,
+            num_shards=num_shards or min(training.global_batch_size, count, max(spec.num_shards, _ENOUGH_SHARDS)),
+        )
         model, build = _model(spec, parts, dataset, dtype)
         if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
             spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
@@ -155,12 +159,19 @@ class Job:
             "numLayers": self.num_layers,
             "numShards": self.order.num_shards,
             "parameters": sum(parameter.numel() for unit in self.model.units for parameter in unit.parameters()),
+            "numHeads": self.spec.model.num_heads,  # which no shape shows
             "trainingSamples": len(self.dataset.train),
+            "trainingTargets": self.training_digest,
             "globalBatchSize": training.global_batch_size,
             "seed": training.seed,
             "optimizer": training.optimizer.name.value,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+
+    @cached_property
+    def training_digest(self) -> str:
+        """Of the training samples."""
+        return digest(self.dataset.train)
 
     @property
     def num_layers(self) -> int:

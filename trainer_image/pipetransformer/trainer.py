@@ -93,7 +93,7 @@ class Trainer:
         self._checkpointer = Checkpointer(job)
         self._policy = PolicyCopy(job.policy, {})
         self._readers = Readers.of(job.dataset, job.spec.data.loader_processes)
-        self._data = digest(job.dataset, job.order.num_shards)
+        self._data = f"{job.order.num_shards}:{job.training_digest}:{digest(job.dataset.test)}"
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._mirrors = self._make_mirrors()

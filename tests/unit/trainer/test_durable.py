@@ -283,6 +283,15 @@ def test_a_checkpoint_in_another_order_of_the_data_that_came_meanwhile_is_refuse
         Checkpointer(other).durable()
 
 
+def test_a_checkpoint_of_a_model_with_other_heads_is_refused_for_no_shape_shows_them(job: Job) -> None:
+    make_durable(job, 5)
+    heads = job.spec.model.num_heads
+    other = Job.load(job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"num_heads": 2 * heads})}))
+
+    with pytest.raises(SpecError, match=f"numHeads was {heads} and not {2 * heads}"):
+        Checkpointer(other).durable()
+
+
 class SlowToCopy(WorkerState):
     """Takes a while to say what is to be copied."""
 

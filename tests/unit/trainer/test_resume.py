@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from pipetransformer import Checkpoint, Evaluation, Freeze, Goal, Training
 from pipetransformer.errors import ModelError, SpecError, StorageError
@@ -127,15 +128,38 @@ def test_a_run_does_not_go_on_from_another_ones_checkpoint(tmp_path: Path) -> No
     checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
 
+    others = TensorDataset(samples(64, 0).tensors[0], 1 - samples(64, 0).tensors[1])
     changed: list[tuple[dict[str, Any], str]] = [
         ({"model": lambda: [*model(), nn.Linear(2, 2)]}, "numLayers was 3 and not 4"),
         ({"training": Training(epochs=2, global_batch_size=8)}, "globalBatchSize was 16 and not 8"),
         ({"training": Training(epochs=2, global_batch_size=16, seed=1)}, "seed was 0 and not 1"),
         ({"data": samples(63, 0)}, "trainingSamples was 64 and not 63"),
+        ({"data": others}, r"trainingTargets was \w+ and not \w+"),
     ]
     for changes, message in changed:
         with pytest.raises(SpecError, match=f"spec.checkpoint.location: .* another run, whose {message}"):
             run(tmp_path, checkpoint=checkpoint, **changes)
+
+
+def test_a_run_goes_on_with_what_its_checkpoint_is_no_longer_said_to_have(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
+    marker = max((tmp_path / "checkpoint").glob("step-*/DONE.json"))
+    said = json.loads(marker.read_text())
+    del said["run"]["trainingTargets"]
+    marker.write_text(json.dumps(said))
+
+    assert run(tmp_path, checkpoint=checkpoint, data=(samples(64, 3), samples(20, 1))).steps == 8
+
+
+def test_a_run_with_fewer_samples_than_its_checkpoints_data_have_shards_is_told_so(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
+
+    with pytest.raises(
+        SpecError, match=r"location: /.*/checkpoint holds .* order of 16 shards, .* 10 training samples"
+    ):
+        run(tmp_path, checkpoint=checkpoint, data=samples(10, 0))
 
 
 class Named(nn.Module):

@@ -1,5 +1,6 @@
-"""Whether two workers, or two epochs, see the same data: stages of one pipeline read inputs and targets each by
-themselves, and a cache stands for inputs that would be read again."""
+"""Whether two workers, two epochs, or a run and the one that it goes on from, see the same data: stages of one pipeline
+read inputs and targets each by themselves, a cache stands for inputs that would be read again, and samples are known by
+their number."""
 
 import hashlib
 
@@ -10,14 +11,11 @@ from .dataset import Dataset, Split, read_batch
 _SAMPLES = 32
 
 
-def digest(dataset: Dataset, num_shards: int) -> str:
-    """Of the sizes and of some targets of both splits, and of C of their order; inputs may be augmented at random, and
-    are left out."""
-    content = hashlib.blake2b(f"{num_shards}:".encode(), digest_size=16)
-    for split in (dataset.train, dataset.test):
-        content.update(f"{len(split)}:".encode())
-        if len(split):
-            content.update(read_batch(split, _spread(split), None)[1].contiguous().numpy().tobytes())
+def digest(split: Split) -> str:
+    """Of its size and of some targets; inputs may be augmented at random, and are left out."""
+    content = hashlib.blake2b(f"{len(split)}:".encode(), digest_size=8)
+    if len(split):
+        content.update(read_batch(split, _spread(split), None)[1].contiguous().numpy().tobytes())
     return content.hexdigest()
 
 
