@@ -27,7 +27,7 @@ def replace(draft: Draft) -> bool:
     if draft.sleeps():
         return False
     begin(draft, ResizeReason.DRAIN)
-    cordoned = {worker.name for worker in draft.wanted if worker.draining}
+    cordoned = {worker.name for worker in draft.wanted if worker.draining}  # joiners, too, that land there ever again
     staying = [member for member in plan.members if member.name not in cordoned]
     fresh = [member for member in draft.ready_joiners if member.name not in cordoned]
     late = is_late(draft)
@@ -44,8 +44,7 @@ def replace(draft: Draft) -> bool:
         cancel(draft, *why_not_ready(draft))
         return False
     moving = draft.ids_of(going)
-    awaited = [key for key in draft.joining_ids if draft.name_of(key) not in cordoned]
-    joiners = sorted(new for _, new in _pairs(draft, moving, awaited))
+    joiners = sorted(new for _, new in _pairs(draft, moving, draft.joining_ids))
     draft.want([*draft.ids_of(staying), *joiners], len(plan.members), moving)
     enter(draft, plan.layout, ResizeReason.DRAIN)
     return True
@@ -68,7 +67,7 @@ def limit(draft: Draft) -> None:
     """Says how many workers must stay: one less than there are, and all while a stage of the model has one copy.
 
     Before the first layout there is nothing to lose; and the cluster would count anew with each pod that gets ready.
-    Nor have workers any that wait for a start: those whose pods are not ready are let go.
+    Nor have workers anything that wait for a start: any of them may go.
     Workers that do not run yet count as well, for once they run the cluster counts them; but past a drain's deadline
     they are not waited for. Nor are those then whose pods are not ready, though they may train: the cluster never
     counts them, so where each has such a pod it would let none go.
@@ -84,8 +83,9 @@ def limit(draft: Draft) -> None:
     running = {worker.id for worker in draft.observed.workers if worker.phase is WorkerPhase.RUNNING}
     wanted = set(draft.status.worker_ids)
     present = len((wanted & running if overdue else wanted) - ended)
-    draft.min_available = max(0, present - (0 if _precious(draft) and not overdue else 1))
-    draft.keeps_unready = draft.status.plan is not None and draft.observed.sees_drains and not overdue
+    trains = draft.status.plan is not None
+    draft.min_available = max(0, present - (0 if _precious(draft) and not overdue else 1)) if trains else 0
+    draft.keeps_unready = trains and draft.observed.sees_drains and not overdue
 
 
 def _set_deadline(draft: Draft) -> None:
@@ -93,10 +93,11 @@ def _set_deadline(draft: Draft) -> None:
     end: nodes that are cordoned one after the other would keep the first from being emptied. So it counts from the
     newest cordon, and twice from the oldest, of those whose workers are still there.
 
-    One that joins from a cordoned node is no news: workers that tolerate cordons would renew the time as often.
+    Who is to join has nothing to lose, and is made elsewhere. A leaver's cordon renews nothing.
     """
     status, plan = draft.status, draft.status.plan
-    going = {worker.id: worker for worker in draft.wanted if worker.alive and worker.draining}
+    joining = set(draft.joining_ids)
+    going = {one.id: one for one in draft.wanted if one.alive and one.draining and one.id not in joining}
     if not going:
         draft.update(drain_deadline=None, drains=None)
         return

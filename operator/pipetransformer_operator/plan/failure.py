@@ -3,7 +3,7 @@
 A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
 worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
 left as told is no failure of the job, nor is one whose stage was packed into too little memory. A joiner that the
-scheduler put on a dead node is dropped like one that ended.
+scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from ..api.status import ConditionStatus, ConditionType, Reason, ResizePhase, To
 from . import layouts, start
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
-from .prepare import back_off, begin, cancel, enter, go_on, is_late, try_at_once, why_not_ready
+from .prepare import back_off, begin, cancel, enter, go_on, is_late, may_go_on, try_at_once, why_not_ready
 from .stall import suspicion
 from .types import EventType, Worker
 
@@ -131,8 +131,11 @@ def _why_stranded(draft: Draft, worker: Worker) -> str:
     """Why a worker that is to join will not start where it is; empty when it may.
 
     Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself,
-    if nothing else speaks against the node.
+    if nothing else speaks against the node. It also keeps workers off a node that is emptied, but not those for long
+    that tolerate it and come back ever again.
     """
+    if worker.draining and may_go_on(draft):
+        return f"its node {worker.node} takes no pods any more"
     if draft.hears(worker.uid):
         return ""
     if worker.node_lost:

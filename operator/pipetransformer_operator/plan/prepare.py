@@ -104,9 +104,17 @@ def go_on(draft: Draft) -> None:
     """Lets a preparation go on with others in the place of joiners that were taken away: they have all its time anew,
     but not for ever."""
     resize = draft.status.resize
-    if resize is not None and resize.renewals < RENEWALS:
+    if resize is not None and may_go_on(draft):
         draft.update(resize=resize.model_copy(update={"renewals": resize.renewals + 1}))
         draft.prepare_anew(draft.now)
+
+
+def may_go_on(draft: Draft) -> bool:
+    """Whether it is a job that trains which prepares something, and joiners may still be taken away for others."""
+    resize = draft.status.resize
+    if draft.status.plan is None or resize is None or resize.phase is not ResizePhase.PREPARE:
+        return False
+    return resize.renewals < RENEWALS
 
 
 def back_off(draft: Draft) -> timedelta:
@@ -149,6 +157,8 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
         return Reason.CREATION_REFUSED, draft.observed.refusal
     ready = {member.name for member in draft.ready_joiners}
     workers = {worker.id: worker for worker in draft.joiners}
+    if draft.status.plan is not None:  # a drain takes none on a cordoned node
+        ready -= {worker.name for worker in draft.joiners if worker.draining}
     late = [key for key in draft.joining_ids if draft.name_of(key) not in ready]
     reasons = [_why(workers.get(key)) for key in late]
     if draft.awaits_quota:
@@ -200,7 +210,7 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
         return Reason.UNSCHEDULABLE, worker.waiting or "has no node"
     if worker.waiting.startswith(_IMAGE):
         return Reason.IMAGE_PULL, worker.waiting
-    return Reason.NOT_READY, worker.waiting or "runs and is not ready"
+    return Reason.NOT_READY, worker.waiting or ("is on a cordoned node" if worker.draining else "runs and is not ready")
 
 
 def is_late(draft: Draft) -> bool:

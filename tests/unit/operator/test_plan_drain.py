@@ -53,7 +53,7 @@ def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
     assert stay(world) is None, "nothing is written for a job of which nothing runs"
 
 
-def test_workers_that_wait_for_a_start_are_let_go_while_their_pods_are_not_ready() -> None:
+def test_workers_that_wait_for_a_start_have_nothing_and_are_let_go() -> None:
     world = World(make_job().stages(2).workers(2).checkpoint())
     world.start()
     world.commit(checkpoint=1)
@@ -61,7 +61,8 @@ def test_workers_that_wait_for_a_start_are_let_go_while_their_pods_are_not_ready
     world.settle()
     world.builder.suspended(False)
     world.settle()
-    assert world.workers and not world.turn().keeps_unready
+    decided = world.turn()
+    assert world.workers and (decided.min_available, decided.keeps_unready) == (0, False)
     world.warm_up()
     assert world.turn().keeps_unready
 
@@ -253,16 +254,43 @@ def test_the_drain_of_an_operator_that_did_not_note_its_workers_keeps_its_time()
     assert world.status.drain_deadline == deadline + timedelta(seconds=590)
 
 
-def test_replacements_that_tolerate_cordons_do_not_renew_the_time_of_the_drain() -> None:
+def test_replacements_that_tolerate_cordons_do_not_renew_the_time_of_the_drain_nor_are_they_made_for_ever() -> None:
     world = World(make_job().stages(2).workers(2))
     world.start()
     cordon(world, "digits-w1")
     deadline = world.status.drain_deadline
-    for _ in range(4):
-        world.wait(61)
-        cordon(world, max(world.workers))
-    assert world.status.next_worker_id > 4
-    assert world.status.drain_deadline == deadline
+    for number in range(2, 7):
+        cordon(world, f"digits-w{number}")
+    world.warm_up()
+    assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w6"], "four others were tried"
+    assert (world.status.drain_deadline, world.plan.layout_generation) == (deadline, 1)
+    world.wait(600)
+    world.settle()
+    assert world.condition(ConditionType.RESIZING).message.startswith("cancelled: digits-w6: is on a cordoned node")
+
+
+def test_a_worker_of_a_claim_on_a_cordoned_node_is_made_elsewhere_and_holds_up_nobody() -> None:
+    world = World(make_job().stages(2).workers(2, most=4))
+    world.start()
+    cordon(world, "digits-w2")
+    assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w3", "digits-w4"]
+    assert world.status.drain_deadline is None
+    world.warm_up()
+    assert (world.shape, members(world)) == ((2, 2), ["digits-w0", "digits-w1", "digits-w3", "digits-w4"])
+
+
+def test_who_is_to_join_has_no_part_in_the_time_of_a_drain() -> None:
+    world = World(make_job().stages(4).workers(4).on_pack("Hold"))
+    world.start()
+    world.commit(boundary=8)
+    world.commit()
+    world.leave()
+    world.commit()
+    world.warm_up()
+    (spare, *_) = sorted(set(world.workers) - set(members(world)))
+    world.change(spare, draining=True)
+    world.turn()
+    assert world.status.drain_deadline is None
 
 
 def test_replacements_that_fail_are_tried_ever_later_and_are_no_failures_of_the_job() -> None:
