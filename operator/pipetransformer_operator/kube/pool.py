@@ -6,7 +6,7 @@ watch has caught up.
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
@@ -157,6 +157,10 @@ class KubePool:
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
         """See `WorkerPool`."""
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
+        if job.metadata.deletion_timestamp:  # its pods may be orphans, and the watch have not shown that yet
+            with suppress(NotFound):
+                if controller_uid(await self._api.get(f"{path}/{name}")) != job.metadata.uid:
+                    return
         with self._ask(_key(job)):
             ending = await self._end(path, name, uid)
             if ending is None:

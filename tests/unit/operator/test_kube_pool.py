@@ -185,6 +185,18 @@ async def test_one_of_an_operator_that_died_before_it_deleted_it_is_deleted_by_t
     assert len(world.deleted) == 2
 
 
+@pytest.mark.parametrize("orphan", [True, False])
+async def test_pods_of_a_deleted_job_are_deleted_unless_they_are_orphans_that_no_watch_has_shown(orphan: bool) -> None:
+    world, kept = Admitting(), job()
+    await world.pool.create(kept, 0, JobStatus())
+    assert world.there is not None
+    if orphan:
+        world.there = {**world.there, "metadata": {**world.there["metadata"], "ownerReferences": []}}
+    metadata = kept.metadata.model_copy(update={"deletion_timestamp": "2026-01-01T00:00:00Z"})
+    await world.pool.delete(kept.model_copy(update={"metadata": metadata}), "digits-w0", "uid-0")
+    assert len(world.deleted) == (not orphan)
+
+
 async def test_of_a_pod_that_is_gone_by_the_answer_to_its_deletion_nothing_is_kept() -> None:
     world = Admitting()
     await world.pool.create(job(), 0, JobStatus())
