@@ -15,7 +15,7 @@ def count(draft: Draft) -> None:
     gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]
     # After the end nobody deletes pods that have ended, and they hold no device.
     held = sum(worker.holds for worker in draft.observed.workers) if status.finished else len(there)
-    training = status.plan is not None and not status.finished and not draft.stopped
+    training = status.plan is not None and not status.finished and bool(status.worker_ids)  # else all of them end
     saved = _saved(draft, held) if training else 0
     gpus = Gpus(held=held, released=status.gpus.released + len(gone), saved=saved)
     if gone:

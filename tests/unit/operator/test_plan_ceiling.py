@@ -7,6 +7,7 @@ from pipetransformer_operator.api.status import ConditionType
 from pipetransformer_operator.plan import WorkerPhase
 from pipetransformer_operator.plan.accounting import gpu_seconds_saved
 from tests.builders import make_job
+from tests.unit.operator.test_plan_queue import queued
 from tests.unit.operator.world import World
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,9 +80,9 @@ def test_what_a_ceiling_takes_is_not_saved_by_packing() -> None:
     assert world.status.gpu_seconds_saved == pytest.approx(400)
 
 
-def test_a_suspended_job_saves_nothing_while_its_pods_are_kept() -> None:
-    world = World(make_job().stages(4).workers(8).release().checkpoint())
-    world.lingering = True
+@pytest.mark.parametrize("how", ["suspended", "resumed", "sent back"])
+def test_a_job_whose_workers_all_end_saves_nothing_while_its_pods_are_kept(how: str) -> None:
+    world, queue = queued(make_job().stages(4).workers(8).release())
     world.start()
     world.commit(boundary=8)
     world.commit(checkpoint=8)
@@ -91,7 +92,13 @@ def test_a_suspended_job_saves_nothing_while_its_pods_are_kept() -> None:
     world.settle()
     assert world.status.gpus.saved == 4
     world.wait(100)
-    world.builder.suspended()
+    if how == "sent back":
+        queue.size = 0
+        queue.evicted.add("digits-q0")
+    else:
+        world.builder.suspended()
+    world.settle()
+    world.builder.suspended(how == "suspended")
     world.settle()
     world.wait(10_000)
     world.settle()
