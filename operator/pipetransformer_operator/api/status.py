@@ -270,7 +270,7 @@ class Share(Wire):
 
 class QuotaRequest(Wire):
     """One request to the job's queue: the first is for the starting size, each other for workers beyond it, or for
-    those that take the places of cordoned ones.
+    those that take the places of cordoned or lost ones.
 
     A request's size is fixed. Quota that is not needed any more is returned worker by worker, and never comes back.
     """
@@ -280,7 +280,8 @@ class QuotaRequest(Wire):
     workers: Positive = Field(description="That it is for.")
     returned: Count = Field(default=0, description="Of workers: those whose quota was given back.")
     own: bool = Field(
-        default=False, description="As the first, for workers of the starting size: replacements of cordoned ones."
+        default=False,
+        description="As the first, for workers of the starting size: in the places of cordoned ones, or of lost ones.",
     )
     admitted: bool = Field(default=False, description="The queue said yes, and the answer was used.")
     worker_ids: list[Count] = Field(

@@ -223,6 +223,8 @@ class Draft:
         size = sum(key not in claimed for key in ids)
         joining = set(self.joining_ids) - claimed
         least = sum(key not in claimed for key in replaced) - sum(key in joining for key in ids) if replaced else 0
+        if self.status.plan is None:  # a start has no claims
+            least = missing
         base = min(missing, max(0, least, self.status.initial_workers - size))
         if self.status.quota_requests:
             base, missing = self._within_quota(missing, max(0, least), base)

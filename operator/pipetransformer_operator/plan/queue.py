@@ -3,8 +3,8 @@
 The first request is for the starting size. If its quota is wanted back, the job leaves a checkpoint, gives all workers
 back and waits again, in the size that the checkpoint needs. Each claim is a request of its own: if that quota is wanted
 back, its workers leave and the job goes on narrower. So are replacements of cordoned workers, for both hold quota at a
-time; where they replace some of the starting size theirs is no claim. As long as nothing is known of the queue, nothing
-changes.
+time; where they replace some of the starting size theirs is no claim. Nor is what a start asks for that cannot wait for
+pods on a lost node. As long as nothing is known of the queue, nothing changes.
 """
 
 from pipetransformer_contract.messages import ResizeReason
@@ -89,22 +89,23 @@ def sends_back(draft: Draft) -> bool:
 
 def tidy(draft: Draft) -> None:
     """Gives back what a job does not need that has the layout it wants. Quota of its starting size is kept for another
-    attempt that is slept over."""
+    attempt that is slept over. A start needs none of claims."""
     status = draft.status
     if not status.quota_requests:
         return
-    if status.resize is not None and not (is_recovery(draft) and draft.asleep):
-        if status.plan is not None and status.resize.reason is not ResizeReason.DRAIN:
-            _return_excess(draft)
-        return
     if status.plan is None:
-        if draft.asleep and not any(request.worker_ids for request in status.quota_requests):
+        _give_up_claims(draft)
+        if status.resize is None and draft.asleep and not any(one.worker_ids for one in status.quota_requests):
             draft.update(quota_requests=[])
         return
-    own = status.own_requests
-    keeps = draft.asleep and sum(request.granted for request in own) <= status.initial_workers
-    kept = {request.name for request in own} if keeps else set()
-    first, *others = status.quota_requests
+    if status.resize is not None and not (is_recovery(draft) and draft.asleep):
+        if status.resize.reason is not ResizeReason.DRAIN:
+            _return_excess(draft)
+        return
+    if draft.asleep:
+        _return_excess(draft)
+    kept = {request.name for request in draft.status.own_requests} if draft.asleep else set()
+    first, *others = draft.status.quota_requests
     admitted = [first, *(request for request in others if request.admitted)]
     base, *extras = [one if one.name in kept else _without_free(one) for one in admitted]
     draft.update(quota_requests=[base, *(extra for extra in extras if extra.returned < extra.workers)])
@@ -155,6 +156,13 @@ def _return_excess(draft: Draft) -> None:
     status = draft.status
     excess = sum(request.granted for request in status.own_requests if request.admitted) - status.initial_workers
     draft.update(quota_requests=quota.give_back(status, excess, own=True))
+
+
+def _give_up_claims(draft: Draft) -> None:
+    """Gives back what nobody uses of claims, and asks for no more of them."""
+    draft.update(quota_requests=quota.without_waiting(draft.status, own=False))
+    free = sum(request.free for request in draft.status.quota_requests)
+    draft.update(quota_requests=quota.give_back(draft.status, free, own=False))
 
 
 def _without_free(request: QuotaRequest) -> QuotaRequest:

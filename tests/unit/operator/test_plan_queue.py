@@ -367,6 +367,18 @@ def test_a_start_beside_a_pod_that_is_stuck_asks_for_more_and_holds_nothing_as_l
     world.settle()
     assert requests(world) == [("digits-q0", 3, [4, 5, 6]), ("digits-q1", 1, [7])]
     assert queue.held == 4
+    assert (world.status.own_requests, world.status.claimed_ids) == (world.status.quota_requests, [])
+
+
+def test_a_start_gives_back_the_quota_of_claims() -> None:
+    world, queue = claimed()
+    for member in world.plan.members:
+        world.end(member.name, exit_code=137)
+    world.settle()
+    for name in [name for name, worker in world.workers.items() if not worker.alive]:
+        world.kill(name)
+    world.settle()
+    assert (requests(world), queue.held) == ([("digits-q0", 2, [4, 5])], 2)
 
 
 def test_a_start_that_lacks_quota_until_a_pod_is_gone_keeps_the_others_no_longer_than_one_without_nodes() -> None:

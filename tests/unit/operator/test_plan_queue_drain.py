@@ -107,6 +107,32 @@ def test_a_cordoned_worker_of_the_starting_size_is_not_replaced_by_one_that_a_cl
         assert sum(request.granted for request in world.status.own_requests) == 4
 
 
+def test_of_quota_of_the_starting_size_only_what_is_too_much_is_given_back_while_an_attempt_is_slept_over() -> None:
+    world, queue = queued(make_job().stages(2).workers(4))
+    world.start()
+    world.commit(checkpoint=0)
+    world.unschedulable = True
+    world.change("digits-w0", draining=True)
+    world.settle()
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    world.commit(checkpoint=0)
+    world.leave()
+    world.commit(checkpoint=0)
+    world.change("digits-w0", draining=False)
+    world.settle()
+    assert sum(request.granted for request in world.status.own_requests) == 5
+    world.wait(700)
+    world.settle()
+    world.bury()
+    assert (world.shape, queue.held) == ((2, 1), 4)
+    world.unschedulable = False
+    world.wait(3600)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.status.claimed_ids) == ((2, 2), [])
+
+
 @pytest.mark.parametrize("left", [0, 2])
 def test_a_start_on_quota_of_replaced_workers_goes_on_narrower_or_waits_as_a_whole_if_it_is_wanted_back(
     left: int,
