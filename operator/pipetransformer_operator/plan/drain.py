@@ -23,6 +23,7 @@ def replace(draft: Draft) -> bool:
     assert plan is not None
     going = [member for member in plan.members if (worker := draft.worker(member)) and worker.draining]
     if not going:
+        _give_up_replacements(draft)
         return False
     if draft.sleeps():
         return False
@@ -48,6 +49,17 @@ def replace(draft: Draft) -> bool:
     draft.want([*draft.ids_of(staying), *joiners], len(plan.members), moving)
     enter(draft, plan.layout, ResizeReason.DRAIN)
     return True
+
+
+def _give_up_replacements(draft: Draft) -> None:
+    """Those of workers that need not move any more: a claim with them would have more than the starting size's priority
+    and quota is for."""
+    plan, claimed = draft.status.plan, set(draft.status.claimed_ids)
+    members = draft.ids_of(plan.members) if plan else ()
+    base = sum(key not in claimed for key in members)
+    joining = [key for key in draft.joining_ids if key not in claimed]
+    if surplus := joining[max(0, draft.status.initial_workers - base) :]:
+        draft.keep_workers(set(draft.status.worker_ids) - set(surplus))
 
 
 def _pairs(draft: Draft, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:

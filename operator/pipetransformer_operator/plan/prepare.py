@@ -57,6 +57,7 @@ def prepare(draft: Draft) -> None:
     """Wants the workers of the next layout, until they are ready or its time is up."""
     plan = draft.status.plan
     assert plan is not None
+    begin(draft, ResizeReason.CLAIM)  # what was prepared may be a drain that is over
     if draft.status.resize is not None and is_late(draft):
         cancel(draft, *why_not_ready(draft))
     to = target(draft)

@@ -143,6 +143,8 @@ class Checked(World):
         members = {member.name for member in self.plan.members}
         spares = set(self.workers) - members
         assert not spares or self.spec.elastic_policy.on_pack == "Hold"
+        own = set(self.status.worker_ids) - set(self.status.claimed_ids)
+        assert len(own) <= self.status.initial_workers, "a claim has the starting size's priority"
         if self.queue:
             held = {key for request in self.status.quota_requests for key in request.worker_ids}
             assert held == set(self.status.worker_ids) and self.queue.held == len(held)

@@ -107,6 +107,30 @@ def test_a_cordoned_worker_of_the_starting_size_is_not_replaced_by_one_that_a_cl
         assert sum(request.granted for request in world.status.own_requests) == 4
 
 
+@pytest.mark.parametrize("with_queue", [True, False])
+def test_replacements_of_a_drain_that_is_over_are_no_part_of_a_claim(with_queue: bool) -> None:
+    world, _ = queued(make_job().stages(2).workers(4, most=6))
+    if not with_queue:
+        world = World(make_job().stages(2).workers(4, most=6).checkpoint())
+    world.start()
+    world.change("digits-w0", draining=True)
+    world.change("digits-w1", draining=True)
+    world.settle()
+    assert {"digits-w6", "digits-w7"} < set(world.workers) and not world.status.claimed_ids
+    world.wait(300)
+    world.change("digits-w0", draining=False)
+    world.change("digits-w1", draining=False)
+    world.settle()
+    assert world.status.resize is not None and world.status.resize.start_time == world.now, "it has all its time"
+    world.bury()
+    world.warm_up()
+    world.commit(checkpoint=0)
+    assert world.shape == (2, 3)
+    assert len(world.status.claimed_ids) == 2
+    if with_queue:
+        assert sum(request.granted for request in world.status.own_requests) == 4
+
+
 def test_of_quota_of_the_starting_size_only_what_is_too_much_is_given_back_while_an_attempt_is_slept_over() -> None:
     world, queue = queued(make_job().stages(2).workers(4))
     world.start()
