@@ -29,6 +29,8 @@ MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
 #: When to come again where as many polls wait as may.
 FULL_SECONDS = 20.0
+#: For so many polls that may wait one more of a member may: heartbeats, which say that members wait, need the rest.
+MEMBERS_OF = 10
 #: Within this time a request's body has come.
 BODY_SECONDS = 10.0
 JOB_HEADER = "X-Pipetransformer-Job"
@@ -120,14 +122,15 @@ class Channel:
         board, reporter = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
-        full = self._polls >= self._most_polls and not board.belongs(reporter)
+        extra = -(-self._most_polls // MEMBERS_OF) if board.belongs(reporter) else 0
+        full = self._polls >= self._most_polls + extra
         self._polls += 1
         try:
             generation = await board.generation_after(reporter, after, timeout=0 if full else timeout)
         finally:
             self._polls -= 1
         if full and timeout and generation is None:
-            text = f"{self._most_polls} workers wait for a generation already"
+            text = f"{self._most_polls + extra} workers wait for a generation already"
             raise RefusedError(Refusal.TOO_MANY, text, retry_after=FULL_SECONDS)
         return web.json_response(generation.to_wire()) if generation else web.Response(status=204)
 

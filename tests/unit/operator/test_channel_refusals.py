@@ -241,10 +241,12 @@ async def test_where_as_many_polls_wait_as_may_the_next_comes_again_and_who_has_
         refused, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert [one.result() for one in refused] == [429]
         assert await poll(0, "token-1") == 200, "it need not wait"
-        member = asyncio.create_task(poll(1, "token-1"))
+        members = {asyncio.create_task(poll(1, "token-1")) for _ in range(2)}
+        refused, members = await asyncio.wait(members, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result() for one in refused] == [429], "members have some places more, and no more than those"
         assert (await client.post("/v1/heartbeat", json=BEAT, headers=headers())).status == 200
         await show(board, plan(2, "digits-w0", "digits-w1"))
-        assert [await one for one in [*waiting, member]] == [200, 200]
+        assert [await one for one in [*waiting, *members]] == [200, 200]
         assert await poll(1) == 200
 
 
