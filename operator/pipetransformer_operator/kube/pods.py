@@ -6,7 +6,7 @@ from typing import Any
 
 from ..api import GROUP, KIND, PipeTrainingJob
 from ..plan import NOT_SET_UP, Worker, WorkerPhase
-from ..plan.finish import MAX_WORDS
+from ..plan.last_words import MAX_WORDS, last_words, report_in
 from .api import Object
 from .nodes import Nodes
 
@@ -157,9 +157,10 @@ def _words(one: Object) -> str:
 def _message(status: Object, ended: Object | None) -> str:
     if ended is not None and ended.get("reason") == "OOMKilled":
         return "OOMKilled: the worker needed more memory than its limit"
-    said = _words(status)[:MAX_WORDS]  # by the cluster, which begins with what matters; a log ends with it
+    said = _words(status)[:MAX_WORDS]  # by the cluster, which begins with what matters
     if ended is not None:
-        return str(ended.get("message") or said or ended.get("reason") or "")
+        left = last_words(str(ended.get("message") or ""), int(ended["exitCode"]))
+        return left if report_in(left) else str(said or left or ended.get("reason") or "")
     for container in status.get("initContainerStatuses", []):
         failed: Object = container.get("state", {}).get("terminated", {})
         if failed.get("exitCode") and status.get("phase") == "Failed":

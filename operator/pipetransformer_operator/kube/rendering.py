@@ -82,6 +82,8 @@ def render(
     else:
         _serve_metrics(container)
     container["terminationMessagePath"] = TERMINATION_LOG
+    # Where a trainer crashes before it can say why, its log does.
+    container["terminationMessagePolicy"] = container.get("terminationMessagePolicy") or "FallbackToLogsOnError"
     for field in ("restartPolicy", "restartPolicyRules"):  # they would outrank the pod's
         container.pop(field, None)
     _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)

@@ -21,10 +21,13 @@ from pipetransformer_contract.wire import Env
 from ..api import JobStatus, PipeTrainingJob, trainer_spec
 from ..channel.authenticator import Identity
 from ..plan import Worker, WorkerPhase, worker_name
+from ..plan.last_words import last_words
 from .manifest import search_path
 
 ADDRESS = "127.0.0.1"
 TERM_SECONDS = 5.0
+#: Of a log, as much as a kubelet keeps.
+LOG_BYTES = 2048
 
 
 @dataclass
@@ -33,6 +36,9 @@ class _Process:
     name: str
     uid: str
     folder: Path
+    log: Path
+    #: Where its part of the log begins, for one of an earlier run may stand before it.
+    log_start: int
     process: asyncio.subprocess.Process
     deleted: bool = False
 
@@ -90,7 +96,9 @@ class ProcessPool:
         self.tokens[token] = Identity(job.metadata.namespace, name, uid)
         logs = self._run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        with (logs / f"{name}.log").open("ab") as log:
+        log_file = logs / f"{name}.log"
+        with log_file.open("ab") as log:
+            start = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=self._environment(job, status, name, uid, folder),
@@ -99,7 +107,7 @@ class ProcessPool:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,  # the terminal's Ctrl-C is for the controller, which ends the workers in order
             )
-        self._processes[name] = _Process(worker_id, name, uid, folder, process)
+        self._processes[name] = _Process(worker_id, name, uid, folder, log_file, start, process)
         watcher = asyncio.create_task(self._watch(self._processes[name]))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
@@ -185,19 +193,28 @@ class ProcessPool:
 def _observe(process: _Process) -> Worker:
     code = process.process.returncode
     phase = WorkerPhase.RUNNING if code is None else WorkerPhase.SUCCEEDED if code == 0 else WorkerPhase.FAILED
-    log = process.folder / "termination-log"
     return Worker(
         id=process.worker_id,
         name=process.name,
         uid=process.uid,
         phase=phase,
         terminating=process.deleted,
-        node="local",
         address=ADDRESS,
         exit_code=code,
-        message=log.read_text() if code is not None and log.exists() else "",
+        message="" if code is None else _last_words(process, code),
         scheduled=True,
     )
+
+
+def _last_words(process: _Process, code: int) -> str:
+    """As a kubelet gives them: its termination message, or if it failed the end of its log."""
+    said = process.folder / "termination-log"
+    left = said.read_text() if said.exists() else ""
+    if not left and code:
+        with process.log.open("rb") as log:
+            log.seek(max(process.log_start, process.log.stat().st_size - LOG_BYTES))
+            left = log.read().decode(errors="replace")
+    return last_words(left, code)
 
 
 def _kill(process: _Process) -> None:

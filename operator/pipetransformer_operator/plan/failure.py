@@ -171,10 +171,10 @@ def _describe(worker: Worker | None) -> str:
     if worker is None:
         return "its pod is gone"
     if worker.terminating or worker.disrupted:
-        return f"taken away{': ' + worker.message[-200:] if worker.message else ''}"
+        return ": ".join(filter(None, ["taken away", "" if worker.exit_code == 0 else words(worker)]))
     if worker.exit_code is not None:
         return ": ".join(filter(None, [f"exit code {worker.exit_code}", words(worker)]))
-    return worker.message[-200:] or worker.phase.value
+    return words(worker) or worker.phase.value
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:

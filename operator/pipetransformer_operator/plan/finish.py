@@ -1,6 +1,5 @@
 """How a job ends: by its leader's word, by a worker that refuses the spec, or by its deadline."""
 
-import json
 from datetime import timedelta
 
 from pipetransformer_contract.messages import Outcome
@@ -8,6 +7,7 @@ from pipetransformer_contract.messages import Outcome
 from ..api.job import CleanPodPolicy
 from ..api.status import MAX_CONDITION_REASON, ConditionType, Reason
 from .draft import Draft
+from .last_words import MAX_WORDS, report_in
 from .types import Worker
 
 #: Exit code of a trainer that cannot do what its spec says.
@@ -17,8 +17,6 @@ DEVICE_FAILED = "DeviceFailed"
 #: Workers of a job whose leader told its end leave by themselves, and their logs stay; those that still run after so
 #: long are deleted.
 FINISH_GRACE = timedelta(seconds=30)
-#: Of one worker, among others.
-MAX_WORDS = 200
 
 
 def judge(draft: Draft) -> None:
@@ -33,7 +31,9 @@ def judge(draft: Draft) -> None:
         draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
     elif refusal := _refusal(draft):
         reason, message = _termination(refusal)
-        draft.fail(reason or Reason.USER_ERROR, message or f"{refusal.name} exited with code {EXIT_USER_ERROR}")
+        if not _parsed(refusal):  # the program's own, or Python's where the program is not there
+            message = ": ".join(filter(None, [f"{refusal.name} exited with code {EXIT_USER_ERROR}", message]))
+        draft.fail(reason or Reason.USER_ERROR, message)
     elif _ended_in_success(draft):
         _complete(draft, "")
     else:
@@ -143,20 +143,15 @@ def _check_deadline(draft: Draft) -> None:
 
 
 def words(worker: Worker) -> str:
-    """How a trainer that has ended explains it: what it wrote for us, or the end of what else it left."""
+    """How a trainer that has ended explains it: what it wrote for us, or the end of its log."""
     if worker.exit_code == 0 and not _outcome(worker):
         return "nothing says that it trained to the end; the command of the pod template has to call train()"
     reason, message = _termination(worker)
-    return ": ".join(filter(None, [reason, message[:MAX_WORDS] if _parsed(worker) else message[-MAX_WORDS:]]))
+    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
 
 
 def _parsed(worker: Worker) -> dict[str, object]:
-    """The termination message's JSON line; empty when the trainer left other text, as a crash does."""
-    try:
-        line = json.loads(worker.message.strip().rpartition("\n")[2] or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return line if isinstance(line, dict) else {}
+    return report_in(worker.message)
 
 
 def _outcome(worker: Worker) -> str:

@@ -141,11 +141,27 @@ def test_a_worker_that_its_kubelet_ended_gives_the_pods_words_where_it_left_none
     )
     assert worker is not None and worker.exit_code == 137
     assert words(worker).startswith(f"{reason}: {message[:100].strip()}")
+    logged = {"exitCode": 1, "reason": "Error", "message": "INFO generation 1\nINFO step 8"}
+    worker = observe(
+        seen(status | {"containerStatuses": [{"name": "trainer", "state": {"terminated": logged}}]}), "trainer"
+    )
+    assert worker is not None and words(worker).startswith(reason)
     told = killed | {"message": '{"outcome": "Left", "message": "it was told to stop"}'}
     worker = observe(
         seen(status | {"containerStatuses": [{"name": "trainer", "state": {"terminated": told}}]}), "trainer"
     )
     assert worker is not None and words(worker) == "it was told to stop"
+
+
+def test_a_worker_that_crashed_gives_the_last_words_of_its_log() -> None:
+    log = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nImportError: no vit\n'
+    ended = {"exitCode": 1, "reason": "Error", "message": log}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}]}
+    worker = observe(seen(status), "trainer")
+    assert worker is not None and words(worker) == "ImportError: no vit"
+    ended |= {"exitCode": 137}
+    worker = observe(seen(status), "trainer")
+    assert worker is not None and words(worker) == "Error", "who is killed does not say why"
 
 
 def test_a_pod_that_is_being_deleted_cannot_train() -> None:

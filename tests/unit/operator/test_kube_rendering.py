@@ -88,6 +88,17 @@ def test_a_trainer_that_has_ended_is_not_started_again_whatever_its_container_sa
     assert pod["spec"]["containers"][1] == helper
 
 
+@pytest.mark.parametrize(
+    ("said", "policy"), [({}, "FallbackToLogsOnError"), (None, "FallbackToLogsOnError"), ("File", "File")]
+)
+def test_a_trainer_that_crashes_leaves_the_end_of_its_log_unless_the_template_says_otherwise(
+    said: Any, policy: str
+) -> None:
+    own = {} if said == {} else {"terminationMessagePolicy": said}
+    pod = pod_of(with_containers({"name": "trainer", "image": "x"} | own))
+    assert pod["spec"]["containers"][0]["terminationMessagePolicy"] == policy
+
+
 def test_a_pod_has_the_labels_annotations_and_finalizers_of_its_template_and_a_name_and_an_owner_of_ours() -> None:
     theirs = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["example.com/logs"]}
     job = make_job().set("podTemplate.metadata", theirs | {"name": "x", "ownerReferences": [{"uid": "other"}]})

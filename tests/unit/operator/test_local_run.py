@@ -90,6 +90,25 @@ async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_wor
     assert failed is not None and "spec.data.path: no such folder" in failed.message
 
 
+async def test_a_program_that_ends_before_it_trains_is_told_with_the_last_words_of_its_log(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    logs = run_dir / "logs"
+    logs.mkdir()
+    (logs / "digits-w0.log").write_text("of a run before\n")
+    for command, message in (
+        (["no-such-file.py"], "exited with code 2: python: can't open file"),
+        (["-c", "import no_such_module"], "(exit code 1: ModuleNotFoundError: No module named 'no_such_module')"),
+        (["-c", "raise SystemExit(2)"], "exited with code 2"),
+    ):
+        job = make_job().command("python", *command).stages(1).workers(1).set("runPolicy.backoffLimit", 0)
+        status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir)
+        failed = status.condition(ConditionType.FAILED)
+        assert failed is not None and message in failed.message
+        assert "of a run before" not in failed.message
+        assert ("no_such_module" in failed.message) == ("no_such_module" in command[-1])
+
+
 async def test_workers_that_nobody_ends_leave_by_themselves_when_the_job_has_failed(tmp_path: Path) -> None:
     job = packing_job().set("runPolicy", {"activeDeadlineSeconds": 1, "cleanPodPolicy": "None"})
     status = await run_job(read_job(write(job, tmp_path), tmp_path / "run"), tmp_path / "run")

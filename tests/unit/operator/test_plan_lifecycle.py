@@ -163,12 +163,22 @@ def test_a_user_error_fails_the_job_with_the_trainers_words() -> None:
     assert set(world.workers) == {"digits-w1"}
 
 
+def test_a_program_that_is_not_there_fails_the_job_with_pythons_words() -> None:
+    world = widening()
+    world.settle()
+    world.end("digits-w1", exit_code=2, message="python: can't open file '/app/train.py': [Errno 2] No such file")
+    world.settle()
+    failed = world.condition(ConditionType.FAILED)
+    assert failed.reason == "UserError"
+    assert failed.message.startswith("digits-w1 exited with code 2: python: can't open file '/app/train.py'")
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ('{"reason": "%s", "message": "no"}' % ("R" * 2000), "R" * 1024),
-        ('{"reason": "\\ud800", "message": "\\udfff"}', "?"),
-        ('{"reason": 1, "message": ["no"]}', "1"),
+        ('{"outcome": "Failed", "reason": "%s", "message": "no"}' % ("R" * 2000), "R" * 1024),
+        ('{"outcome": "Failed", "reason": "\\ud800", "message": "\\udfff"}', "?"),
+        ('{"outcome": "Failed", "reason": 1, "message": ["no"]}', "1"),
         ("[" * 4000, "UserError"),
     ],
     ids=["long", "surrogate", "numbers", "deep"],
