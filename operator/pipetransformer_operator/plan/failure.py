@@ -79,6 +79,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     why = {
         key: lost.get(wanted[key]) or stranded.get(key) or _describe(workers.get(key)) for key in (*members, *joiners)
     }
+    nodes = {key: workers[key].node for key in why if key in workers and workers[key].node}
+    named = {key: f"{wanted[key]} on {nodes[key]}" if key in nodes else wanted[key] for key in why}
     preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
     starting = draft.status.plan is None
     short = _note_too_short(draft, {key: workers[key] for key in members if key in workers})
@@ -91,7 +93,7 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     if preparing and not starting and not members:
         if at_fault := [*failed_joiners, *disrupted]:
             key = at_fault[0]
-            cancel(draft, Reason.WORKER_FAILED, f"{wanted[key]} ({why[key]}) before it was ready")
+            cancel(draft, Reason.WORKER_FAILED, f"{named[key]} ({why[key]}) before it was ready")
         else:
             go_on(draft)
     if any(key not in draft.status.claimed_ids for key in members):
@@ -99,7 +101,7 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     elif members and not failed:
         back_off(draft)
     draft.keep_workers(key for key in wanted if key not in why)
-    described = ", ".join(f"{wanted[key]} ({why[key]})" for key in sorted(why))
+    described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
     counts = bool(failed or (starting and failed_joiners))
     if counts:
         draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
@@ -139,13 +141,13 @@ def _why_stranded(draft: Draft, worker: Worker) -> str:
     if draft.hears(worker.uid):
         return ""
     if worker.node_lost:
-        return f"its node {worker.node} is lost"
+        return "its node is lost"
     if worker.unattended_since is None or not (worker.node_doubted or draft.status.plan):
         return ""
     patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
     due = worker.unattended_since + patience
     if draft.now >= due:
-        return f"its node {worker.node} has said nothing of it for {patience.seconds} s"
+        return f"its node has said nothing of it for {patience.seconds} s"
     draft.wake_at(due)
     return ""
 

@@ -70,7 +70,9 @@ def test_a_worker_whose_accelerator_failed_is_replaced_on_another_node_if_there_
     world.change("digits-w2", node="node-b")
     message = '{"outcome": "Failed", "reason": "DeviceFailed", "message": "loss failed: CUDA error: ECC"}'
     world.end("digits-w2", exit_code=1, message=message)
-    assert set(world.turn().unfit) == {"node-b"}
+    decided = world.turn()
+    assert set(decided.unfit) == {"node-b"}
+    assert "Lost digits-w2 on node-b (exit code 1: DeviceFailed" in " ".join(event.message for event in decided.events)
     world.settle()
     assert (world.shape, world.status.failures, world.status.finished) == ((2, 1), 1, False)
     world.commit()

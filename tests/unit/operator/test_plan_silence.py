@@ -83,7 +83,7 @@ def test_a_replacement_on_a_lost_node_is_replaced_at_once() -> None:
     world = replacing()
     world.change("digits-w4", node_lost=True)
     decided = world.turn()
-    assert "digits-w4 (its node node-1 is lost)" in " ".join(event.message for event in decided.events)
+    assert "digits-w4 on node-1 (its node is lost)" in " ".join(event.message for event in decided.events)
     world.settle()
     assert set(world.workers) == {"digits-w0", "digits-w1", "digits-w5", "digits-w6"}
     assert world.status.failures == 1, "the lost node is none of the job's failures"
