@@ -21,7 +21,7 @@ from .view import LiveView, PlainView
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="YAML of one PipeTrainingJob.")],
-    run_dir: Annotated[Path, typer.Option(help="Where the run's record goes.")],
+    run_dir: Annotated[Path, typer.Option(help="Where the run's record, model and checkpoints go.")],
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines even on a terminal.")] = False,
 ) -> None:
     """Run a job on this machine, its workers as local processes."""

@@ -56,9 +56,10 @@ class InvalidManifest(Exception):
 def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
     """The job of a YAML file, made fit for this machine.
 
-    Mounted paths of a cluster do not exist here: output goes to `run_dir`, checkpoints to `run_dir/checkpoints`; URLs
-    are kept. Processes need no accelerator. A container's command runs in the present folder, with what its `env` says
-    in so many words; what comes from elsewhere in a cluster is to be set here before.
+    It writes to `run_dir` alone, checkpoints to `run_dir/checkpoints`, wherever its manifest says: mounted paths of a
+    cluster do not exist here, and what is at a URL may be a cluster's job's. Processes need no accelerator. A
+    container's command runs in the present folder, with what its `env` says in so many words; what comes from elsewhere
+    in a cluster is to be set here before.
 
     Raises:
         InvalidManifest: the file is no valid job.
@@ -149,9 +150,7 @@ def checked(manifest: Any, source: str) -> dict[str, Any]:
 
 
 def _localised(spec: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    spec = dict(spec)
-    if spec.get("output", {}).get("location", "/").startswith("/"):
-        spec["output"] = {"location": str(run_dir)}
-    if spec.get("checkpoint", {}).get("location", "").startswith("/"):
+    spec = {**spec, "output": {"location": str(run_dir)}}
+    if "checkpoint" in spec:
         spec["checkpoint"] = {**spec["checkpoint"], "location": str(run_dir / "checkpoints")}
     return spec

@@ -116,10 +116,13 @@ async def test_workers_that_nobody_ends_leave_by_themselves_when_the_job_has_fai
     assert failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED
 
 
-def test_a_cluster_path_becomes_a_folder_of_the_run(tmp_path: Path) -> None:
-    job = read_job(write(make_job().checkpoint("/mnt/checkpoints"), tmp_path), tmp_path / "run")
-    assert job.spec.checkpoint is not None
+@pytest.mark.parametrize("place", ["/mnt", "s3://bucket"])
+def test_a_run_writes_to_its_folder_alone(place: str, tmp_path: Path) -> None:
+    manifest = make_job().checkpoint(f"{place}/checkpoints").set("output", {"location": f"{place}/output"})
+    job = read_job(write(manifest, tmp_path), tmp_path / "run")
+    assert job.spec.checkpoint is not None and job.spec.output is not None
     assert job.spec.checkpoint.location == str(tmp_path / "run" / "checkpoints")
+    assert job.spec.output.location == str(tmp_path / "run")
 
 
 def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
