@@ -39,7 +39,8 @@ WORKER_HEADER = "X-Pipetransformer-Worker"
 WORKER_RATE = (50.0, 100)
 #: Bad tokens that one address may show, and unknown ones that wait for their review: each costs the API server one.
 BAD_TOKEN_RATE = (1.0, 20)
-#: Refusals of one kind to one address that are logged; all are counted.
+#: Codes of refusals that are logged, and how often those of one kind to one address are; all are counted.
+LOGGED = (401, 403, 429)
 LOG_RATE = (0.1, 5)
 
 #: Counts a request: path, status code, seconds.
@@ -207,10 +208,12 @@ class Channel:
         return identity
 
     def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
-        """The answer. Who is no worker of ours is logged: what it claims to be and never its token."""
+        """The answer. Who is no worker of ours, or asks too often, is logged: what it claims to be, never its token."""
         self._count_refusal(error.kind)
         text = error.text.encode(errors="backslashreplace").decode()  # it may quote a header of any bytes
-        if error.kind.code in (401, 403) and not self._logged.take((request.remote, error.kind)):
+        # 10,000 workers that wait to join are of as many addresses.
+        sender = None if error.kind is Refusal.TOO_MANY else request.remote
+        if error.kind.code in LOGGED and not self._logged.take((sender, error.kind)):
             claims = {name: request.headers.get(name, "")[:300] for name in (JOB_HEADER, WORKER_HEADER)}
             logger.warning("%s %s from %s: %r: %s", request.method, request.path, request.remote, claims, text)
         headers = {"Retry-After": str(math.ceil(error.retry_after))} if error.retry_after else {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torch.distributed.elastic.rendezvous import (
@@ -24,6 +25,7 @@ from pipetransformer.elastic.channel import (
     ChannelSource,
     ChannelUnavailableError,
     HeartbeatSender,
+    JobEndedError,
     ReportSender,
 )
 from pipetransformer.elastic.groups import PrefixStore
@@ -144,6 +146,19 @@ def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> No
     backoff.wait(caught.value.retry_after)
     backoff.wait()
     assert stop.waits == [7.0, 1.0]
+
+
+def test_a_heartbeat_that_is_refused_waits_as_long_too() -> None:
+    refused = ChannelUnavailableError("HTTP 429", retry_after=7.0)
+    sender = HeartbeatSender(
+        mock.Mock(heartbeat=mock.Mock(side_effect=[refused, JobEndedError("it has ended")])),
+        mock.Mock(),
+        mock.Mock(),
+        lambda: None,
+    )
+    sender._wake = wake = Impatient()
+    sender._run()
+    assert wake.waits == [7.0]
 
 
 def test_a_server_that_does_not_take_connections_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,6 +273,7 @@ class HeartbeatSender:
     def _run(self) -> None:
         pause = HEARTBEAT_SECONDS
         while not self._stop.is_set():
+            asked = 0.0
             try:
                 reply = self._channel.heartbeat(self._state())
                 self._source.saw(reply.layout_generation)
@@ -283,7 +284,8 @@ class HeartbeatSender:
                 return
             except ChannelUnavailableError as error:
                 logger.info("heartbeat: %s", error)
-            self._wake.wait(pause)
+                asked = error.retry_after
+            self._wake.wait(max(pause, asked))
             self._wake.clear()
 
 
