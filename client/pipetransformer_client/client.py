@@ -75,7 +75,7 @@ class Client:
     def stream(self, name: str, *, timeout: float | None = None) -> Iterator[Job]:
         """The job as it is, then as it becomes with each change, up to its end.
 
-        Outages of the API server are waited out; what happened in them is one change.
+        Outages of the API server that begin meanwhile are waited out; what happened in them is one change.
 
         Args:
             name: of the job.
@@ -84,6 +84,7 @@ class Client:
         Raises:
             NotFound: there is no such job, or it was deleted.
             TimeoutError: the job had not ended by then.
+            Unavailable: the API server does not answer the first request.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         job, version = self._look(name)

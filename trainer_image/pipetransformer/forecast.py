@@ -7,9 +7,10 @@ import torch
 
 from pipetransformer_contract.choose import Layout, Packing
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 from .data import Split, lengths_of, read_batch
+from .errors import SpecError
 from .freeze import Explicit, FreezeObservation, NoFreeze, PaperSchedule
 from .job import Job
 from .models import MicroBatchContext
@@ -35,8 +36,9 @@ class Forecast:
         """Loads the job.
 
         Raises:
-            SpecError: what the user asked for cannot be trained.
+            SpecError: what the user asked for cannot be trained, or only a script has it.
         """
+        _check_named(spec)
         return cls(Job.load(spec), costs)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
@@ -93,6 +95,17 @@ class Forecast:
     @property
     def _by_paper(self) -> bool:
         return self.job.spec.pipeline.packing is Packing.PAPER
+
+
+def _check_named(spec: TrainerSpec) -> None:
+    for field, name in (
+        ("spec.model.name", spec.model.name),
+        ("spec.data.name", spec.data.name),
+        ("spec.freeze.policy", spec.freeze.policy),
+        ("spec.pipeline.schedule", spec.pipeline.schedule),
+    ):
+        if name in (SCRIPT, FreezePolicyName.SCRIPT, ScheduleName.SCRIPT):
+            raise SpecError(field, f"is {name}: a plan is made from the manifest alone, and only the script has this")
 
 
 def measure_here(job: Job) -> ModelCosts:

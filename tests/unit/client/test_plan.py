@@ -104,6 +104,19 @@ def test_without_the_trainer_plan_says_what_is_missing(
     assert "needs the trainer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("field", "name"), [("model", "script"), ("data", "script"), ("freeze", "Script"), ("pipeline", "Script")]
+)
+def test_what_only_a_script_has_is_not_planned(
+    field: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = {"freeze": "policy", "pipeline": "schedule"}.get(field, "name")
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(make_job().set(f"{field}.{inner}", name).manifest()))
+    assert command(monkeypatch, "plan", str(file)) == 2
+    assert f"spec.{field}.{inner}: is {name}: a plan is made from the manifest" in capsys.readouterr().err
+
+
 def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
