@@ -10,7 +10,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import fsspec
@@ -34,11 +34,17 @@ from pipetransformer.models import build_model
 from pipetransformer.predict import accuracy
 from pipetransformer_contract.spec import TrainerSpec
 
+if TYPE_CHECKING:
+    from tests.object_store import ObjectStore
+
 UNITS = ["embedding", "blocks.0", "head"]
 
 
-@pytest.fixture(params=["path", "file", "memory"])
+@pytest.fixture(params=["path", "file", "memory", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        store: ObjectStore = request.getfixturevalue("object_store")
+        return f"s3://{store.new_bucket()}/checkpoints"
     return {
         "path": str(tmp_path / "checkpoints"),
         "file": f"file://{tmp_path}/checkpoints",
@@ -97,7 +103,7 @@ def test_what_passes_is_not_noticed_and_what_does_not_is_said_at_once(
         if failures:
             raise failures.pop()
 
-    with mock.patch.object(type(folder.filesystem), "invalidate_cache", side_effect=fail):
+    with mock.patch.object(folder.filesystem, "invalidate_cache", side_effect=fail):
         assert folder.names() == [] and failures == []
         failures += [OSError(errno.EIO, "never reached"), PermissionError("forbidden")]
         with pytest.raises(PermissionError, match="forbidden"):
@@ -109,7 +115,7 @@ def test_whatever_a_storage_raises_is_its_own_error(location: str, monkeypatch: 
     monkeypatch.setattr(retries, "PATIENCE_SECONDS", 0.0)
     folder = Folder(location)
     with (
-        mock.patch.object(type(folder.filesystem), "ls", side_effect=RuntimeError("its event loop has closed")),
+        mock.patch.object(folder.filesystem, "ls", side_effect=RuntimeError("its event loop has closed")),
         pytest.raises(OSError, match="RuntimeError: its event loop has closed"),
     ):
         latest(location)
@@ -140,7 +146,7 @@ def test_a_checkpoint_counts_although_older_ones_cannot_be_removed(
     save(location, 1)
     commit(location, info(1), keep=1)
     save(location, 2)
-    with mock.patch.object(type(Folder(location).filesystem), "rm", side_effect=OSError(errno.EBUSY, "busy")):
+    with mock.patch.object(Folder(location).filesystem, "rm", side_effect=OSError(errno.EBUSY, "busy")):
         commit(location, info(2), keep=1)
     assert latest(location) == info(2) and "cannot be removed: [Errno 16] busy" in caplog.text
 
@@ -152,14 +158,14 @@ def test_a_checkpoint_counts_although_older_ones_cannot_be_removed(
 def test_what_was_removed_already_is_removed(location: str) -> None:
     save(location, 1)
     folder = Folder(location)
-    remove = type(folder.filesystem).rm
+    remove = folder.filesystem.rm
 
     def lose_the_answer(*arguments: Any, **named: Any) -> None:
         remove(*arguments, **named)
         raise TimeoutError
 
     name = folder.names()[0]
-    with mock.patch.object(type(folder.filesystem), "rm", lose_the_answer), pytest.raises(TimeoutError):
+    with mock.patch.object(folder.filesystem, "rm", lose_the_answer), pytest.raises(TimeoutError):
         folder.remove(name)
     folder.remove(name)
     assert folder.names() == []
@@ -173,7 +179,7 @@ def test_a_storage_that_lets_nothing_be_removed_is_asked_once(
     commit(location, info(1), keep=1)
     save(location, 2)
     refused = RuntimeError("403: under a retention policy")
-    with mock.patch.object(type(Folder(location).filesystem), "rm", side_effect=refused) as remove:
+    with mock.patch.object(Folder(location).filesystem, "rm", side_effect=refused) as remove:
         commit(location, info(2), keep=1)
     assert remove.call_count == 1
     assert "cannot be removed: RuntimeError: 403: under a retention policy" in caplog.text

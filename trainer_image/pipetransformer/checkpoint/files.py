@@ -5,11 +5,16 @@ import os
 import secrets
 from collections.abc import Iterable
 from glob import has_magic
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from .retries import tried_again, tried_again_unless
+
+#: Protocols of stores that know no folders. In place of one, s3fs makes the bucket where that is missing or cannot be
+#: seen, for which a trainer may have no rights; and it asks for it before every write.
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 
 
 class Folder:
@@ -18,6 +23,11 @@ class Folder:
 
     def __init__(self, location: str) -> None:
         self.filesystem, self.root = _open(location)
+
+    @property
+    def _without_folders(self) -> bool:
+        protocol = self.filesystem.protocol
+        return not _WITHOUT_FOLDERS.isdisjoint([protocol] if isinstance(protocol, str) else protocol)
 
     def path(self, *parts: str) -> str:
         return "/".join([self.root.rstrip("/"), *parts])
@@ -30,7 +40,8 @@ class Folder:
         file gets its name only once its bytes are on the disk.
         """
         path = self.path(name)
-        self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if not self._without_folders:
+            self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
         if not isinstance(self.filesystem, LocalFileSystem):
             self.filesystem.pipe_file(path, content)
             return
@@ -69,20 +80,26 @@ class Folder:
 
     @tried_again
     def names(self) -> list[str]:
-        """Names of what is directly in this folder, sorted; none when it does not exist."""
-        self.filesystem.invalidate_cache()
+        """Names of what is directly in this folder, sorted; none when it does not exist. A console of S3 keeps an empty
+        folder as a file of its name, which is none."""
         try:
-            paths: Iterable[str] = self.filesystem.ls(self.root, detail=False)
+            paths: Iterable[str] = self._listed(self.root, detail=False)
         except FileNotFoundError:
             return []
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+        names = (path.rstrip("/") for path in paths)
+        return sorted(name.rpartition("/")[2] for name in names if name != self.path())
 
     @tried_again
     def sizes(self, name: str) -> dict[str, int]:
         """Bytes of each file in a folder that lies in this one, by name."""
-        self.filesystem.invalidate_cache()
-        files = self.filesystem.ls(self.path(name), detail=True)
+        files = self._listed(self.path(name), detail=True)
         return {file["name"].rpartition("/")[2]: int(file["size"]) for file in files if file["type"] == "file"}
+
+    def _listed(self, path: str, *, detail: bool) -> Any:
+        """As storage has it now. A filesystem keeps listings, and all threads share it: one may put another's back
+        between `invalidate_cache` and `ls`."""
+        self.filesystem.invalidate_cache()
+        return self.filesystem.ls(path, detail=detail, **({"refresh": True} if self._without_folders else {}))
 
     def remove(self, name: str) -> None:
         """Remove a folder that lies in this one, with all that it holds, in one try: nobody counts on it. It may have
@@ -94,6 +111,8 @@ class Folder:
                     self._remove_files(path)
                 else:
                     self.filesystem.rm(path, recursive=True)
+            if self._without_folders and self.filesystem.exists(path):  # s3fs does not say what the store refused
+                raise PermissionError(f"{path} was not removed: the store lets nobody, or not this worker")
         except OSError:
             raise
         except Exception as error:

@@ -1,0 +1,79 @@
+"""Checkpoints and models in a store of objects, which knows no folders: S3, by HTTP. What holds for all locations is in
+test_checkpoint.py."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+import torch
+
+from pipetransformer import Checkpoint, Evaluation, Training
+from pipetransformer.checkpoint import CheckpointInfo, Folder, commit, latest, save_unit
+from tests.unit.trainer.test_evaluation import Log, run
+
+if TYPE_CHECKING:
+    from tests.object_store import ObjectStore
+
+UNITS = ("embedding", "blocks.0", "head")
+
+
+def written(location: str, step: int) -> CheckpointInfo:
+    info = CheckpointInfo(step=step, boundary=0, layout_generation=1, num_layers=1)
+    for unit in UNITS:
+        save_unit(location, info, unit, {"step": torch.tensor(step)})
+    return info
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole_and_keeps_the_newest(
+    object_store: "ObjectStore", tmp_path: Path
+) -> None:
+    location = f"s3://{object_store.new_bucket()}/checkpoint"
+    checkpoint, evaluation = Checkpoint(location=location, every_steps=1), Evaluation(every_steps=1, keep_best=True)
+    run(tmp_path, checkpoint=checkpoint, evaluation=evaluation, training=Training(steps=3, global_batch_size=16))
+    found = latest(location)
+    assert found is not None and found.step == 3
+    killed = found.model_copy(update={"step": 4})
+    save_unit(location, killed, "embedding", {})
+
+    log = Log()
+    result = run(tmp_path, checkpoint=checkpoint, evaluation=evaluation, callbacks=[log])
+
+    assert log.of("step") == [3, 4, 5, 6, 7] and result.steps == 8
+    checkpoints = [name for name in Folder(location).names() if name.startswith("step-")]
+    assert len(checkpoints) == 2 and killed.folder not in checkpoints
+    assert len(Folder(f"{location}/best").names()) == 1
+
+
+def test_a_worker_needs_no_rights_beyond_its_own_prefix(object_store: "ObjectStore") -> None:
+    location = f"s3://{object_store.new_bucket()}/checkpoints"
+    with object_store.answering(r"(HEAD|PUT) /[^/]*/?\?|GET /[^/]*/?\?location", "403 AccessDenied"):
+        commit(location, info := written(location, 1))
+    assert latest(location) == info
+
+
+def test_what_another_has_written_is_seen_whoever_has_listed_the_folder_meanwhile(object_store: "ObjectStore") -> None:
+    bucket = object_store.new_bucket()
+    folder = Folder(f"s3://{bucket}/checkpoints")
+    object_store.put(f"{bucket}/checkpoints/a/file")
+    assert folder.names() == ["a"] and folder.sizes("a") == {"file": 0}
+    object_store.put(f"{bucket}/checkpoints/a/file", b"longer")
+    object_store.put(f"{bucket}/checkpoints/b/file")
+    with mock.patch.object(folder.filesystem, "invalidate_cache"):  # as if the other had put it back since
+        assert folder.names() == ["a", "b"] and folder.sizes("a") == {"file": 6}
+
+
+def test_an_empty_folder_of_the_stores_console_is_no_file(object_store: "ObjectStore") -> None:
+    bucket = object_store.new_bucket()
+    object_store.put(f"{bucket}/model/")
+    object_store.put(f"{bucket}/model/config.json")
+    assert Folder(f"s3://{bucket}/model").names() == ["config.json"]
+
+
+def test_a_store_that_removes_nothing_is_told_of(object_store: "ObjectStore", caplog: pytest.LogCaptureFixture) -> None:
+    location = f"s3://{object_store.new_bucket()}/checkpoints"
+    commit(location, written(location, 1), keep=1)
+    refused = "<DeleteResult><Error><Code>AccessDenied</Code></Error></DeleteResult>"
+    with object_store.answering(r"POST /[^/]*/?\?delete", "200 OK", refused):
+        commit(location, written(location, 2), keep=1)
+    assert "older checkpoints cannot be removed: " in caplog.text and "was not removed" in caplog.text
