@@ -1,6 +1,6 @@
 """Rules that the CRD cannot check by itself, applied by every worker before it says that it is ready."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,7 @@ from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
 from .checkpoint import Folder
-from .errors import SpecError
+from .errors import SpecError, storing
 from .models import PipelineModel, is_keyed
 
 #: Draw in each forward, from the process's random state.
@@ -53,23 +53,38 @@ def check_spec(spec: TrainerSpec) -> None:
         raise SpecError("spec.training", "exactly one of epochs and steps is needed")
     if spec.evaluation.keep_best and spec.checkpoint is None:
         raise SpecError("spec.evaluation.keepBest", "needs spec.checkpoint: the best model is kept beside it")
-
-    for field, location in (
-        ("spec.checkpoint.location", spec.checkpoint and spec.checkpoint.location),
-        ("spec.output.location", spec.output and spec.output.location),
-    ):
-        if location:
-            check_location(field, location)
+    for field, location in _locations(spec):
+        check_location(field, location)
 
 
-def check_location(field: str, location: str) -> None:
-    """Refuse a URL that nothing here can open.
+def check_storage(spec: TrainerSpec) -> None:
+    """Refuse to begin what could not be kept: a run writes its model at its end.
+
+    Raises:
+        SpecError: nothing here can open a location.
+        StorageError: nothing can be written there.
+    """
+    for field, location in _locations(spec):
+        folder = check_location(field, location)
+        with storing(f"{field}: {location}"):
+            folder.try_out()
+
+
+def _locations(spec: TrainerSpec) -> Iterator[tuple[str, str]]:
+    if spec.checkpoint is not None:
+        yield "spec.checkpoint.location", spec.checkpoint.location
+    if spec.output is not None:
+        yield "spec.output.location", spec.output.location
+
+
+def check_location(field: str, location: str) -> Folder:
+    """The folder, but for a URL that nothing here can open.
 
     Raises:
         SpecError: naming `field`.
     """
     try:
-        Folder(location)
+        return Folder(location)
     except Exception as error:
         message = f"{location} cannot be reached from here: {type(error).__name__}: {error}"
         raise SpecError(field, message) from error

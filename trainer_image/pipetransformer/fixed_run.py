@@ -19,6 +19,7 @@ from pipetransformer_contract.choose import Bounds, Layout
 from pipetransformer_contract.spec import TrainerSpec
 
 from .checkpoint import CheckpointInfo
+from .checks import check_storage
 from .durable import Checkpointer
 from .elastic.fixed_world import Chooser, Follower, World, run_uid, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
@@ -59,6 +60,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise SpecError("train", "makes the process groups that it needs: do not call init_process_group before it")
     shared, rank, size = _meeting_point(os.environ)
+    check_storage(spec)
     resumed = newest_checkpoint(spec)
     stages, num_shards = min(spec.pipeline.stages, size), None if resumed is None else resumed.num_shards
     spec = spec.model_copy(

@@ -21,6 +21,7 @@ from pipetransformer_contract.messages import MAX_LOST_PEERS, MAX_MESSAGE, Heart
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 
+from .checks import check_storage
 from .elastic.agent import OneGeneration
 from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSender
 from .elastic.groups import Transport
@@ -114,6 +115,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     """Live as the worker that `identity` describes, with the parts that its spec calls `script`."""
     try:
         spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
+        check_storage(spec)
         spec, num_shards = in_order_of_checkpoint(spec)
         job = Job.load(spec, parts, num_shards=num_shards)
     except ValidationError as error:

@@ -10,6 +10,9 @@ import torch
 
 from pipetransformer import Checkpoint, Evaluation, Training
 from pipetransformer.checkpoint import CheckpointInfo, Folder, commit, latest, save_unit
+from pipetransformer.checks import check_storage
+from pipetransformer.errors import SpecError, StorageError
+from pipetransformer_contract.spec import Output, TrainerSpec
 from tests.unit.trainer.test_evaluation import Log, run
 
 if TYPE_CHECKING:
@@ -50,6 +53,39 @@ def test_a_worker_needs_no_rights_beyond_its_own_prefix(object_store: "ObjectSto
     with object_store.answering(r"(HEAD|PUT) /[^/]*/?\?|GET /[^/]*/?\?location", "403 AccessDenied"):
         commit(location, info := written(location, 1))
     assert latest(location) == info
+
+
+def test_a_bucket_that_is_missing_is_said_before_the_training_and_never_made(
+    object_store: "ObjectStore", tmp_path: Path
+) -> None:
+    log = Log()
+    with pytest.raises(
+        StorageError, match=r"spec\.checkpoint\.location: s3://nowhere/x: The specified bucket does not"
+    ):
+        run(tmp_path, checkpoint=Checkpoint(location="s3://nowhere/x"), callbacks=[log])
+    assert log.of("step") == []
+    assert not any(request.startswith("PUT /nowhere?") for request in object_store.requests)
+
+
+def test_an_output_that_cannot_be_written_is_said_before_the_training(object_store: "ObjectStore") -> None:
+    location = f"s3://{object_store.new_bucket()}/output"
+    spec = TrainerSpec.model_validate(
+        {
+            "model": {"name": "vit"},
+            "data": {"name": "digits"},
+            "training": {"steps": 1},
+            "output": {"location": location},
+        }
+    )
+    check_storage(spec)
+    assert Folder(location).names() == []
+    with (
+        object_store.answering(r"PUT ", "403 AccessDenied"),
+        pytest.raises(StorageError, match=r"spec\.output\.location: s3://.*/output: AccessDenied, it is said"),
+    ):
+        check_storage(spec)
+    with pytest.raises(SpecError, match=r"spec\.output\.location: nope://x cannot be reached from here"):
+        check_storage(spec.model_copy(update={"output": Output(location="nope://x")}))
 
 
 def test_what_another_has_written_is_seen_whoever_has_listed_the_folder_meanwhile(object_store: "ObjectStore") -> None:

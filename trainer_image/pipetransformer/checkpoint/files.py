@@ -101,6 +101,13 @@ class Folder:
         self.filesystem.invalidate_cache()
         return self.filesystem.ls(path, detail=detail, **({"refresh": True} if self._without_folders else {}))
 
+    def try_out(self) -> None:
+        """Write a file and remove it, so that nothing trains that could not be kept."""
+        name = f".tried-{secrets.token_hex(4)}"  # where nobody may replace a file, as two of one name would
+        self.write(name, b"to be written")
+        with contextlib.suppress(Exception):  # a store may keep what it has for a time
+            self.filesystem.rm_file(self.path(name))
+
     def remove(self, name: str) -> None:
         """Remove a folder that lies in this one, with all that it holds, in one try: nobody counts on it. It may have
         gone already: others remove, too."""
