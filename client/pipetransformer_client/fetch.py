@@ -53,21 +53,33 @@ def fetch_from_url(url: str, folder: Path) -> Path:
 
     Raises:
         NothingToFetch: its file system is not installed here, or there is no such folder.
+        ClientError: the store refuses, or does not answer.
     """
-    try:
+    with _reading(url):
         files, path = fsspec.core.url_to_fs(url)
         if not files.isdir(path):
             raise NothingToFetch(f"there is no folder {url}")
-        folder.mkdir(parents=True, exist_ok=True)
-        root = path.rstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    root = path.rstrip("/")
+    with _reading(url):
         if has_magic(root):  # `get` would copy whatever matches it
             for file in files.find(root):
                 files.get_file(file, str(_place(folder, file.removeprefix(f"{root}/"))))
         else:
             files.get(f"{root}/", f"{folder}/", recursive=True)
+    return folder
+
+
+@contextmanager
+def _reading(url: str) -> Iterator[None]:
+    try:
+        yield
+    except ClientError:
+        raise
     except (ImportError, ValueError) as error:
         raise NothingToFetch(f"{url} cannot be read here: {error}") from error
-    return folder
+    except Exception as error:  # a library of a store may raise anything
+        raise ClientError(f"{url} cannot be copied: {type(error).__name__}: {error}") from error
 
 
 def _place(folder: Path, name: str) -> Path:

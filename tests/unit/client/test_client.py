@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +21,9 @@ from pipetransformer_client.kube import Object, Query
 from pipetransformer_operator.api import PipeTrainingJob
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
+
+if TYPE_CHECKING:
+    from tests.object_store import ObjectStore
 
 
 @pytest.fixture
@@ -301,6 +305,38 @@ def test_what_is_fetched_from_a_url_is_no_pattern(tmp_path: Path) -> None:
     fetched = fetch_from_url(f"file://{tmp_path}/lr[12]", tmp_path / "here")
     assert (fetched / "model" / "config").read_text() == "lr[12]"
     assert [path.name for path in fetched.rglob("*")] == ["model", "config"]
+
+
+def test_what_a_store_of_objects_holds_by_now_is_fetched(object_store: "ObjectStore", tmp_path: Path) -> None:
+    output = f"{object_store.new_bucket()}/digits"
+    object_store.put(f"{output}/model/")  # as its console makes an empty folder
+    object_store.put(f"{output}/model/config.json", b"old")
+    fetch_from_url(f"s3://{output}/model", tmp_path)
+    object_store.put(f"{output}/model/config.json", b"the new one")
+    object_store.put(f"{output}/model/tokens/vocabulary", b"words")
+    fetch_from_url(f"s3://{output}/model", tmp_path)
+
+    fetched = {
+        path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert fetched == {"config.json": "the new one", "tokens/vocabulary": "words"}
+    with pytest.raises(NothingToFetch, match="there is no folder s3://nowhere/model"):
+        fetch_from_url("s3://nowhere/model", tmp_path)
+
+
+def test_why_a_store_of_objects_gives_nothing_is_said(
+    object_store: "ObjectStore", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{object_store.new_bucket()}/model"
+    with (
+        object_store.answering("GET ", "403 AccessDenied"),
+        pytest.raises(ClientError, match=f"{url} cannot be copied: PermissionError: AccessDenied, it is said"),
+    ):
+        fetch_from_url(url, tmp_path)
+    object_store.forget_clients()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(ClientError, match=f"{url} cannot be copied: NoCredentialsError: Unable to locate"):
+        fetch_from_url(url, tmp_path)
 
 
 def test_a_job_without_output_has_nothing_to_fetch(client: Client, fake: FakeKube, tmp_path: Path) -> None:
