@@ -286,8 +286,8 @@ class Trainer:
         return None
 
     def _settle_step(self, member: Membership) -> bool:
-        """Do what belongs to the last step and is not done, but for its evaluation: ask the freeze policy. Whether the
-        boundary moved."""
+        """Do what belongs to the last step, or comes before the first, and is not done, but for its evaluation: ask the
+        freeze policy, once however many generations break. Whether the boundary moved."""
         control = self._state.control
         moved = False
         begins = member.layout.generation.reason is ResizeReason.START and control.step == member.first_step
@@ -374,10 +374,6 @@ class Trainer:
         """Become a member of the committed generation. `outgrown` are the groups that it came from."""
         self._prefetcher.stop()
         control = self._state.control
-        self._policy = PolicyCopy(self._job.policy, control.policy)
-        # Before the first step a policy is asked once, however many generations break before it is done.
-        undecided = control.step == 0 and control.decided_step != control.step
-        moved = undecided and move_boundary(self._job, self._policy, self._state)
         began = wall_clock() - result.phases.total
         # From a suspended job's last round to its next start nobody paused.
         started = layout.generation.reason is ResizeReason.START
@@ -391,6 +387,10 @@ class Trainer:
             first_step=control.step,
             outgrown=outgrown,
         )
+        if layout.is_leader:  # before what may fail, which it would tell of
+            member.leader = Leader(self._job, self._reporter, self._teller, self._run_dir, layout)
+            member.leader.committed(control, self._checkpointer.known(control))
+        self._policy = PolicyCopy(self._job.policy, control.policy)
         self._equip(member)
         member.phases.lap("equip")
         logger.info(
@@ -401,10 +401,6 @@ class Trainer:
         if layout.is_first:
             self._cache.listen(layout, result.store, self._transport.address)
         if layout.is_leader:
-            member.leader = Leader(self._job, self._reporter, self._teller, self._run_dir, layout)
-            member.leader.committed(control, self._checkpointer.known(control))
-            if moved:
-                member.leader.frozen(control)
             self._watcher.watch(layout.number)
         self._checkpointer.give_up()
         if control.step > 0:

@@ -40,7 +40,7 @@ from pipetransformer.job import Job
 from pipetransformer.reserve import Reserve
 from pipetransformer.warm_up import warm_up
 from pipetransformer_contract.spec import Precision, TrainerSpec
-from tests.unit.trainer.test_evaluation import NO_FREEZE, positives, run
+from tests.unit.trainer.test_evaluation import NO_FREEZE, events, positives, run
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -392,6 +392,19 @@ def test_a_stage_that_cannot_be_made_is_no_broken_connection(tmp_path: Path) -> 
         pytest.raises(ModelError, match="making a stage and its optimizer failed: RuntimeError: tensors on two"),
     ):
         run(tmp_path)
+    assert [event["reason"] for event in events(tmp_path, "Failed")] == ["ModelFailed"]
+
+
+def test_a_policy_that_fails_before_the_first_step_is_in_the_record(tmp_path: Path) -> None:
+    class Stillest(FreezePolicy):
+        def decide(self, observation: FreezeObservation) -> int:
+            return int(max(observation.unit_gradient_norms))  # there are none yet
+
+    with pytest.raises(SpecError, match="Stillest failed: ValueError") as error:
+        run(tmp_path, freeze=Stillest())
+
+    [event] = events(tmp_path, "Failed")
+    assert event["reason"] == "PolicyFailed" and event["message"] == str(error.value)
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
