@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -25,7 +25,15 @@ from .elastic.fixed_world import Chooser, Follower, World, run_uid, worker_name
 from .elastic.groups import PrefixStore, Store, TCPStore, Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, host_store
 from .elastic.watcher import GenerationWatcher
-from .errors import CallbackError, DeviceError, DeviceMemoryError, ModelError, SpecError, StorageError
+from .errors import (
+    CallbackError,
+    DeviceError,
+    DeviceMemoryError,
+    ModelError,
+    SpecError,
+    StorageError,
+    WorkersDifferError,
+)
 from .job import Job
 from .moments import Hooks
 from .parts import Parts
@@ -95,6 +103,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
     with _stopping(stop, source), ExitStack() as at_end:
         at_end.callback(handler.shutdown)  # else the watcher's thread keeps the store of a run that failed
+        at_end.enter_context(_telling(world))
         ending = Ending.LEFT
         while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
             trainer = Trainer(
@@ -105,9 +114,9 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
                 ending = trainer.run()
             except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
                 trainer.fail(error.reason, str(error))
-                if rank == 0:
-                    world.tell_end({"error": str(error)})
                 raise
+            except WorkersDifferError as error:
+                raise SpecError("data", str(error), reason="DataUnreadable") from error
             finally:
                 trainer.close()
     control = trainer.control
@@ -128,6 +137,18 @@ def _warn_of_idle(initial: Layout, size: int, resumed: CheckpointInfo | None) ->
     if resumed is not None and initial.pipelines == resumed.num_shards:
         why = f"the data of the checkpoint {resumed.folder} are in order of {resumed.num_shards}, one for a pipeline"
     logger.warning("%d of %d processes have no part in the first layout: %s", size - initial.workers, size, why)
+
+
+@contextmanager
+def _telling(world: World) -> Iterator[None]:
+    """On rank 0: tell ranks without a part in it why the run failed."""
+    try:
+        yield
+    except BaseException as error:
+        if world.rank == 0:
+            with suppress(dist.DistError):
+                world.tell_end({"error": str(error) or type(error).__name__})
+        raise
 
 
 def _told(world: World) -> tuple[Ending, Control]:

@@ -220,6 +220,15 @@ def test_the_end_of_the_run_releases_who_waits() -> None:
         followers[2].next_generation(0)
 
 
+def test_a_leader_that_ends_before_it_leads_releases_who_waits() -> None:
+    chooser, followers = make_chooser(Layout(2, 1))
+
+    chooser.close()
+
+    with pytest.raises(RendezvousClosedError, match="the run has ended"):
+        followers[2].next_generation(0)
+
+
 def test_a_rank_without_a_part_in_the_last_layout_learns_how_the_run_ended() -> None:
     store = HashStore()
     leader, follower = (World(store, rank, ADDRESSES[:2]) for rank in range(2))

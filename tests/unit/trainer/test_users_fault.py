@@ -34,6 +34,7 @@ from pipetransformer.errors import (
     RunningModel,
     SpecError,
     StorageError,
+    WorkersDifferError,
     fault_of,
 )
 from pipetransformer.job import Job
@@ -405,6 +406,27 @@ def test_a_policy_that_fails_before_the_first_step_is_in_the_record(tmp_path: Pa
 
     [event] = events(tmp_path, "Failed")
     assert event["reason"] == "PolicyFailed" and event["message"] == str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "failure", "words"),
+    [
+        ("pipetransformer.fixed_run.Trainer", StorageError("the disk is full"), "the disk is full"),
+        ("pipetransformer.trainer.Trainer.run", WorkersDifferError("other targets"), "data: other targets"),
+        ("pipetransformer.trainer.Trainer.run", ZeroDivisionError("a bug"), "a bug"),
+    ],
+)
+def test_processes_without_a_part_are_told_whatever_the_run_fails_of(
+    where: str, failure: Exception, words: str, tmp_path: Path
+) -> None:
+    raised = SpecError if isinstance(failure, WorkersDifferError) else type(failure)
+    with (
+        mock.patch(where, side_effect=failure),
+        mock.patch("pipetransformer.fixed_run.World.tell_end") as told,
+        pytest.raises(raised, match=words),
+    ):
+        run(tmp_path)
+    told.assert_called_once_with({"error": words})
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:

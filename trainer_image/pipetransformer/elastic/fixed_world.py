@@ -201,12 +201,14 @@ class Chooser:
         with self._condition:
             self._closed = True
             self._condition.notify_all()
+            with suppress(dist.DistError):  # who hosts the store may have gone
+                self._tell_followers_of_end()
 
     def submit(self, report: Report, *, urgent: bool) -> None:
         with self._condition:
             newest = self._generations[-1]
             if report.outcome is not None:
-                self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
+                self._tell_followers_of_end()
             if report.outcome is not None or report.remaining_steps == 0 or not self._may_choose(report):
                 return
             assert self._present is not None
@@ -260,6 +262,9 @@ class Chooser:
             wait = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**self._failures)
             self._failed, self._failures, self._choose_at = newest, self._failures + 1, self._clock() + wait
         return self._clock() >= self._choose_at
+
+    def _tell_followers_of_end(self) -> None:
+        self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
 
     def _publish(self, layout: Layout, number: int, reason: ResizeReason) -> None:
         before: list[Member] = []  # who may hold state: where the newest failed, those of the present one do
