@@ -178,11 +178,11 @@ class Trainer:
             return self._live()
 
     def _live(self) -> Ending:
-        gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
-        warm_up(self._job, self._transport.device, self._reserve)
-        self._watchdog.start()
-        self._prefetcher.start()
         try:
+            gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
+            warm_up(self._job, self._transport.device, self._reserve)
+            self._watchdog.start()
+            self._prefetcher.start()
             while (ending := self._turn()) is None:
                 pass
             self._teller.catch_up()

@@ -1,5 +1,6 @@
 """What the user brings and what fails in it: an error that names it, and no broken connection."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -406,6 +407,14 @@ def test_a_policy_that_fails_before_the_first_step_is_in_the_record(tmp_path: Pa
 
     [event] = events(tmp_path, "Failed")
     assert event["reason"] == "PolicyFailed" and event["message"] == str(error.value)
+
+
+def test_who_fails_before_training_begins_leaves_nothing_frozen_in_pythons_memory(tmp_path: Path) -> None:
+    gc.unfreeze()
+    with mock.patch("pipetransformer.trainer.warm_up", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(
