@@ -1,27 +1,51 @@
 """The third phase of a resize: leavers are given back once a checkpoint that knows its boundary is durable.
 
-Before that they are kept, ended or not: a job that has to start again must find the size that it starts with.
+Before that they are kept, with their accelerators: a job that has to start again must find the size that it starts
+with. Those of a cordoned node go at once: nobody else can have what they hold. With `onPack: Hold` leavers stay, as
+spares: like any worker that is to join.
 """
 
+from pipetransformer_contract.choose import OnPack
+
 from ..api.status import Reason, ResizePhase
+from . import quota
 from .draft import Draft
 
 
 def under_way(draft: Draft) -> bool:
     """Gives back what may go; whether leavers still wait for a checkpoint."""
-    status = draft.status
-    plan, leaving = status.plan, status.leaving_ids
+    status, plan = draft.status, draft.status.plan
     assert plan is not None
-    if leaving and draft.spec.checkpoint and not plan.covered_by(status.checkpoint):
+    _let_go(draft, _draining(draft))
+    if draft.status.leaving_ids and draft.spec.checkpoint and not plan.covered_by(status.checkpoint):
         if status.resize is not None:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
-    if leaving:
-        draft.tell(Reason.WORKERS_DELETED, f"{len(leaving)} workers have left generation {plan.layout_generation}")
-        draft.update(releasing_ids=sorted({*status.releasing_ids, *draft.surplus_ids}))
-        draft.keep_workers(set(status.worker_ids) - set(leaving))
-        if status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
-            draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))
+    spares = _spares(draft) if draft.on_pack is OnPack.HOLD else set()
+    _let_go(draft, [key for key in draft.status.leaving_ids if key not in spares])
+    draft.update(leaving_ids=[])
     if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
         draft.update(resize=None)
     return False
+
+
+def _draining(draft: Draft) -> list[int]:
+    leaving = set(draft.status.leaving_ids)
+    return [worker.id for worker in draft.wanted if worker.id in leaving and worker.draining]
+
+
+def _spares(draft: Draft) -> set[int]:
+    living = {worker.id for worker in draft.wanted if worker.alive}
+    return living - set(draft.surplus_ids) - quota.lost_ids(draft.status, draft.observed)
+
+
+def _let_go(draft: Draft, ids: list[int]) -> None:
+    status, plan = draft.status, draft.status.plan
+    assert plan is not None
+    if not ids:
+        return
+    draft.tell(Reason.WORKERS_DELETED, f"{len(ids)} workers have left generation {plan.layout_generation}")
+    draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.surplus_ids) & set(ids))}))
+    draft.keep_workers(set(status.worker_ids) - set(ids))
+    if status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
+        draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))

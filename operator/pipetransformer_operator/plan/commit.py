@@ -85,7 +85,7 @@ def _check_deadline(draft: Draft, plan: PublishedPlan) -> None:
 
 
 def _committed_by_some(draft: Draft, plan: PublishedPlan) -> bool:
-    beats = [draft.observed.beats.get(member.uid) for member in draft.state_holders]
+    beats = [draft.observed.beats.get(member.uid) for member in (*plan.members, *plan.leavers) if draft.alive(member)]
     return any(beat is not None and beat.layout_generation >= plan.layout_generation for beat in beats)
 
 

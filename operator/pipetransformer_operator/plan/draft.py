@@ -158,7 +158,7 @@ class Draft:
     def joining_ids(self) -> list[int]:
         """Ids of wanted workers that are to join: neither members nor on their way out; some may not exist yet."""
         plan = self.status.plan
-        taken = {member.name for member in (*plan.members, *plan.leavers)} if plan else set()
+        taken = {member.name for member in plan.members} if plan else set()
         leaving = set(self.status.leaving_ids)
         return [key for key in self.status.worker_ids if self.name_of(key) not in taken and key not in leaving]
 
@@ -171,11 +171,28 @@ class Draft:
     @property
     def ready_joiners(self) -> list[Member]:
         """Those joiners that are warm and heard, as members to be."""
-        ready, heard = self.observed.ready, self.observed.heard
+        return self._ready(self.joiners)
+
+    @property
+    def idle_leavers(self) -> list[Member]:
+        """Workers that have left and are not given back yet, and that could train again, as members to be."""
+        ids = set(self.status.leaving_ids) - quota.lost_ids(self.status, self.observed)
+        holders = {member.uid for member in self.state_holders}
+        leavers = [worker for worker in self.wanted if worker.id in ids and worker.uid not in holders]
+        return self._ready(worker for worker in leavers if worker.alive and not worker.draining)
+
+    def _ready(self, workers: Iterable[Worker]) -> list[Member]:
+        """Who was in a generation before is ready again once it says that it waits: until then it has just left, or
+        its trainer is one that ends when it has."""
+        ready, heard, beats = self.observed.ready, self.observed.heard, self.observed.beats
         return [
             Member(name=worker.name, uid=worker.uid, address=ready[worker.uid].address, node=worker.node)
-            for worker in self.joiners
-            if worker.uid in ready and self.now < heard.get(worker.uid, self.now) + self.patience(worker.uid)
+            for worker in workers
+            if worker.uid in ready
+            and self.now < heard.get(worker.uid, self.now) + self.patience(worker.uid)
+            and (
+                (beat := beats.get(worker.uid)) is None or not beat.layout_generation or beat.waiting_after is not None
+            )
         ]
 
     def patience(self, uid: str, silence: timedelta = SILENCE) -> timedelta:
@@ -279,6 +296,11 @@ class Draft:
         if plan is None or beat is None or beat.waiting_after is None:
             return False
         return beat.waiting_after >= plan.layout_generation
+
+    def has_left(self, member: Member) -> bool:
+        """Whether a leaver of the published generation holds nothing any more: then all have voted for it."""
+        plan, beat = self.status.plan, self.observed.beats.get(member.uid)
+        return plan is not None and beat is not None and beat.layout_generation >= plan.layout_generation
 
     def hears(self, uid: str) -> bool:
         """Whether the worker said anything lately."""
@@ -385,12 +407,13 @@ class Draft:
 
     @cached_property
     def state_holders(self) -> list[Member]:
-        """Living workers with some state, members first: leavers hold theirs until the generation is confirmed."""
+        """Living workers with some state, members first: leavers hold theirs until the generation is confirmed, or they
+        say that they have left."""
         plan = self.status.plan
         if plan is None:
             return []
-        holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
-        return [member for member in holders if self.alive(member)]
+        leavers = [] if plan.confirmed else [member for member in plan.leavers if not self.has_left(member)]
+        return [member for member in (*plan.members, *leavers) if self.alive(member)]
 
     @property
     def stopped(self) -> bool:

@@ -40,7 +40,7 @@ def recover(draft: Draft) -> None:
         draft.update(plan=None, resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
         draft.keep_workers(worker.id for worker in draft.joiners)
         return
-    candidates = [*survivors, *draft.ready_joiners]
+    candidates = [*survivors, *draft.ready_joiners, *draft.idle_leavers]
     if layout := layouts.best(draft, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
         draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)
@@ -53,7 +53,7 @@ def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
     worker = draft.worker(member)
     if says_succeeded(worker):
         return ""
-    if leaves and worker is not None and worker.exit_code == 0:  # it may end before the leader's confirmation arrives
+    if leaves and (draft.has_left(member) or (worker is not None and worker.exit_code == 0)):  # not yet confirmed
         return ""
     if not draft.alive(member):
         return _describe(worker)
@@ -197,7 +197,8 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying)
         return
     to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
-    most = max(len(kept), min(to.workers, draft.spec.elastic_policy.ceiling))  # who is above it would join nothing
+    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
+    most = max(len(kept), most - len(draft.idle_leavers))
     if asleep:
         draft.keep_workers(staying)
     else:

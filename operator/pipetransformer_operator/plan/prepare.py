@@ -62,8 +62,11 @@ def prepare(draft: Draft) -> None:
         cancel(draft, *why_not_ready(draft))
     to = target(draft)
     members = draft.ids_of(plan.members)
-    count = max(to.workers, len(members), _held(draft) if draft.on_pack is OnPack.HOLD else 0)
-    draft.want([*members, *draft.joining_ids][:count], count)
+    most = max(to.workers, len(members), _held(draft) if draft.on_pack is OnPack.HOLD else 0)
+    # A spare of a node that is emptied has nothing to lose, and nobody needs another.
+    draining = {worker.id for worker in draft.joiners if worker.draining} if to == plan.layout else set()
+    kept = [*members, *(key for key in draft.joining_ids if key not in draining)][:most]
+    draft.want(kept, max(to.workers, len(kept)))
     if to == plan.layout:
         draft.update(resize=None)
         return
@@ -191,10 +194,8 @@ def can_start(draft: Draft) -> bool:
 
 
 def _held(draft: Draft) -> int:
-    """What a job holds that gives nothing back: its starting size, or its queue's quota for that, below its ceiling."""
-    own = draft.status.own_requests
-    most = min(draft.status.initial_workers, draft.spec.elastic_policy.ceiling)
-    return min(most, sum(request.granted for request in own)) if own else most
+    """What a job keeps that gives nothing back, members and spares: its starting size, below its ceiling."""
+    return min(draft.status.initial_workers, draft.spec.elastic_policy.ceiling)
 
 
 def queue_says(draft: Draft) -> str:

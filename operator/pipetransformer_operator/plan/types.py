@@ -87,7 +87,7 @@ class Beat:
 
     Attributes:
         time: when it came.
-        layout_generation: the newest generation that the worker has committed, 0 for none.
+        layout_generation: the newest generation that the worker has committed, or left with; 0 for none.
         waiting_after: the worker is in no group and waits for a generation above this one; None while it is in one.
         waiting_since: when it first said so.
         pace: after how long the operator asked for the next.

@@ -119,6 +119,31 @@ def test_a_worker_on_a_cordoned_node_is_replaced_before_it_may_go() -> None:
     assert (status.failures, status.resize, status.drain_deadline, status.gpus.released) == (0, None, None, 0)
 
 
+def test_leavers_of_a_cordoned_node_go_at_once_and_others_once_the_checkpoint_is_durable() -> None:
+    world = World(make_job().stages(4).workers(4).release().checkpoint())
+    world.start()
+    world.commit(boundary=8)
+    world.part()
+    world.commit()
+    cordon(world, "digits-w3")
+    assert (sorted(world.workers), world.status.leaving_ids) == (["digits-w0", "digits-w1", "digits-w2"], [2])
+    assert world.status.gpus.released == 1
+    world.commit(checkpoint=8)
+    assert sorted(world.workers) == ["digits-w0", "digits-w1"]
+    assert world.status.gpus.released == 2
+
+
+def test_a_spare_of_a_cordoned_node_goes_and_is_not_replaced() -> None:
+    world = World(make_job().stages(4).workers(4).on_pack("Hold"))
+    world.start()
+    world.commit(boundary=8)
+    world.part()
+    world.commit()
+    cordon(world, "digits-w3")
+    assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w2"]
+    assert (world.status.drain_deadline, world.status.failures) == (None, 0)
+
+
 def test_a_whole_job_moves_when_all_its_nodes_are_cordoned() -> None:
     world = World(make_job().stages(2).workers(2))
     world.start()
@@ -284,7 +309,7 @@ def test_who_is_to_join_has_no_part_in_the_time_of_a_drain() -> None:
     world.start()
     world.commit(boundary=8)
     world.commit()
-    world.leave()
+    world.part()
     world.commit()
     world.warm_up()
     (spare, *_) = sorted(set(world.workers) - set(members(world)))

@@ -101,17 +101,101 @@ def test_leavers_of_an_operator_that_did_not_note_which_are_surplus_are_released
     assert world.status.gpus.released == (2 if on_pack == "Release" else 0)
 
 
-def test_hold_replaces_the_leavers_by_spares() -> None:
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_hold_keeps_the_leavers_as_spares(checkpoint: bool) -> None:
+    job = make_job().stages(4).workers(4).on_pack("Hold")
+    world = World(job.checkpoint() if checkpoint else job)
+    world.start()
+    pods = dict(world.workers)
+    world.commit(boundary=8)
+    assert world.shape == (2, 1)
+    world.part()
+    world.commit()
+    assert world.condition(ConditionType.RESIZING).reason == ("Releasing" if checkpoint else "Settled")
+    world.commit(checkpoint=8 if checkpoint else None)
+    world.wait(5000)
+    world.settle()
+    assert world.workers == pods
+    assert (world.shape, world.status.leaving_ids, world.status.gpus.released) == ((2, 1), [], 0)
+    assert world.condition(ConditionType.RESIZING).reason == "Settled"
+    world.end("digits-w0", exit_code=1)
+    world.settle()
+    assert [member.name for member in world.plan.members] == ["digits-w1", "digits-w2"]
+    assert set(world.workers) == {"digits-w1", "digits-w2", "digits-w3"}, "nobody asked for another spare"
+
+
+def test_a_held_worker_is_a_spare_once_it_waits_and_one_that_ends_as_older_trainers_do_is_let_go() -> None:
     world = World(make_job().stages(4).workers(4).on_pack("Hold"))
     world.start()
     world.commit(boundary=8)
-    assert world.shape == (2, 1)
     world.commit()
-    world.leave()
-    world.warm_up()
     assert len(world.workers) == 4
-    assert world.shape == (2, 1)
-    assert world.status.gpus.released == 0
+    world.commit(boundary=2)
+    assert world.shape == (2, 1), "the leavers may be about to end"
+    for name in ("digits-w2", "digits-w3"):
+        world.end(name, exit_code=0, message='{"outcome": "Left"}')
+    world.settle()
+    assert world.status.failures == 0
+    assert world.status.is_true(ConditionType.RESIZING)
+    assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w4", "digits-w5"]
+
+
+def test_leavers_that_wait_break_no_group_and_are_no_joiners() -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8)
+    world.part()
+    for _ in range(20):
+        world.wait(30)
+        world.settle()
+    assert (world.plan.layout_generation, world.status.leaving_ids, world.status.failures) == (2, [2, 3], 0)
+    world.end("digits-w3", exit_code=0)
+    world.settle()
+    world.commit()
+    assert (world.plan.layout_generation, world.status.failures) == (2, 0), "it had left"
+    world.wait(1000)
+    world.settle()
+    assert world.status.leaving_ids == [2, 3]
+    world.commit(checkpoint=8)
+    assert (set(world.workers), world.deleted_alive) == ({"digits-w0", "digits-w1"}, ["digits-w2"])
+    assert world.status.gpus.released == 2
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_leavers_that_wait_take_the_place_of_a_member_that_dies_before_the_checkpoint_is_durable(
+    confirmed: bool,
+) -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8)
+    world.part()
+    if confirmed:
+        world.commit()
+    world.unschedulable = True
+    world.end("digits-w0", exit_code=137)
+    world.settle()
+    assert [member.name for member in world.plan.members] == ["digits-w1", "digits-w2"]
+    assert (world.plan.leavers, world.status.leaving_ids) == ([], [3])
+    world.commit()
+    assert set(world.workers) == {"digits-w1", "digits-w2", "digits-w3"}
+    world.commit(checkpoint=8)
+    assert set(world.workers) == {"digits-w1", "digits-w2"}
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_leavers_that_wait_are_the_first_of_the_next_start_where_all_members_die(confirmed: bool) -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8)
+    world.part()
+    if confirmed:
+        world.commit()
+    for name in ("digits-w0", "digits-w1"):
+        world.end(name, exit_code=137)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.plan.reason) == ((4, 1), ResizeReason.START)
+    assert {"digits-w2", "digits-w3"} < {member.name for member in world.plan.members}
 
 
 def test_a_claim_trains_on_until_all_new_workers_are_ready() -> None:

@@ -15,11 +15,11 @@ from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Reason, Share, State
-from pipetransformer_operator.plan import Plan, Worker, WorkerPhase
+from pipetransformer_operator.plan import Plan, Worker, WorkerPhase, worker_name
 from pipetransformer_operator.plan.commit import BROKEN_IN_A_ROW
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import QUEUE, FakeQueue
-from tests.unit.operator.world import LAYERS, World
+from tests.unit.operator.world import JOB, LAYERS, World
 
 pytestmark = pytest.mark.timeout(240)
 #: Generations that follow from what was lost, and not from what would be better.
@@ -75,7 +75,9 @@ class Checked(World):
             return
         if plan.reason not in FORCED:
             assert plan.confirmed_generation >= before.plan.layout_generation, "two resizes at a time"
-            assert not before.leaving_ids or self.durable(before.plan), "leavers still wait for their checkpoint"
+            assert all(map(self.may_go, before.leaving_ids)) or self.durable(before.plan), (
+                "leavers still wait for their checkpoint"
+            )
         gone = {member.name for member in before.plan.members} - {
             member.name for member in (*plan.members, *plan.leavers)
         }
@@ -96,13 +98,24 @@ class Checked(World):
         lost = self.is_lost(worker)
         assert lost or name not in {member.name for member in status.plan.members}, "a member was deleted"
         if worker_id in before.leaving_ids and before.plan is not None:  # the turn may publish the next one, too
-            assert self.durable(before.plan) or lost, f"{name} was given back before a checkpoint was durable"
+            assert self.durable(before.plan) or lost or worker.draining, (
+                f"{name} was given back before a checkpoint was durable"
+            )
+
+    def may_go(self, worker_id: int) -> bool:
+        """Whether a leaver need not wait for a checkpoint: nobody else can have what it holds."""
+        worker = self.workers.get(worker_name(JOB, worker_id))
+        return worker is None or worker.draining
 
     def is_lost(self, worker: Worker | None) -> bool:
         """Whether the worker is gone, has ended, is silent, or hangs: others wait for a generation, and it does not."""
         if worker is None or not worker.alive or worker.name in self.silent:
             return True
-        after = {other.uid: self.beat(other).waiting_after or 0 for other in (*self.workers.values(), worker)}
+        beats = {other.uid: self.beat(other) for other in (*self.workers.values(), worker)}
+        after = {
+            uid: 0 if beat.waiting_after == beat.layout_generation else beat.waiting_after or 0
+            for uid, beat in beats.items()
+        }
         return after[worker.uid] < max(after.values())
 
     def move_ceiling(self, ceiling: int) -> None:
@@ -159,7 +172,7 @@ class Checked(World):
             self.warm_up()
             if self.trains:
                 self.commit(checkpoint=self.report.boundary if self.report else 0)
-                self.leave()
+            self.leave()
             self.wait(3601)
             self.settle()
 
@@ -222,6 +235,11 @@ class Life(RuleBasedStateMachine):
     def leavers_leave(self) -> None:
         if self.world.trains and self.world.plan.confirmed:
             self.world.leave()
+
+    @rule()
+    def leavers_wait(self) -> None:
+        if self.world.trains:
+            self.world.part()
 
     @rule(everyone=st.booleans(), number=NUMBER)
     def the_group_breaks(self, everyone: bool, number: int) -> None:

@@ -408,6 +408,23 @@ def test_a_job_that_ends_gives_its_quota_back_once_its_workers_have_ended() -> N
     assert world.state() is State.COMPLETE
 
 
+def test_a_job_that_holds_its_workers_asks_for_no_quota_that_it_lost() -> None:
+    world, queue = queued(make_job().stages(2).workers(4).on_pack("Hold"))
+    world.start()
+    world.commit(checkpoint=0)
+    world.change("digits-w1", draining=True)
+    world.settle()
+    world.warm_up()
+    world.commit(checkpoint=0)
+    world.bury()
+    queue.size = 3
+    queue.evicted.add("digits-q1")
+    world.settle()
+    world.commit(checkpoint=0)
+    world.settle()
+    assert world.shape == (2, 1)
+
+
 def test_a_job_that_holds_its_workers_holds_no_more_than_its_quota() -> None:
     world, queue = queued(make_job().stages(4).workers(4).on_pack("Hold"))
     world.start()

@@ -24,8 +24,8 @@ def freeze(world: World, boundary: int) -> None:
     """Another boundary, and all that follows from it."""
     world.commit(boundary=boundary)
     for _ in range(4):
+        world.part()
         world.commit(checkpoint=boundary)
-        world.leave()
         world.warm_up()
 
 

@@ -48,6 +48,7 @@ class World:
         self.because: dict[str, str] = {}
         self._committed: dict[str, int] = {}
         self._waiting: dict[str, tuple[int, datetime]] = {}
+        self._leaving: set[str] = set()
         self.sees_drains = True
         self._uids = 0
 
@@ -116,6 +117,9 @@ class World:
         if decided.status != before:
             self.status = JobStatus.model_validate(decided.status.to_wire())
             assert self.status == decided.status
+        if self.status.plan is not None and self.status.layout_generation != before.layout_generation:
+            self._leaving |= {member.uid for member in self.status.plan.leavers}
+            self._leaving -= {member.uid for member in self.status.plan.members}
         if not executed:
             return replace(decided, create=(), delete=())
         self.told += decided.events
@@ -226,12 +230,22 @@ class World:
                 self._waiting[uid] = (generation, self.now)
         self.settle()
 
-    def leave(self) -> None:
-        """Leavers exit 0, as told."""
-        for member in self.plan.leavers:
-            if member.name in self.workers:
-                self.end(member.name, exit_code=0)
+    def part(self) -> None:
+        """Leavers hold nothing any more, and wait for a generation that names them."""
+        for worker in self._take_leavers():
+            self._committed[worker.uid] = self.plan.layout_generation
+            self._waiting[worker.uid] = self.plan.layout_generation, self.now
         self.settle()
+
+    def leave(self) -> None:
+        """Leavers exit 0, as those of older trainers do."""
+        for worker in self._take_leavers():
+            self.end(worker.name, exit_code=0, message='{"outcome": "Left"}')
+        self.settle()
+
+    def _take_leavers(self) -> list[Worker]:
+        uids, self._leaving = self._leaving, set()
+        return [worker for worker in self.workers.values() if worker.uid in uids]
 
     def end(self, name: str, exit_code: int, message: str = "") -> None:
         phase = WorkerPhase.FAILED if exit_code else WorkerPhase.SUCCEEDED
