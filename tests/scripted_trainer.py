@@ -54,8 +54,11 @@ class Worker:
         try:
             while True:
                 self.join()
-                if self.generation is None or self.uid not in {member.uid for member in self.generation.members}:
-                    return 0
+                assert self.generation is not None
+                if self.uid not in {member.uid for member in self.generation.members}:
+                    left = self.generation.layout_generation
+                    self.call("POST", Route.HEARTBEAT, Heartbeat(layout_generation=left, step=0, waiting_after=left))
+                    continue
                 if self.generation.leader == self.name:
                     self.lead()
                 else:

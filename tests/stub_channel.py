@@ -136,15 +136,15 @@ class StubChannel:
             self._condition.notify_all()
             return self.generations[-1].layout_generation
 
-    def publish(self, layout: Layout) -> None:
-        """A generation that nobody offered."""
+    def publish(self, layout: Layout, *, of_all: bool = False) -> None:
+        """A generation that nobody offered; `of_all`: also of workers that are no members now."""
         with self._condition:
-            self._publish(layout, ResizeReason.PACK)
+            self._publish(layout, ResizeReason.PACK, of_all=of_all)
             self._condition.notify_all()
 
-    def _publish(self, layout: Layout, reason: ResizeReason) -> None:
+    def _publish(self, layout: Layout, reason: ResizeReason, *, of_all: bool = False) -> None:
         everyone = [Member(name=name, uid=name, address=address) for name, address in sorted(self._ready.items())]
-        present = self.generations[-1].members if self.generations else everyone
+        present = everyone if of_all or not self.generations else self.generations[-1].members
         members = present[: layout.workers]
         number = len(self.generations) + 1
         self.generations.append(

@@ -55,8 +55,9 @@ class ResizeReason(StrEnum):
 class Generation(Wire):
     """One published layout and its members, in rank order. Written once, never changed.
 
-    `leavers` hold state until the members have committed this generation, then exit 0. The leader hosts the store of
-    the rendezvous; `nonce` keeps the keys of two generations, or of two jobs that got the same address, apart.
+    `leavers` hold state until the members have committed this generation; then they wait for one that names them, or
+    for their end. The leader hosts the store of the rendezvous; `nonce` keeps the keys of two generations, or of two
+    jobs that got the same address, apart.
     """
 
     job_uid: Name
@@ -216,10 +217,10 @@ class ReportReply(Wire):
 class Heartbeat(Wire):
     """Sign of life of a worker.
 
-    `layout_generation` is the newest that this worker has committed, 0 for none. A worker that is in no group says in
-    `waiting_after` above which generation the next one must be: its group broke, or the generation of that number did
-    not come about. `lost_peers` are then those that it may have lost: a broken connection does not say whom. `because`
-    is why, as it saw it, until it is in a group again.
+    `layout_generation` is the newest that this worker has committed, or left with, 0 for none. A worker that is in no
+    group says in `waiting_after` above which generation the next one must be: it left with the generation of that
+    number, or that broke, or did not come about. `lost_peers` are then those that it may have lost: a broken connection
+    does not say whom. `because` is why, as it saw it, until it is in a group again.
     """
 
     layout_generation: Count

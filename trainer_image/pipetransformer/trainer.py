@@ -78,6 +78,7 @@ class Trainer:
         run_dir: Path,
         hooks: Hooks | None = None,
         watchdog: Watchdog | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._job = job
         self._handler = handler
@@ -87,7 +88,7 @@ class Trainer:
         self._run_dir = run_dir
         self._hooks = hooks or Hooks()
         self._watchdog = watchdog or Watchdog()
-        self.meter = Meter()
+        self.meter = meter or Meter()
         self._committer = Committer(job, worker, run_dir, self._hooks.reached)
         self._cache = WorkerCache(job, worker, run_dir, self.meter)
         self._checkpointer = Checkpointer(job)
@@ -164,8 +165,11 @@ class Trainer:
         layout = self._committer.layout
         return 0 if layout is None else layout.number
 
-    def run(self) -> Ending:
+    def run(self, *, warm: bool = False) -> Ending:
         """Train until the job ends or this worker leaves.
+
+        Args:
+            warm: this process has trained before, and is awaited.
 
         Raises:
             ModelError: the model failed.
@@ -175,12 +179,13 @@ class Trainer:
             CallbackError: a callback failed.
         """
         with contextlib.nullcontext() if self._readers is None else self._readers:
-            return self._live()
+            return self._live(warm=warm)
 
-    def _live(self) -> Ending:
+    def _live(self, *, warm: bool) -> Ending:
         try:
             gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
-            warm_up(self._job, self._transport.device, self._reserve)
+            if not warm:
+                warm_up(self._job, self._transport.device, self._reserve)
             self._watchdog.start()
             self._prefetcher.start()
             while (ending := self._turn()) is None:

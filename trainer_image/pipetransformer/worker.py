@@ -1,10 +1,14 @@
 """The life of a worker process: from its environment to its exit code.
 
+A worker that a generation left out waits for one that names it again, or for the operator to end it: its pod would give
+its accelerator away by ending, and that is for the operator to do, once a checkpoint is durable.
+
 Exit 0 means that the worker left as told or that the job has ended, 2 that the user's spec cannot be trained, 1
 anything else. The outcome also stands in the termination log, where it is found after any outage of the channel.
 """
 
 import datetime
+import gc
 import json
 import logging
 import os
@@ -16,6 +20,7 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer_contract.messages import MAX_LOST_PEERS, MAX_MESSAGE, Heartbeat
 from pipetransformer_contract.spec import TrainerSpec
@@ -30,7 +35,7 @@ from .elastic.watcher import GenerationWatcher
 from .errors import CallbackError, DeviceError, DeviceMemoryError, SpecError, StorageError, WorkersDifferError
 from .job import Job
 from .moments import Hooks
-from .monitoring import serve
+from .monitoring import Meter, serve
 from .parts import Parts
 from .resume import in_order_of_checkpoint
 from .schedules import ModelError
@@ -134,11 +139,16 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     asked = ChannelSource(channel, address)
     source: GenerationSource = asked if agent is None else agent
     handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
+    #: The generation that this worker left with; until it meets a newer one it holds nothing.
+    left = 0
 
     def stop_soon(*_: object) -> None:
         stop.set()
         if agent is not None:
             agent.close()
+        elif left and handler.current == left:
+            _terminate(identity, "Left", Ending.LEFT.value, "")
+            raise SystemExit(0)
         elif handler.generation is None or handler.waiting_after is not None:
             # It holds nothing yet; or its group broke, and no plan will name a pod that is being deleted.
             _terminate(identity, "Failed", "Stopped", "told to stop")
@@ -152,23 +162,21 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         handler.set_closed()
 
     reports = ReportSender(channel, asked)
+    watcher = GenerationWatcher(source)
+    meter = Meter()
+    hooks = Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=lambda: stop.is_set() or ended.is_set())
+
+    def make_trainer() -> Trainer:
+        return Trainer(job, identity.name, handler, watcher, transport, reports, identity.run_dir, hooks, meter=meter)
+
     try:
-        trainer = Trainer(
-            job,
-            identity.name,
-            handler,
-            GenerationWatcher(source),
-            transport,
-            reports,
-            identity.run_dir,
-            Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=lambda: stop.is_set() or ended.is_set()),
-        )
+        trainer = make_trainer()
     except (SpecError, StorageError) as error:  # it looks at the data, and begins its ledger
         return _refuse(identity, error, error.reason)
 
     def heartbeat() -> Heartbeat:
         return Heartbeat(
-            layout_generation=trainer.committed_generation,
+            layout_generation=max(left, trainer.committed_generation),
             step=trainer.step,
             waiting_after=handler.waiting_after,
             lost_peers=trainer.lost_peers[:MAX_LOST_PEERS],
@@ -180,8 +188,23 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     reports.start()
     heartbeats.start()
     try:
-        with serve(trainer.meter, lambda: trainer.position, transport.device, identity.address, identity.metrics_port):
+        with serve(meter, lambda: trainer.position, transport.device, identity.address, identity.metrics_port):
             ending = trainer.run()
+            while ending is Ending.LEFT and agent is None:
+                left = handler.current
+                if hooks.stop_requested():  # told before the line above
+                    break
+                reports.forget()
+                trainer = make_trainer()  # all that the one before it had is free
+                _give_back_memory(transport.device)
+                logger.info("%s left with generation %d, and waits", identity.name, left)
+                heartbeats.beat_now()
+                try:
+                    handler.await_next()
+                except RendezvousClosedError:
+                    ending = Ending.CLOSED
+                else:
+                    ending = trainer.run(warm=True)
             if ending is Ending.STOPPED:
                 reports.flush(FLUSH_SECONDS)
     except WorkersDifferError as error:
@@ -211,6 +234,13 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
 def refuse(identity: WorkerIdentity, error: SpecError) -> WorkerEnd:
     """End as a worker whose job cannot be trained."""
     return _refuse(identity, error, error.reason)
+
+
+def _give_back_memory(device: torch.device) -> None:
+    """What is not in use any more goes back to the accelerator, and does not wait for the next allocation."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: str = "") -> WorkerEnd:

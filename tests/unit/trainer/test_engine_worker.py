@@ -148,15 +148,55 @@ def test_a_job_packs_by_what_it_measured_and_learns_the_same(workers: Workers, t
 
 
 @pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER)], indirect=True)
-def test_a_released_worker_exits_0_and_a_checkpoint_at_the_new_boundary_is_reported(workers: Workers) -> None:
+def test_a_released_worker_waits_for_the_end_of_the_job_and_a_checkpoint_at_the_new_boundary_is_reported(
+    workers: Workers,
+) -> None:
     location = str(workers.folder / "checkpoint")
     workers.start(SPEC | {"checkpoint": {"location": location}})
 
     assert workers.wait() == [0, 0]
-    assert workers.termination(1) == {"outcome": "Left", "reason": "Left", "message": ""}
+    assert workers.termination(1) == {"outcome": "Left", "reason": "Closed", "message": ""}
     packed = [report for report in workers.channel.reports if report.layout_generation == 2]
     assert packed
     assert any(report.checkpoint is not None and report.checkpoint.boundary == report.boundary > 0 for report in packed)
+
+
+class Commanded(StubChannel):
+    """Publishes what a test says, whatever the leader offers."""
+
+    def report(self, report: Report) -> int:
+        with self._condition:
+            self.reports.append(report)
+            self._condition.notify_all()
+            return self.generations[-1].layout_generation
+
+
+def has_left(channel: StubChannel, generation: int) -> bool:
+    return any((beat.layout_generation, beat.waiting_after) == (generation, generation) for beat in channel.beats)
+
+
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Commanded)], indirect=True)
+def test_a_worker_that_left_waits_trains_again_where_a_generation_names_it_and_goes_as_soon_as_it_is_told(
+    workers: Workers,
+) -> None:
+    epochs = {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(SPEC | epochs | {"checkpoint": {"location": str(workers.folder / "checkpoint")}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    channel.publish(Layout(1, 1))
+    assert channel.wait_for(lambda: has_left(channel, 2), 60)
+    channel.publish(Layout(1, 2), of_all=True)
+    assert channel.wait_for(lambda: any(report.layout_generation == 3 for report in channel.reports), 60)
+    step = channel.reports[-1].step
+    assert channel.wait_for(lambda: channel.reports[-1].step > step, 60)
+    channel.publish(Layout(1, 1))
+    assert channel.wait_for(lambda: has_left(channel, 4), 60)
+    workers.signal(1)
+
+    assert workers.wait_for(1, seconds=3) == 0
+    assert workers.termination(1) == {"outcome": "Left", "reason": "Left", "message": ""}
+    assert not any(beat.lost_peers for beat in channel.beats)
 
 
 @pytest.mark.parametrize(

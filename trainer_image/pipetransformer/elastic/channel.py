@@ -313,10 +313,19 @@ class ReportSender:
             self._urgent = self._urgent or urgent
             self._lock.notify_all()
 
+    def forget(self) -> None:
+        """Send the newest report no more: another worker leads by now."""
+        with self._lock:
+            self._latest = None
+
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until the newest report is acknowledged; whether it was, within `timeout` seconds."""
         with self._lock:
-            return self._lock.wait_for(lambda: self._acknowledged is self._latest or self._stop.is_set(), timeout)
+            return self._lock.wait_for(lambda: not self._pending or self._stop.is_set(), timeout)
+
+    @property
+    def _pending(self) -> bool:
+        return self._latest is not None and self._acknowledged is not self._latest
 
     def stop(self) -> None:
         self._stop.set()
@@ -329,7 +338,7 @@ class ReportSender:
         while not self._stop.is_set():
             with self._lock:
                 due = last + pause - time.monotonic()
-                pending = self._latest is not None and self._acknowledged is not self._latest
+                pending = self._pending
                 if not pending or (not self._urgent and due > 0):
                     self._lock.wait(max(0.05, due) if pending else None)
                     continue

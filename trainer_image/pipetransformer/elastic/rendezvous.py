@@ -109,8 +109,8 @@ class GenerationRendezvousHandler(RendezvousHandler):
         """Take a generation that the leader passed on, so that the next rendezvous need not ask the source."""
         self._announced = generation
 
-    def find_next(self) -> Generation:
-        """Wait for the generation that the next rendezvous will meet; from here on it counts as the current one.
+    def await_next(self) -> None:
+        """Wait until a generation after the current one names this worker, and leave it to the next rendezvous.
 
         Raises:
             RendezvousClosedError: the job has ended.
@@ -121,10 +121,19 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 raise RendezvousClosedError
             self.waiting_after = self.current
             try:
-                announced = self._source.next_generation(self.current)
+                self._announced = self._source.next_generation(self.current)
             finally:
                 self.waiting_after = None
-        self._announced = None
+
+    def find_next(self) -> Generation:
+        """Wait for the generation that the next rendezvous will meet; from here on it counts as the current one.
+
+        Raises:
+            RendezvousClosedError: the job has ended.
+        """
+        self.await_next()
+        announced, self._announced = self._announced, None
+        assert announced is not None
         self.generation = announced
         self.connections = Connections(self._own_store.port)
         self._found = True

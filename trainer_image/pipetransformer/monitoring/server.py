@@ -30,9 +30,14 @@ def serve(
         logger.warning("no metrics: %s port %d: %s", address, port, error)
         yield
         return
+    ends = False
     try:
         yield
+    except SystemExit:
+        ends = True  # and with the process its threads: this one takes up to half a second to notice that it shall stop
+        raise
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        if not ends:
+            server.shutdown()
+            server.server_close()
+            thread.join()
