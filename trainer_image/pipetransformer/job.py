@@ -173,6 +173,11 @@ class Job:
         """Of the training samples."""
         return digest(self.dataset.train)
 
+    @cached_property
+    def data_digest(self) -> str:
+        """Of all samples, and of the order that those for training are in."""
+        return f"{self.order.num_shards}:{self.training_digest}:{digest(self.dataset.test)}"
+
     @property
     def num_layers(self) -> int:
         return self.model.num_layers

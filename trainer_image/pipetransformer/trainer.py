@@ -23,7 +23,7 @@ from .best import load_best
 from .caching import WorkerCache
 from .callbacks import Teller
 from .committing import Committer
-from .data import Readers, digest
+from .data import Readers
 from .decisions import check_progress, is_done, move_boundary
 from .durable import Checkpointer
 from .elastic.barrier import Barrier
@@ -94,7 +94,6 @@ class Trainer:
         self._checkpointer = Checkpointer(job)
         self._policy = PolicyCopy(job.policy, {})
         self._readers = Readers.of(job.dataset, job.spec.data.loader_processes)
-        self._data = f"{job.order.num_shards}:{job.training_digest}:{digest(job.dataset.test)}"
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._mirrors = self._make_mirrors()
@@ -425,7 +424,7 @@ class Trainer:
             transport=self._transport,
             codec=self._codec,
             shells=self._job.model.units,
-            data=self._data,
+            data=self._job.data_digest,
             build_units=self._job.build_units,
             blank_unit=self._job.blank_unit,
             load_unit=self._checkpointer.load_unit,

@@ -22,8 +22,11 @@ def under_way(draft: Draft) -> bool:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
     spares = _spares(draft) if draft.on_pack is OnPack.HOLD else set()
-    _let_go(draft, [key for key in draft.status.leaving_ids if key not in spares])
+    gone = [key for key in draft.status.leaving_ids if key not in spares]
+    _let_go(draft, gone)
     draft.update(leaving_ids=[])
+    if gone and status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
+        draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))
     if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
         draft.update(resize=None)
     return False
@@ -47,5 +50,3 @@ def _let_go(draft: Draft, ids: list[int]) -> None:
     draft.tell(Reason.WORKERS_DELETED, f"{len(ids)} workers have left generation {plan.layout_generation}")
     draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.surplus_ids) & set(ids))}))
     draft.keep_workers(set(status.worker_ids) - set(ids))
-    if status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
-        draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import Drain, Reason
+from . import undeleted
 from .draft import Draft
 from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
 from .types import WorkerPhase
@@ -25,7 +26,7 @@ def replace(draft: Draft) -> bool:
     if not going:
         _give_up_replacements(draft)
         return False
-    if draft.sleeps():
+    if draft.sleeps() or undeleted.leaks(draft):
         return False
     begin(draft, ResizeReason.DRAIN)
     cordoned = {worker.name for worker in draft.wanted if worker.draining}  # joiners, too, that land there ever again

@@ -35,12 +35,14 @@ def recover(draft: Draft) -> None:
     counted = _drop(draft, lost)
     if draft.status.finished or not lost:
         return
+    assert plan is not None
     survivors = draft.state_holders
     if not survivors:
         draft.update(plan=None, resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
         draft.keep_workers(worker.id for worker in draft.joiners)
         return
-    candidates = [*survivors, *draft.ready_joiners, *draft.idle_leavers]
+    candidates = [*survivors, *draft.ready_joiners]
+    candidates += draft.idle_leavers[: max(0, plan.layout.workers - len(candidates))]  # in the place of who is lost
     if layout := layouts.best(draft, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
         draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)

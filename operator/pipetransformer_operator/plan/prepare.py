@@ -63,9 +63,12 @@ def prepare(draft: Draft) -> None:
     to = target(draft)
     members = draft.ids_of(plan.members)
     most = max(to.workers, len(members), _held(draft) if draft.on_pack is OnPack.HOLD else 0)
-    # A spare of a node that is emptied has nothing to lose, and nobody needs another.
-    draining = {worker.id for worker in draft.joiners if worker.draining} if to == plan.layout else set()
-    kept = [*members, *(key for key in draft.joining_ids if key not in draining)][:most]
+    joining = draft.joining_ids
+    if (
+        to == plan.layout
+    ):  # spares: one that is gone, or has to leave its node, has lost nothing, and nobody needs another
+        joining = [worker.id for worker in draft.joiners if not worker.draining]
+    kept = [*members, *joining][:most]
     draft.want(kept, max(to.workers, len(kept)))
     if to == plan.layout:
         draft.update(resize=None)

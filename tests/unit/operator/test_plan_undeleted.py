@@ -177,3 +177,13 @@ def test_a_job_that_has_ended_says_who_still_holds_something(outcome: Outcome) -
     let_go(world)
     assert says(world)[1] == "Finished"
     assert world.status.gpus.held == 0
+
+
+def test_a_drain_whose_attempts_cannot_be_deleted_makes_no_more() -> None:
+    world = keeping(training(1))
+    world.change("digits-w1", draining=True)
+    world.settle()
+    for _ in range(6):
+        world.wait(4000)
+        world.settle()
+    assert len(world.workers) == 3, "one replacement, which never got warm"

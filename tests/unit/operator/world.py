@@ -88,7 +88,7 @@ class World:
             report=self.report,
             heard={w.uid: self.beat(w).time for w in self.workers.values()},
             report_pace=self.report_pace,
-            beats={w.uid: self.beat(w) for w in self.workers.values() if w.alive},
+            beats={w.uid: self.beat(w) for w in self.workers.values()},
             lost_peers=frozenset(self.lost_peers),
             kept_by=self.kept_by,
             refusal=self.refusal,
