@@ -192,11 +192,11 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             ending = trainer.run()
             while ending is Ending.LEFT and agent is None:
                 left = handler.current
-                if hooks.stop_requested():  # told before the line above
-                    break
                 reports.forget()
                 trainer = make_trainer()  # all that the one before it had is free
                 _give_back_memory(transport.device)
+                if hooks.stop_requested():  # before it had left, or in a collection of garbage, which drops exceptions
+                    break
                 logger.info("%s left with generation %d, and waits", identity.name, left)
                 heartbeats.beat_now()
                 try:

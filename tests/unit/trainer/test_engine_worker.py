@@ -199,6 +199,19 @@ def test_a_worker_that_left_waits_trains_again_where_a_generation_names_it_and_g
     assert not any(beat.lost_peers for beat in channel.beats)
 
 
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Commanded)], indirect=True)
+def test_a_worker_that_left_goes_also_where_it_is_told_in_a_collection_of_garbage(workers: Workers) -> None:
+    epochs = {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(SPEC | epochs | {"data": {"name": "tests.told_in_a_collection:load"}})
+    assert workers.channel.wait_for(lambda: any(report.step > 0 for report in workers.channel.reports), 120)
+
+    workers.channel.publish(Layout(1, 1))
+
+    assert workers.wait_for(1, seconds=60) == 0
+    assert workers.termination(1)["outcome"] == "Left"
+    assert "Exception ignored" in workers.log(1), "the signal came where nothing can be raised"
+
+
 @pytest.mark.parametrize(
     ("data", "reason", "message"),
     [
