@@ -139,8 +139,9 @@ def _set_deadline(draft: Draft) -> None:
 
 
 def _precious(draft: Draft) -> bool:
-    """Whether losing one worker may lose state. Where drains are not seen, evictions would be refused for ever."""
+    """Whether losing one worker may lose state: survivors that are too few for any layout may be the last of a stage,
+    however many pipelines there were. Where drains are not seen, evictions would be refused for ever."""
     plan = draft.status.plan
     if plan is None or not draft.observed.sees_drains:
         return False
-    return plan.pipelines == 1 or not plan.confirmed
+    return plan.pipelines == 1 or not plan.confirmed or not all(draft.alive(member) for member in plan.members)

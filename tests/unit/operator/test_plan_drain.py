@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.messages import Outcome, ResizeReason
+from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
 from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
@@ -39,6 +39,23 @@ def test_nobody_may_go_while_state_moves() -> None:
     assert stay(world) == 4
     world.commit()
     assert stay(world) == 3
+
+
+@pytest.mark.parametrize(("least", "lost"), [(4, ["digits-w3"]), (2, ["digits-w1", "digits-w2", "digits-w3"])])
+def test_nobody_may_go_while_survivors_too_few_for_any_layout_wait_for_others(least: int, lost: list[str]) -> None:
+    """Two pipelines are published, and a stage may have one copy; that others start beside it makes no more of them."""
+    world = World(make_job().stages(2).workers(4, least=least))
+    world.offered = [Offer(stages=2, bytes_per_worker=1)]
+    world.start()
+    assert stay(world) == 3
+    for name in lost:
+        world.end(name, exit_code=1)
+    world.settle()
+    assert world.condition(ConditionType.RUNNING).reason == "Recovering"
+    assert stay(world) == len(world.workers) == 4
+    world.warm_up()
+    world.commit()
+    assert (world.shape, stay(world)) == ((2, 2), 3)
 
 
 def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:

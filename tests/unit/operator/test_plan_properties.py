@@ -4,6 +4,7 @@ After each turn `check` compares what was and what is; an operator that dies bet
 half executed. In the end the world is put right, and the job has to come to rest in a layout that it should have.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from pipetransformer_contract.messages import Outcome, ResizeReason
+from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
 from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Reason, Share, State
@@ -47,6 +48,7 @@ class Checked(World):
         for name, _ in decided.delete:
             self.check_deletion(before, workers[name])
         self.check(before)
+        self.check_budget(decided.min_available, workers)
         return decided
 
     def check(self, before: JobStatus) -> None:
@@ -59,6 +61,21 @@ class Checked(World):
         assert set(status.surplus_ids or ()) <= set(status.leaving_ids) <= set(status.worker_ids)
         if status.plan is not None and status.layout_generation != before.layout_generation:
             self.check_published(before, status.plan)
+
+    def check_budget(self, min_available: int | None, workers: Mapping[str, Worker]) -> None:
+        """Rule 3: nobody may be evicted while a stage may have one copy, and else one at a time. It does not hold past
+        a drain's deadline, when the job lets go, nor where no state is held: before the first generation, while a job
+        starts again, and at its end."""
+        status, plan = self.status, self.status.plan
+        if plan is None or status.finished or (status.drain_deadline and status.drain_deadline <= self.now):
+            return
+        members = [workers.get(member.name) for member in plan.members]
+        living = sum(workers[name].alive for key in status.worker_ids if (name := worker_name(JOB, key)) in workers)
+        whole = all(worker and worker.alive and worker.id in status.worker_ids for worker in members)
+        several = plan.confirmed and plan.pipelines > 1 and whole
+        assert min_available is not None and living - min_available <= several, (
+            "the last copy of a stage may be evicted"
+        )
 
     def check_published(self, before: JobStatus, plan: PublishedPlan) -> None:
         """Rules 3 and 5: legal sizes, one change at a time, and nobody left out who may hold the only copy."""
@@ -112,8 +129,9 @@ class Checked(World):
         if worker is None or not worker.alive or worker.name in self.silent:
             return True
         beats = {other.uid: self.beat(other) for other in (*self.workers.values(), worker)}
-        after = {
-            uid: 0 if beat.waiting_after == beat.layout_generation else beat.waiting_after or 0
+        members = {member.uid for member in self.status.plan.members} if self.status.plan else set()
+        after = {  # who left as told waits as well, and for nobody
+            uid: 0 if uid not in members and beat.waiting_after == beat.layout_generation else beat.waiting_after or 0
             for uid, beat in beats.items()
         }
         return after[worker.uid] < max(after.values())
@@ -202,16 +220,21 @@ class Life(RuleBasedStateMachine):
         pipelines=st.integers(1, 2),
         spare=st.integers(0, 4),
         on_pack=st.sampled_from(["Widen", "Release", "Hold", "Auto"]),
-        least=st.integers(1, 2),
+        least=st.sampled_from([1, 2, 8]),
         quota=st.none() | st.integers(0, 8),
+        shrinks=st.booleans(),
     )
-    def begin(self, stages: int, pipelines: int, spare: int, on_pack: str, least: int, quota: int | None) -> None:
+    def begin(
+        self, stages: int, pipelines: int, spare: int, on_pack: str, least: int, quota: int | None, shrinks: bool
+    ) -> None:
         workers = stages * pipelines
         job = make_job().stages(stages).workers(workers, least=min(least, workers), most=workers + spare)
         if quota is not None:
             job.label(QUEUE_LABEL, QUEUE)
         self.world = Checked(job.checkpoint().on_pack(on_pack).set("runPolicy.backoffLimit", 8))
         self.world.queue = None if quota is None else FakeQueue(quota)
+        if not shrinks:  # survivors are soon too few
+            self.world.offered = [Offer(stages=stages, bytes_per_worker=1)]
         self.world.settle()
 
     # -- what trainers do
