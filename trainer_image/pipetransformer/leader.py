@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +44,23 @@ class Reporter(Protocol):
     def flush(self, timeout: float | None = None) -> bool: ...
 
 
+@dataclass
+class Offered:
+    """What this worker offered last while it led. Which lengths fit depends on the boundary only, so a generation that
+    it leads, too, begins with them: nothing is predicted while all wait for its first step.
+
+    Attributes:
+        boundary: that the offers are for; None before the first.
+    """
+
+    boundary: int | None = None
+    offers: list[Offer] = field(default_factory=list)
+
+    def lengths(self) -> list[Offer]:
+        """The offers without their times, which were scaled by another layout's."""
+        return [offer.model_copy(update={"step_seconds": []}) for offer in self.offers]
+
+
 class Leader:
     """Keeps the record and reports while this worker leads. All methods are called between rounds.
 
@@ -51,12 +68,14 @@ class Leader:
         idle_share: of a step in the present layout, as `StepModel` predicts it.
     """
 
-    def __init__(self, job: Job, reporter: Reporter, teller: Teller, run_dir: Path, layout: StageLayout) -> None:
+    def __init__(
+        self, job: Job, reporter: Reporter, teller: Teller, run_dir: Path, layout: StageLayout, offered: Offered
+    ) -> None:
         self._job = job
         self._reporter = reporter
         self._layout = layout
         self._checkpoint: DurableCheckpoint | None = None
-        self._offers: list[Offer] = []
+        self._offered = offered
         self._seconds: deque[float] = deque(maxlen=_STEPS_MEASURED)
         self._measured_boundary = 0
         self._measured_costs: dict[str, Any] | None = None
@@ -83,7 +102,11 @@ class Leader:
         self.record.rewind(control.step)
         if control.last_step and self.record.last_step() < control.last_step["step"]:
             self.record.step(**control.last_step, samples_per_second=None)
-        self._predict(control)
+        if self._offered.boundary == control.boundary:
+            self._offered.offers = self._offered.lengths()
+            self._predict_present(control, self._model(control), scale=None)
+        else:
+            self._predict(control)
         self._submit(control, urgent=True)
 
     def first_step(
@@ -212,7 +235,7 @@ class Leader:
                 len(range(max(s.start, 1), min(s.stop, self._job.num_layers + 1))) for s in self._layout.spans
             ],
             bytes_budget=self._job.bytes_budget,
-            offers=self._offers,
+            offers=self._offered.offers,
             checkpoint=self._checkpoint,
             loss=self._loss,
             samples_per_second=self._job.order.global_batch / seconds if seconds else None,
@@ -227,15 +250,13 @@ class Leader:
     def _predict(self, control: Control) -> None:
         """Renew what is told of the step in the present layout and in others, as soon as both are measured."""
         spec = self._job.spec
-        by_paper = spec.pipeline.packing is Packing.PAPER
-        costs = None if by_paper or control.costs is None else ModelCosts.model_validate(control.costs)
-        model = self._job.step_model(costs)
-        scale = self._scale(model) if by_paper or costs is not None else None
+        model = self._model(control)
+        scale = self._scale(model) if self._by_paper or control.costs is not None else None
         self._measured_costs = control.costs
 
         def predict(stages: int, pipelines: int) -> Prediction:
             cut = model.cut(control.boundary, stages, pipelines)
-            if by_paper:
+            if self._by_paper:
                 needed = paper_bytes(self._job.unit_bytes, control.boundary, stages)
             else:
                 needed = model.bytes_per_worker(control.boundary, cut, pipelines)
@@ -243,16 +264,29 @@ class Leader:
                 needed, None if scale is None else scale * model.step_seconds(control.boundary, cut, pipelines)
             )
 
-        self._offers = make_offers(
+        self._offered.boundary = control.boundary
+        self._offered.offers = make_offers(
             predict,
             initial_stages=spec.pipeline.stages,
             max_workers=max(spec.workers, spec.num_shards * spec.pipeline.stages),
             max_pipelines=spec.num_shards,
             pause_seconds=self._pause_seconds,
         )
-        present = model.step_seconds(control.boundary, self._cut, self._layout.pipelines)
-        self.idle_share = model.idle_share(control.boundary, self._cut, self._layout.pipelines)
+        self._predict_present(control, model, scale)
+
+    def _predict_present(self, control: Control, model: StepModel, scale: float | None) -> None:
+        pipelines = self._layout.pipelines
+        self.idle_share = model.idle_share(control.boundary, self._cut, pipelines)
+        present = model.step_seconds(control.boundary, self._cut, pipelines)
         self._step_seconds = None if scale is None else scale * present
+
+    def _model(self, control: Control) -> StepModel:
+        assumed = self._by_paper or control.costs is None
+        return self._job.step_model(None if assumed else ModelCosts.model_validate(control.costs))
+
+    @property
+    def _by_paper(self) -> bool:
+        return self._job.spec.pipeline.packing is Packing.PAPER
 
     def _scale(self, model: StepModel) -> float | None:
         """What a prediction is multiplied by so that the present layout takes the seconds that were measured."""

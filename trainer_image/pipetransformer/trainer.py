@@ -39,7 +39,7 @@ from .final_model import gather_model, write_final_model
 from .freeze import PolicyCopy
 from .job import Job
 from .layout import StageLayout
-from .leader import Leader, Reporter, wall_clock
+from .leader import Leader, Offered, Reporter, wall_clock
 from .measuring import measure_costs, measurement_due
 from .membership import Membership, drop_groups
 from .moments import Hooks, Moment
@@ -101,6 +101,7 @@ class Trainer:
         self._reserve = Reserve()
         self._barrier = Barrier(self._watchdog)
         self._teller = Teller(job.callbacks)
+        self._offered = Offered()
         self._rounds = Rounds(
             job,
             handler,
@@ -392,7 +393,7 @@ class Trainer:
             outgrown=outgrown,
         )
         if layout.is_leader:  # before what may fail, which it would tell of
-            member.leader = Leader(self._job, self._reporter, self._teller, self._run_dir, layout)
+            member.leader = Leader(self._job, self._reporter, self._teller, self._run_dir, layout, self._offered)
             member.leader.committed(control, self._checkpointer.known(control))
         self._policy = PolicyCopy(self._job.policy, control.policy)
         self._equip(member)

@@ -64,6 +64,8 @@ def make_offers(
         for pipelines in range(1, min(max_workers // stages, max_pipelines, _MAX_WIDTHS) + 1):
             with contextlib.suppress(MemoryBoundError):
                 fitting[pipelines] = predict(stages, pipelines)
+                if fitting[pipelines].step_seconds is None:
+                    break  # wider ones would add times only, and there are none yet
         if fitting:
             offers.append(
                 Offer(
