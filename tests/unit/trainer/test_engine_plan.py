@@ -26,6 +26,11 @@ NUM_UNITS = 8
 UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]
 
 
+def unit_bytes(boundary: int) -> list[int]:
+    """What is frozen has no moments: a third is left."""
+    return [1 if boundary and unit <= boundary else 3 for unit in range(NUM_UNITS)]
+
+
 def cut(stages: int) -> list[range]:
     """Units in equal parts."""
     edges = [stage * NUM_UNITS // stages for stage in range(stages + 1)]
@@ -44,7 +49,8 @@ def plan_for(
         stages * pipelines,
         lambda boundary, costs: Cut(cut(stages), micro_batch_size=1),
         pipelines,
-        UNIT_BYTES,
+        NUM_UNITS,
+        unit_bytes,
         durable=lambda: durable,
     )
 
@@ -96,10 +102,10 @@ def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> Non
         raise AssertionError
 
     whole = [bring(range(4), 8), bring(range(4, 8), 8)]
-    make_plan(whole, 2, lambda boundary, costs: Cut(cut(2), 1), 1, UNIT_BYTES, durable=ask)
+    make_plan(whole, 2, lambda boundary, costs: Cut(cut(2), 1), 1, NUM_UNITS, unit_bytes, durable=ask)
 
     with pytest.raises(AssertionError):
-        make_plan(whole[:1], 1, lambda boundary, costs: Cut(cut(1), 1), 1, UNIT_BYTES, durable=ask)
+        make_plan(whole[:1], 1, lambda boundary, costs: Cut(cut(1), 1), 1, NUM_UNITS, unit_bytes, durable=ask)
 
 
 def test_a_step_that_nobody_has_committed_is_redone() -> None:
@@ -223,6 +229,17 @@ def test_sending_is_spread_over_the_holders() -> None:
 def test_a_unit_that_nobody_holds_is_refused() -> None:
     with pytest.raises(LookupError, match="unit 1"):
         plan_moves([{0}], [{0, 1}], [4, 4])
+
+
+def test_frozen_units_weigh_what_is_left_of_them() -> None:
+    """Two stages become three as five blocks freeze: two that train outweigh three that do not."""
+    spans = [range(3), range(3, 6), range(6, 8)]
+    held = [bring(range(4), 8, boundary=5), bring(range(4, 8), 8, boundary=5), bring([], -1)]
+
+    plan = make_plan(held, 3, lambda *_: Cut(spans, 1), 1, NUM_UNITS, unit_bytes, durable=lambda: None)
+
+    assert plan.roles == [(0, 0), (0, 2), (0, 1)]
+    assert sum(unit_bytes(5)[move.unit] for move in plan.moves) == 3
 
 
 @settings(max_examples=60, deadline=None)

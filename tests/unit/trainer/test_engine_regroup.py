@@ -65,7 +65,8 @@ def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen
         Inventory(units=list(member.units), step=9, control=member.control.to_dict()),
         Inventory(units=list(joiner.units), step=5, frozen={index: each.step for index, each in read.items()}),
     ]
-    plan = make_plan(inventories, 2, lambda *_: Cut([range(len(UNITS))], 1), 2, [1] * len(UNITS), durable=never)
+    count = len(UNITS)
+    plan = make_plan(inventories, 2, lambda *_: Cut([range(count)], 1), 2, count, lambda _: [1] * count, durable=never)
     assert [move.unit for move in plan.moves] == [2, 3]
 
     def received(*_: object) -> dict[int, list[Tensor]]:

@@ -10,14 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.elastic.assemble import Assembly, StateSources
-from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
+from pipetransformer.elastic.barrier import Barrier
+from pipetransformer.elastic.groups import TCPStore, Transport
 from pipetransformer.elastic.mirror import Mirrors
-from pipetransformer.elastic.plan import Inventory, Origin, RegroupPlan, make_plan
+from pipetransformer.elastic.plan import Inventory, RegroupPlan, make_plan
+from pipetransformer.elastic.regroup import Regrouped, RegroupTools, regroup
+from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, host_store
+from pipetransformer.elastic.watchdog import Watchdog
 from pipetransformer.models import Ties, unit_name
+from pipetransformer.models.ties import Tie
 from pipetransformer.optimizer import make_optimizer
 from pipetransformer.partition import Cut
 from pipetransformer.state import Control, UnitCodec, WorkerState
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.spec import Optimizer
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,6 +32,8 @@ CPU = torch.device("cpu")
 LAYERS = 8
 WIDTH = 5
 ADAMW = Optimizer()
+#: Of the new model only.
+TIE = Tie(((0, "weight"), (LAYERS // 2 + 1, "weight")))
 
 
 def block() -> nn.Linear:
@@ -38,7 +45,7 @@ class Halve:
     """Blocks 2i and 2i+1 (from 0) become block i; the optimizer starts afresh and all blocks train again."""
 
     num_layers: int = LAYERS // 2
-    ties: Ties = field(default_factory=Ties)
+    ties: Ties = field(default_factory=lambda: Ties((TIE,)))
 
     def sources(self, unit: int) -> Sequence[int]:
         if unit in (0, self.num_layers + 1):
@@ -94,32 +101,56 @@ def equal_parts(num_units: int, stages: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(edges)]
 
 
+def cut_halved(boundary: int, stages: int, *_: object) -> Cut:
+    assert boundary == 0, "the new model's"
+    return Cut(equal_parts(LAYERS // 2 + 2, stages), micro_batch_size=1)
+
+
 def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> RegroupPlan:
     inventories = [
         Inventory(units=sorted(state.units), step=state.control.step, control=state.control.to_dict()) for state in held
     ]
-
-    def cut_at(boundary: int, costs: object) -> Cut:
-        assert boundary == 0, "the new model's"
-        return Cut(equal_parts(LAYERS // 2 + 2, stages), micro_batch_size=1)
-
-    unit_bytes = [1] * (LAYERS + 2)
     return make_plan(
         inventories,
         stages * pipelines,
-        cut_at,
+        lambda boundary, _: cut_halved(boundary, stages),
         pipelines,
-        unit_bytes,
+        LAYERS + 2,
+        lambda _: [1] * (LAYERS + 2),
         durable=lambda: None,
         map_of=lambda _: Halve(),
     )
 
 
-def sources() -> StateSources:
-    def never(*_: object) -> WorkerState:
-        raise AssertionError("nothing comes from the seed or a checkpoint")
+class Published:
+    """The source of the one generation, of the given shape, that two workers meet."""
 
-    return StateSources(
+    def __init__(self, addresses: Sequence[str], stages: int, pipelines: int) -> None:
+        names = [Member(name=f"w{rank}", uid="u", address=address) for rank, address in enumerate(addresses)]
+        count = stages * pipelines
+        self._generation = Generation(
+            job_uid="job", layout_generation=2, stages=stages, pipelines=pipelines, members=names[:count],
+            leavers=names[count:], leader="w0", nonce="n", reason=ResizeReason.PACK,
+        )  # fmt: skip
+
+    def next_generation(self, after: int) -> Generation:
+        return self._generation
+
+    def newest(self) -> int:
+        return self._generation.layout_generation
+
+    def close(self) -> None:
+        pass
+
+
+def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
+    def never(*_: object) -> WorkerState:
+        raise AssertionError("nothing comes from the seed or a checkpoint, and nothing is committed late")
+
+    watchdog = Watchdog()
+    return RegroupTools(
+        handler=GenerationRendezvousHandler(worker, own_store, source, timeout=TRANSPORT.timeout),
+        transport=TRANSPORT,
         codec=UnitCodec(ADAMW, LAYERS),
         shells=[block().to("meta") for _ in range(LAYERS + 2)],
         mirrors=Mirrors(None, never, never),  # type: ignore[arg-type]
@@ -128,6 +159,16 @@ def sources() -> StateSources:
         blank_unit=never,  # type: ignore[arg-type]
         load_unit=never,  # type: ignore[arg-type]
         load_control=never,  # type: ignore[arg-type]
+        data="",
+        durable=never,  # type: ignore[arg-type]
+        kept_step=never,  # type: ignore[arg-type]
+        newest_generation=never,  # type: ignore[arg-type]
+        cut_at=cut_halved,
+        commit_late=never,  # type: ignore[arg-type]
+        barrier=Barrier(watchdog),
+        watchdog=watchdog,
+        reached=lambda moment, at: None,
+        map_of=lambda _: Halve(),
     )
 
 
@@ -155,18 +196,12 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
     before = {name: tensor.clone() for index in whole.units for name, tensor in
               whole.unit_tensors(index, with_moments=True).items()}  # fmt: skip
     held = [part(whole, range(4)), part(whole, range(4, LAYERS + 2))]
-    plan = halving_plan(held, stages, pipelines)
-    assert plan.origin is Origin.PEERS
-    ensure_default_group()
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
-    new: dict[int, WorkerState] = {}
+    hosted = [host_store("127.0.0.1", TRANSPORT.timeout) for _ in held]
+    source = Published([address for _, address in hosted], stages, pipelines)
+    found: dict[int, Regrouped] = {}
 
     def worker(rank: int) -> None:
-        groups = GenerationGroups()
-        client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
-        groups.meet(client, rank, 2 - leavers, leavers, TRANSPORT)
-        assert groups.transfer is not None
-        new[rank] = Assembly(sources(), held[rank], plan, rank, groups.transfer, CPU, Halve()).assemble()
+        found[rank] = regroup(tools(f"w{rank}", hosted[rank][0], source), held[rank], pending=False, in_group=True)
 
     in_threads(2, worker)
 
@@ -179,23 +214,30 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
                 mean = torch.stack([whole.units[old].get_parameter(name) for old in olds]).mean(0)
                 expected[unit].get_parameter(name).copy_(mean)
     x = torch.linspace(-1, 1, 3 * WIDTH, dtype=torch.float64).view(3, WIDTH)
+    layouts = {rank: result.layout for rank, result in found.items() if result.layout is not None}
+    assert len(layouts) == stages * pipelines, "a leaver has none"
     for pipeline in range(pipelines):
-        spans = {rank: range(*plan.spans[stage]) for rank, (p, stage) in enumerate(plan.roles) if p == pipeline}
-        assert all(sorted(new[rank].units) == list(span) for rank, span in spans.items())
-        made = {index: unit for rank in spans for index, unit in new[rank].units.items()}
+        spans = {rank: layout.span for rank, layout in layouts.items() if layout.pipeline == pipeline}
+        assert all(sorted(found[rank].state.units) == list(span) for rank, span in spans.items())
+        made = {index: unit for rank in spans for index, unit in found[rank].state.units.items()}
         torch.testing.assert_close(forward(made, x), forward(expected, x), rtol=1e-9, atol=0)
-    for rank, (_, stage) in enumerate(plan.roles):
-        state = new[rank]
+    for rank, layout in layouts.items():
+        state, groups = found[rank].state, found[rank].groups
         assert (state.control.step, state.control.boundary, state.num_layers) == (7, 0, LAYERS // 2)
         assert not any(state.moments.values()), "the optimizer starts afresh"
         names = {name for name, _ in state.trained_parameters()}
-        assert len(names) == 2 * len(range(*plan.spans[stage])), "all train again"
-    assert all(not new[rank].units for rank in range(len(plan.roles), 2)), "a leaver only gives"
+        assert len(names) == 2 * len(layout.span), "all train again"
+        assert state.ties.all == (TIE,) and groups.tied[TIE.stages(layout.spans)].size() == len(layouts), (
+            "the new model's"
+        )
+    assert all(not found[rank].state.units for rank in found.keys() - layouts.keys()), "a leaver only gives"
     assert all(
         torch.equal(before[name], tensor)
         for index in whole.units
         for name, tensor in whole.unit_tensors(index, with_moments=True).items()
-    ), "until the vote, the old model is whole"
+    ), "until it is dropped, the old model is whole"
+    for result in found.values():
+        result.groups.drop()
 
 
 def test_only_what_a_new_stage_is_made_of_moves() -> None:

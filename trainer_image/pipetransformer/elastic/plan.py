@@ -182,7 +182,8 @@ def make_plan(
     num_members: int,
     cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
-    unit_bytes: Sequence[int],
+    num_units: int,
+    unit_bytes: Callable[[int], Sequence[int]],
     *,
     durable: Callable[[], DurablePoint | None],
     map_of: MapOf = no_map,
@@ -199,7 +200,8 @@ def make_plan(
         num_members: how many of them are members.
         cut_at: cuts the units into stages for a boundary, by measured costs if there are any.
         pipelines: data-parallel width.
-        unit_bytes: weight of each unit on the wire.
+        num_units: of the list that the participants hold.
+        unit_bytes: weight of each unit on the wire at a boundary: frozen ones have no moments.
         durable: looks the newest checkpoint up, None for none; only asked when a unit is lost.
         map_of: whether another list of units is made of what the participants hold; `cut_at` then cuts that list.
     """
@@ -209,7 +211,7 @@ def make_plan(
         for inventory in inventories
     ]
     recut = partial(_from_memory, num_members=num_members, cut_at=cut_at, pipelines=pipelines, unit_bytes=unit_bytes)
-    if step >= 0 and _whole(usable, unit_bytes):
+    if step >= 0 and _whole(usable, num_units):
         # One may have broken before it did what follows the step, and another not.
         control = max(
             (inventory.control for inventory in inventories if inventory.step == step),
@@ -224,14 +226,15 @@ def make_plan(
             {unit for mirror in inventory.mirrors if mirror.step == earlier for unit in mirror.units}
             for inventory in inventories
         ]
-        if _whole(held, unit_bytes) and (checkpoint is None or checkpoint.step <= earlier):
+        if _whole(held, num_units) and (checkpoint is None or checkpoint.step <= earlier):
             return recut(Origin.MIRROR, earlier, mirrored[earlier], held, [set[int]() for _ in inventories])
-    cut = cut_at(0 if checkpoint is None else checkpoint.boundary, None)
+    boundary = 0 if checkpoint is None else checkpoint.boundary
+    cut = cut_at(boundary, None)
     return RegroupPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
         step=0 if checkpoint is None else checkpoint.step,
         control={},
-        roles=assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes),
+        roles=assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes(boundary)),
         spans=[(span.start, span.stop) for span in cut.spans],
         micro_batch_size=cut.micro_batch_size,
         moves=[],
@@ -245,8 +248,8 @@ def _still_frozen(inventory: Inventory, control: dict[str, Any]) -> set[int]:
     return {unit for unit, step in inventory.frozen.items() if unit in frozen and step >= control.get("fell_step", 0)}
 
 
-def _whole(held: Sequence[set[int]], unit_bytes: Sequence[int]) -> bool:
-    return set().union(*held) >= set(range(len(unit_bytes)))
+def _whole(held: Sequence[set[int]], num_units: int) -> bool:
+    return set().union(*held) >= set(range(num_units))
 
 
 def _from_memory(
@@ -259,15 +262,17 @@ def _from_memory(
     num_members: int,
     cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
-    unit_bytes: Sequence[int],
+    unit_bytes: Callable[[int], Sequence[int]],
     state_map: StateMap | None = None,
 ) -> RegroupPlan:
-    after = Control.from_dict(control) if state_map is None else state_map.control(Control.from_dict(control))
+    before = Control.from_dict(control)
+    after = before if state_map is None else state_map.control(before)
     costs = ModelCosts.model_validate(after.costs) if after.costs else None
     cut = cut_at(after.boundary, costs)
     needed = [set(span) if state_map is None else sources_of(span, state_map) for span in cut.spans]
     there = [units | more for units, more in zip(held, read, strict=True)]
-    roles = assign_roles(there[:num_members], needed, pipelines, unit_bytes)
+    sizes = unit_bytes(before.boundary)
+    roles = assign_roles(there[:num_members], needed, pipelines, sizes)
     wanted = [needed[stage] - read[rank] for rank, (_, stage) in enumerate(roles)]
     return RegroupPlan(
         origin=origin,
@@ -276,5 +281,5 @@ def _from_memory(
         roles=roles,
         spans=[(span.start, span.stop) for span in cut.spans],
         micro_batch_size=cut.micro_batch_size,
-        moves=plan_moves(held, wanted, unit_bytes),
+        moves=plan_moves(held, wanted, sizes),
     )

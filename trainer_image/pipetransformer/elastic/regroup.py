@@ -350,7 +350,8 @@ class _Attempt:
             len(generation.members),
             lambda boundary, costs: tools.cut_at(boundary, generation.stages, generation.pipelines, costs),
             generation.pipelines,
-            [tools.codec.size(index, shell, 0) for index, shell in enumerate(tools.shells)],
+            len(tools.shells),
+            lambda boundary: [tools.codec.size(index, shell, boundary) for index, shell in enumerate(tools.shells)],
             durable=ask_storage,
             map_of=tools.map_of,
         )
