@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipetransformer_contract.spec import CachePolicy, Goal, Precision, ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, Goal, Precision, TrainerSpec
 
 from .callbacks import Callback
 from .checks import check_model, check_spec
@@ -40,7 +40,7 @@ from .models import OwnModel, PipelineModel, build_model, build_units
 from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
 from .parts import Overruled, Parts
-from .schedules import ScheduleClass, schedule_class
+from .schedules import ScheduleClass, one_forward_one_backward, schedule_class
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class Job:
 
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts; without measured costs by assumed ones, whose seconds are only relative."""
-        schedule, cache = self.spec.pipeline.schedule, self.spec.cache
+        cache = self.spec.cache
         asked = costs is not None and cache.policy is not CachePolicy.NEVER
         cached = asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
         return StepModel(
@@ -243,7 +243,7 @@ class Job:
             global_batch=self.order.global_batch,
             num_shards=self.order.num_shards,
             micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
-            one_forward_one_backward=schedule is not ScheduleName.GPIPE,
+            one_forward_one_backward=one_forward_one_backward(self.schedule),
             unit_bytes=self.unit_bytes,
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,

@@ -289,6 +289,46 @@ def test_a_script_may_train_twice(tmp_path: Path) -> None:
     assert run_ranks(2, train_twice, store.port, str(tmp_path)) == [[2, 3], [2, 3]]
 
 
+def train_by_own_schedule(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:
+    """Twice, by 1F1B and by a schedule of the script's own, whose steps and micro-batches are counted."""
+    from torch.distributed.pipelining import ScheduleGPipe
+
+    from pipetransformer import Pipeline, Training, train
+    from tests.unit.trainer.test_evaluation import NO_FREEZE, model, samples
+
+    counted: list[int] = []
+
+    class Counted(ScheduleGPipe):
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            counted.append(self._n_microbatches)
+            return super().step(*args, **kwargs)
+
+    set_rank(group, port)
+    for schedule in (None, Counted):
+        train(
+            model=model,
+            data=(samples(64, 0), samples(20, 1)),
+            training=Training(steps=3, global_batch_size=16, precision="Float64"),
+            freeze=NO_FREEZE,
+            pipeline=Pipeline(stages=2, micro_batch_size=4),
+            schedule=schedule,
+            run_dir=f"{folder}/{'own' if schedule else 'stock'}",
+        )
+    return counted
+
+
+def test_a_script_may_bring_its_own_schedule(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    assert run_ranks(2, train_by_own_schedule, store.port, str(tmp_path)) == [[4, 4, 4]] * 2
+
+    stock, own = (
+        [json.loads(line)["loss"] for line in (tmp_path / name / "steps.jsonl").read_text().splitlines()]
+        for name in ("stock", "own")
+    )
+    assert len(own) == 3 and own == pytest.approx(stock, rel=1e-9)
+
+
 def go_on(group: dist.ProcessGroup, port: int, folder: str) -> tuple[list[tuple[int, ...]], list[str]]:
     """Two more steps from the checkpoint there: shapes of all generations as this rank was told, and its warnings."""
     from pipetransformer import Checkpoint, Pipeline, Training

@@ -12,13 +12,25 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.utils.data import TensorDataset
 
-from pipetransformer import Callback, Checkpoint, Data, Evaluation, Model, Optimizer, SpecError, Training, train
+from pipetransformer import (
+    Callback,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Pipeline,
+    SpecError,
+    Training,
+    train,
+)
 from pipetransformer.errors import CallbackError
 from pipetransformer.job import Job
 from pipetransformer.parts import Overruled, Parts
-from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.spec import ScheduleName, TrainerSpec
 from pipetransformer_contract.wire import Env
 from pipetransformer_operator.api import PipeTrainingJob
 from pipetransformer_operator.api.status import ConditionType, JobStatus
@@ -169,6 +181,33 @@ def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> Non
         Job.load(spec, Parts(model=list))
     with pytest.raises(SpecError, match=r"spec\.data\.name: is script, but this program passes no data"):
         Job.load(spec.model_copy(update={"data": Data(name="script")}))
+
+
+class OwnSchedule(ScheduleGPipe):
+    """A script's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "in_turns"),
+    [
+        ("GPipe", None, False),
+        ("OneForwardOneBackward", None, True),
+        ("Script", Schedule1F1B, True),
+        ("Script", ScheduleGPipe, False),
+        ("Script", OwnSchedule, False),
+    ],
+)
+def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
+    name: str, own: type[ScheduleGPipe | Schedule1F1B] | None, in_turns: bool
+) -> None:
+    spec = TrainerSpec(
+        model=Model(name="vit", num_layers=4),
+        data=Data(name="digits"),
+        training=Training(epochs=1),
+        pipeline=Pipeline(stages=2, schedule=ScheduleName(name)),
+    )
+
+    assert Job.load(spec, Parts(schedule=own)).step_model(None).one_forward_one_backward is in_turns
 
 
 def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_defaults_are_not() -> None:

@@ -2,7 +2,7 @@
 
 from ..errors import ModelError
 from .actions import Action, ActionKind, AllForwardAllBackward, Chunk, InOrder, Schedule
-from .choice import ScheduleClass, schedule_class
+from .choice import ScheduleClass, one_forward_one_backward, schedule_class
 from .executor import ChunkIO, Executor, PlainHooks, RoundHooks, SpanModule
 from .runner import RoundSums, StageRunner
 from .stage import StageSpec
@@ -24,5 +24,6 @@ __all__ = [
     "SpanModule",
     "StageRunner",
     "StageSpec",
+    "one_forward_one_backward",
     "schedule_class",
 ]

@@ -28,3 +28,9 @@ def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> Sche
                     "schedule", f"{own!r} is no subclass of torch.distributed.pipelining's PipelineScheduleSingle"
                 )
             return own
+
+
+def one_forward_one_backward(schedule: ScheduleClass) -> bool:
+    """Whether a schedule's steps are predicted as 1F1B's. Those of others are as GPipe's, which keeps every micro-batch
+    until its backward: no order needs more memory."""
+    return issubclass(schedule, Schedule1F1B)
