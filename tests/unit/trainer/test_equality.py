@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.equality import BAR_FLOAT32, BAR_FLOAT64, compare, draw, worst_gradient
+from benchmarks.equality import BAR_FLOAT32, BAR_FLOAT64, BOUNDARIES_FLOAT32, compare, draw, worst_gradient
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -18,5 +18,6 @@ def test_a_random_scenario_computes_what_one_worker_does(seed: int, tmp_path: Pa
         assert worst <= BAR_FLOAT64, schedule
 
 
-def test_each_layers_float32_gradient_is_the_same_in_every_layout(tmp_path: Path) -> None:
-    assert worst_gradient(0, tmp_path) <= BAR_FLOAT32
+@pytest.mark.parametrize(("seed", "boundary"), list(enumerate(BOUNDARIES_FLOAT32)))
+def test_each_layers_float32_gradient_is_the_same_in_every_layout(seed: int, boundary: int, tmp_path: Path) -> None:
+    assert worst_gradient(seed, boundary, tmp_path) <= BAR_FLOAT32

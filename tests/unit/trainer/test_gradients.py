@@ -4,9 +4,11 @@ import datetime
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.elastic.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
@@ -15,8 +17,9 @@ from pipetransformer.layout import StageLayout
 from pipetransformer.reduction import GradientReducer
 from pipetransformer.state import WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=30))
 WIDTH = 400  # a unit fills a bucket
@@ -130,6 +133,43 @@ def test_a_units_sum_is_under_way_before_those_below_it_have_their_gradients(rep
     in_threads(round_of)
 
     assert [found[0][:2] for found in seen.values()] == [[3, 2], [3, 2]]
+
+
+def sums_at_the_end_of_a_backward(group: dist.ProcessGroup, port: int, folder: str) -> list[list[int]]:
+    """Of a round of two pipelines of one stage: units whose sums are under way, without recomputation and with it."""
+    from pipetransformer import Pipeline, Training, train
+    from tests.unit.trainer.test_evaluation import NO_FREEZE, samples
+    from tests.unit.trainer.test_fixed_world import set_rank
+
+    seen, finish, wide = [], GradientReducer.finish, 600  # a block fills a bucket
+
+    def note(reducer: GradientReducer) -> list[float]:
+        seen.append(reducer.under_way)
+        return finish(reducer)
+
+    def model() -> list[nn.Module]:
+        return [nn.Linear(4, wide), *(nn.Linear(wide, wide) for _ in range(3)), nn.Linear(wide, 2)]
+
+    set_rank(group, port)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GradientReducer, "finish", note)
+        for recompute in (False, True):
+            train(
+                model=model,
+                data=(samples(64, 0), samples(20, 1)),
+                training=Training(steps=1, global_batch_size=16, activation_checkpointing=recompute),
+                freeze=NO_FREEZE,
+                pipeline=Pipeline(stages=1, micro_batch_size=4),
+                run_dir=f"{folder}/{recompute}",
+            )
+    return seen
+
+
+def test_the_stage_of_a_job_tells_of_units_while_its_backward_goes_on(tmp_path: Path) -> None:
+    """Only the embedding has no input whose gradient would tell."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    assert run_ranks(2, sums_at_the_end_of_a_backward, store.port, str(tmp_path)) == [[[4, 3, 2, 1]] * 2] * 2
 
 
 def test_what_is_measured_between_rounds_is_not_summed(replicas: list[Replica]) -> None:
