@@ -1,10 +1,11 @@
 """Where workers are wanted, unless the template says it: those of a pipeline together, pipelines apart.
 
 Which worker serves which pipeline is the trainer's choice, made by where the pods came to lie. A pod cannot be moved,
-so its group is a guess at its creation: workers of neighbouring ids, as many as a pipeline is long.
+so its group is a guess at its creation: a place that somebody left, else a new group of as many as a pipeline is long.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..api import GROUP, PipeTrainingJob
@@ -15,11 +16,38 @@ HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def placement_group(job: PipeTrainingJob, worker_id: int) -> str:
-    """Name of the workers that had better lie together."""
-    plan = job.status.plan
-    stages = plan.stages if plan else job.spec.pipeline.stages
-    return f"{stages}-{worker_id // stages}"
+class Groups:
+    """Names of the workers that had better lie together, for workers that are created one after the other.
+
+    Args:
+        stages: the length of a pipeline now.
+        longest: that it ever has. A group keeps the length that a pipeline had when it was begun: whoever takes a place
+            in it goes where the one before was.
+        taken: groups of the workers that stay, a name each.
+    """
+
+    def __init__(self, stages: int, longest: int, taken: Iterable[str]) -> None:
+        self._stages = stages
+        self._sizes = Counter(taken)
+        self._number = 0
+        self._places = [
+            group for group, size in sorted(self._sizes.items()) for _ in range(min(_length(group), longest) - size)
+        ]
+
+    def join(self) -> str:
+        """The group of the next worker."""
+        if not self._places:
+            while (group := f"{self._stages}-{self._number}") in self._sizes:
+                self._number += 1
+            self._number += 1
+            self._places = [group] * self._stages
+        return self._places.pop(0)
+
+
+def _length(group: str) -> int:
+    """By the label of a pod, which others may have changed."""
+    length = group.partition("-")[0]
+    return int(length) if length.isascii() and length.isdecimal() and len(length) < 5 else 0
 
 
 def proximity(job: PipeTrainingJob, group: str) -> dict[str, Any]:

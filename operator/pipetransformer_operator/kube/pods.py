@@ -9,8 +9,10 @@ from ..plan import NOT_SET_UP, Worker, WorkerPhase
 from ..plan.last_words import MAX_WORDS, last_words, report_in
 from .api import Object
 from .nodes import Nodes
+from .placement import GROUP_LABEL
 
 WORKER_LABEL = f"{GROUP}/worker-id"
+_LABELS = (WORKER_LABEL, GROUP_LABEL)
 _CONDITIONS = ("PodScheduled", "DisruptionTarget", "PodReadyToStartContainers")
 _STATUSES = ("initContainerStatuses", "containerStatuses")
 
@@ -40,7 +42,7 @@ def observable(pod: Mapping[str, Any]) -> Object:
     return {
         "metadata": {
             **{key: metadata[key] for key in names if key in metadata},
-            "labels": {key: value for key, value in metadata.get("labels", {}).items() if key == WORKER_LABEL},
+            "labels": {key: value for key, value in metadata.get("labels", {}).items() if key in _LABELS},
             "ownerReferences": [
                 {"controller": owner.get("controller", False), "uid": owner["uid"]}
                 for owner in metadata.get("ownerReferences", [])

@@ -15,7 +15,8 @@ from ..plan import Worker, worker_name
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .nodes import Nodes
-from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable, observe
+from .placement import GROUP_LABEL, Groups
+from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable, observe, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
@@ -64,6 +65,7 @@ class KubePool:
         self._gone: dict[JobKey, set[str]] = {}
         self._unattended: dict[str, datetime] = {}
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
+        self._groups: dict[JobKey, Groups] = {}
 
     @property
     def sees_drains(self) -> bool:
@@ -72,20 +74,22 @@ class KubePool:
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
+        trainer = job.spec.pod_template.trainer().name
+        workers = [
+            worker
+            for pod in self._pods(job)
+            if (worker := observe(pod, trainer, self._nodes, self._unattended_since(pod))) is not None
+        ]
+        return tuple(sorted(workers, key=lambda worker: worker.id))
+
+    def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
         key = _key(job)
         pods = {pod["metadata"]["uid"]: pod for pod in self._watched(key)}
         written = self._written.get(key, {})
         for uid, pod in list(written.items()):
             if uid in pods and _version(pods[uid]) >= _version(pod):
                 del written[uid]
-        mine = [pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid]
-        trainer = job.spec.pod_template.trainer().name
-        workers = [
-            worker
-            for pod in mine
-            if (worker := observe(pod, trainer, self._nodes, self._unattended_since(pod))) is not None
-        ]
-        return tuple(sorted(workers, key=lambda worker: worker.id))
+        return tuple(pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid)
 
     def gone(self, key: JobKey, uid: str) -> None:
         """The watch showed that the pod was deleted."""
@@ -101,6 +105,7 @@ class KubePool:
         """The job is gone."""
         self._written.pop(key, None)
         self._avoided.pop(key, None)
+        self._groups.pop(key, None)
         self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
@@ -115,10 +120,14 @@ class KubePool:
     async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`. Here is looked up which nodes they keep off, for that takes all workers of the job."""
         self._avoided[_key(job)] = self._to_avoid(job)
+        self._groups.pop(_key(job), None)
         await self._prepare(job.metadata.namespace)
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
+        if (groups := self._groups.get(_key(job))) is None:
+            groups = self._groups[_key(job)] = self._staying(job, status)
+        group = groups.join()  # before anything is waited for: in the order of their creation
         assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
         path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
         name = worker_name(job.metadata.name, number)
@@ -132,6 +141,7 @@ class KubePool:
                     channel_url=self._channel_url,
                     classes=self._priority_classes,
                     assignment=assignment,
+                    group=group,
                     doubted=doubted,
                     unfit=unfit,
                 )
@@ -184,6 +194,18 @@ class KubePool:
         doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
         own = doubted & {worker.node for worker in self.list(job)} if doubted else doubted
         return own, unfit | doubted - own
+
+    def _staying(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
+        """Groups of the workers that stay; whoever is on the way out leaves a place."""
+        stages = job.spec.pipeline.stages
+        stays = set(status.worker_ids) - set(status.leaving_ids)
+        cordoned = self._nodes.cordoned if self._nodes is not None else ()
+        taken = (
+            pod["metadata"].get("labels", {}).get(GROUP_LABEL, "")
+            for pod in self._pods(job)
+            if worker_id(pod) in stays and pod["spec"].get("nodeName") not in cordoned
+        )
+        return Groups(status.plan.stages if status.plan else stages, stages, taken)
 
     @contextmanager
     def _ask(self, key: JobKey) -> Iterator[None]:

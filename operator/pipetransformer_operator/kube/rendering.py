@@ -18,7 +18,7 @@ from ..plan import worker_name
 from ..plan.accounting import JOB_LABEL
 from .api import Object
 from .authority import CA_CONFIG_MAP, CA_FILE
-from .placement import GROUP_LABEL, PREFERRED, off, placement_group, proximity
+from .placement import GROUP_LABEL, PREFERRED, off, proximity
 from .pods import WORKER_LABEL
 
 SCRATCH_FOLDER = "/scratch"
@@ -60,11 +60,12 @@ def render(
     channel_url: str,
     classes: PriorityClasses = NO_CLASSES,
     assignment: Assignment = ANYWHERE,
+    group: str = "",
     doubted: Collection[str] = (),
     unfit: Collection[str] = (),
 ) -> Object:
-    """The pod of a worker: the user's template and what the trainer needs besides; not on nodes that are `doubted` or
-    `unfit` if others will do. Of the doubted ones these are where the job has workers.
+    """The pod of a worker: the user's template and what the trainer needs besides; near those of its `group`, and not
+    on nodes that are `doubted` or `unfit`, if others will do. Of the doubted ones these are where the job has workers.
 
     Raises:
         Refused: the template cannot be added to, for a list or an object in it is none. All else the API server says.
@@ -101,7 +102,6 @@ def render(
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **assignment.node_selector}
     if assignment.tolerations:
         _items(spec, "tolerations").extend(assignment.tolerations)
-    group = placement_group(job, worker_id)
     _place(spec, job, group, doubted, unfit)
     return {
         "apiVersion": "v1",

@@ -1,14 +1,19 @@
 """What the pool remembers of pods beside what the watch shows, and for how long."""
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
+from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.api import JobStatus, PipeTrainingJob
+from pipetransformer_operator.api.status import PublishedPlan
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes
+from pipetransformer_operator.kube.placement import GROUP_LABEL
 from pipetransformer_operator.kube.pods import WORKER_LABEL
 from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.plan import Worker
@@ -43,8 +48,8 @@ class World(Api):
         return created
 
 
-def job() -> PipeTrainingJob:
-    made = make_job().job()
+def job(stages: int = 2) -> PipeTrainingJob:
+    made = make_job().stages(stages).job()
     return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": "job-uid"})})
 
 
@@ -93,6 +98,65 @@ async def test_creations_do_not_look_at_all_workers_of_the_job_each_while_a_node
     assert all("node-1" in json.dumps(pod["spec"]["affinity"]["nodeAffinity"]) for pod in world.made)
 
 
+async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: int = 2, **status: Any) -> list[str]:
+    """The groups of new workers, beside those that are there already; more than four stages may not be."""
+    world, nodes = World(), Nodes()
+    nodes.cordoned = {"cordoned"}
+    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    await world.pool.prepare(job(4))
+    for number, group in there.items():
+        await world.pool.create(job(4), number, JobStatus())
+        pod = world.pool._written[KEY].pop("uid-0")
+        node = "cordoned" if group.endswith("cordoned") else "node"
+        labels = pod["metadata"]["labels"] | {GROUP_LABEL: group.removesuffix(" cordoned")}
+        pod["metadata"] |= {"uid": f"uid-w{number}", "labels": labels}
+        pod["spec"]["nodeName"] = node
+        world.watched.append(pod)
+    await world.pool.prepare(job(4))
+    members = [Member(name="digits-w0", uid="uid-w0", address="10.0.0.1:29500")]
+    published = PublishedPlan(
+        layout_generation=1,
+        stages=stages,
+        pipelines=1,
+        members=members,
+        leader="digits-w0",
+        nonce="0" * 32,
+        reason=ResizeReason.FAILURE,
+    )
+    wanted = JobStatus(worker_ids=sorted({*there, *created}), plan=published, **status)
+    world.made.clear()
+    for number in created:
+        await world.pool.create(job(4), number, wanted)
+    return [pod["metadata"]["labels"][GROUP_LABEL] for pod in world.made]
+
+
+FOUR = {0: "2-0", 1: "2-0", 2: "2-1", 3: "2-1"}
+
+
+async def test_workers_that_are_created_one_after_the_other_make_a_pipeline() -> None:
+    assert await groups_of([0, 1, 2, 3], {}) == ["2-0", "2-0", "2-1", "2-1"]
+    assert await groups_of([3, 4], {0: "2-0", 2: "2-0"}) == ["2-1", "2-1"], "a claim after a replacement"
+    assert await groups_of([5, 6, 7, 8], {}, stages=4) == ["4-0"] * 4, "a start after a suspension"
+
+
+async def test_a_replacement_takes_the_place_of_the_one_that_was_lost() -> None:
+    lost_first, lost_last = ({key: FOUR[key] for key in FOUR if key != lost} for lost in (0, 3))
+    assert await groups_of([4], lost_first) == ["2-0"]
+    assert await groups_of([4], lost_last) == ["2-1"]
+    assert await groups_of([4], dict.fromkeys((0, 2, 3), "4-0")) == ["4-0"], "who lay together before lies there now"
+
+
+async def test_who_is_on_the_way_out_leaves_a_place() -> None:
+    assert await groups_of([4], FOUR | {1: "2-0 cordoned"}) == ["2-0"]
+    assert await groups_of([4, 5], FOUR, leaving_ids=[2, 3]) == ["2-1", "2-1"]
+
+
+@pytest.mark.parametrize("label", ["", "x", "-1", "9999-7", "99999999999999999999-0", "\u00b2-0"])
+async def test_a_label_that_somebody_changed_makes_no_group_larger_than_a_pipeline(label: str) -> None:
+    groups = await groups_of(range(1, 9), {0: label})
+    assert groups[3:] == sorted(groups[3:]) and set(groups[3:]) <= {"2-0", "2-1", "2-2", "2-3"}
+
+
 async def test_a_pod_whose_end_was_seen_before_the_answer_to_its_creation_is_not_there() -> None:
     world = World(quick=True)
     await world.pool.create(job(), 0, JobStatus())
@@ -106,7 +170,7 @@ async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> Non
     await world.pool.create(job(), 0, JobStatus())
     world.pool.forget(KEY)
     world.pool.gone(KEY, "uid-0")
-    for memory in ("_written", "_gone", "_asking", "_unattended", "_avoided"):
+    for memory in ("_written", "_gone", "_asking", "_unattended", "_avoided", "_groups"):
         assert vars(world.pool)[memory] == vars(empty)[memory]
 
 

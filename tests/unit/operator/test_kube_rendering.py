@@ -146,11 +146,10 @@ def test_a_job_has_a_folder_of_its_own_in_the_output_and_its_record_there_if_tha
     assert given[Env.RUN_DIR] == run_dir
 
 
-def test_workers_of_a_pipeline_are_wanted_together_unless_the_template_says_otherwise() -> None:
-    job = make_job().stages(2).workers(4)
-    groups = [pod_of(job, number)["metadata"]["labels"][GROUP_LABEL] for number in range(4)]
-    assert groups == ["2-0", "2-0", "2-1", "2-1"]
-    near = pod_of(job, 3)["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() -> None:
+    pod = render(make_job().job(), 3, JobStatus(), channel_url=CHANNEL, group="2-1")
+    assert pod["metadata"]["labels"][GROUP_LABEL] == "2-1"
+    near = pod["spec"]["affinity"]["podAffinity"][PREFERRED]
     assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][GROUP_LABEL] == "2-1"
     container = {"name": "trainer", "image": "x"}
     assert pod_of(with_containers(container, affinity={"podAffinity": {}}))["spec"]["affinity"] == {"podAffinity": {}}
