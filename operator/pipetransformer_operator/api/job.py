@@ -102,7 +102,9 @@ class RunPolicy(SpecModel):
         description="Failures before the job fails: lost workers, and generations in a row in which no step is made.",
     )
     stall_timeout_seconds: Positive | None = Field(
-        default=None, description="Without a step for so long: condition Stalled."
+        default=None,
+        description="Without a step for so long, or since a generation was published, the condition Stalled is True,"
+        " and members that are not heard are replaced. Unset, a job whose members are heard may stand still unsaid.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,

@@ -214,18 +214,21 @@ def _stalled(draft: Draft) -> None:
     silent = hears_nobody(draft)
     if broken := why_broken(draft):
         draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
-    elif stall is None or report is None:
+    elif stall is None:
         if silent:
             _not_heard(draft)
         elif before is not None:
             draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
     elif draft.now >= stall or (draft.suspects and not stood):
-        seconds = draft.spec.run_policy.stall_timeout_seconds
-        message = f"no step after step {report.step} for spec.runPolicy.stallTimeoutSeconds ({seconds} s); "
+        message = f"no step after step {report.step}" if report else "no step yet"
+        if draft.now >= stall:
+            seconds = draft.spec.run_policy.stall_timeout_seconds
+            message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds} s)"
+        message += "; "
         suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
         message += suspects or (_SILENT if silent else "every member is heard")
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
-    elif stood and before is not None and report.time < before.last_transition_time:
+    elif stood and before is not None and (report is None or report.time < before.last_transition_time):
         draft.wake_at(stall)  # somebody was replaced: it lasts until a step is made
     elif silent:
         draft.wake_at(stall)

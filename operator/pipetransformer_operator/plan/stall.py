@@ -24,12 +24,15 @@ NEXT_WORD = timedelta(seconds=1)
 
 
 def stall_time(draft: Draft) -> datetime | None:
-    """When the job counts as stalled unless a step comes before; None while it is not to be judged."""
+    """When the job counts as stalled unless a step comes before; None while it is not to be judged. Before the first
+    step it counts from the publication of a generation."""
     seconds, report, plan = draft.spec.run_policy.stall_timeout_seconds, draft.status.last_report, draft.status.plan
-    if seconds is None or report is None or plan is None:
+    if seconds is None or plan is None or (report is None and plan.published_time is None):
         return None
-    since = [time for time in (report.time, draft.observed.since, plan.published_time) if time is not None]
-    return max(since) + max(timedelta(seconds=seconds), REPORTS_AWAITED * draft.observed.report_pace)
+    times = (report.time if report else None, draft.observed.since, plan.published_time)
+    return max(time for time in times if time is not None) + max(
+        timedelta(seconds=seconds), REPORTS_AWAITED * draft.observed.report_pace
+    )
 
 
 def is_stalled(draft: Draft) -> bool:
@@ -86,6 +89,13 @@ def _last_heard(draft: Draft, member: Member) -> datetime:
     return max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
 
 
+def _was_heard(draft: Draft, member: Member) -> bool:
+    """Whether the operator heard it since it listens: what it said of a break before that was for nobody, and it may
+    say the next word a whole pace later."""
+    heard = draft.observed.heard.get(member.uid)
+    return heard is not None and (draft.observed.since is None or heard >= draft.observed.since)
+
+
 def suspicion(draft: Draft, member: Member) -> str:
     """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
     broken = draft.broken_since
@@ -95,12 +105,16 @@ def suspicion(draft: Draft, member: Member) -> str:
     unseen = worker is not None and worker.node_lost
     if not (named or deserted or unseen or is_stalled(draft) or _is_awaited(draft)):
         return ""
-    limit = draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
-    due = _last_heard(draft, member) + limit
+    heard = _last_heard(draft, member)
+    due = heard + draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
+    if named and unseen and broken is not None and _was_heard(draft, member):
+        # Who lives beats when its group breaks, whatever its pace. Peers' word alone is not enough for that: they name
+        # all others, and one that is in a callback, or a long round, notices the break after it.
+        due = min(due, max(broken, heard) + SILENCE)
     gone = worker is not None and worker.node_gone and draft.now >= due
     newest = draft.newest_word
     if gone or (newest is not None and newest >= due):  # somebody was heard since; before, the operator may be deaf
-        return f"not heard for {limit.total_seconds():.0f} s"
+        return f"not heard for {(due - heard).total_seconds():.0f} s"
     if draft.now < due:
         draft.wake_at(due)
     elif draft.hears_holders:

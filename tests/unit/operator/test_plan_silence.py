@@ -49,6 +49,30 @@ def test_a_member_that_was_asked_to_beat_rarely_may_be_silent_for_longer() -> No
         assert (decided.status.layout_generation > 1) == lost, silence
 
 
+@pytest.mark.parametrize(
+    ("node_lost", "since_break", "operator_was_away", "lost"),
+    [(True, 19, False, False), (True, 20, False, True), (False, 60, False, False), (True, 60, True, False)],
+)
+def test_a_member_on_a_lost_node_that_its_peers_name_is_not_waited_for_as_long_as_its_pace(
+    node_lost: bool, since_break: float, operator_was_away: bool, lost: bool
+) -> None:
+    world = training()
+    world.wait(1000)
+    world.lost_peers = {"digits-w3"}
+    world.change("digits-w3", node="node-1", node_lost=node_lost)
+    world.wait(since_break)
+    broken = world.now - timedelta(seconds=since_break)
+    observed = world.observed()
+    beats = {uid: replace(beat, pace=timedelta(seconds=160)) for uid, beat in observed.beats.items()}
+    for name in ("digits-w0", "digits-w1", "digits-w2"):
+        uid = world.workers[name].uid
+        beats[uid] = replace(beats[uid], waiting_after=1, waiting_since=broken)
+    since = broken - timedelta(seconds=1 if operator_was_away else 500)
+    heard = {**observed.heard, world.workers["digits-w3"].uid: broken - timedelta(seconds=20)}
+    decided = plan(world.spec, replace(observed, beats=beats, heard=heard, since=since), world.now)
+    assert (decided.status.layout_generation > 1) == lost
+
+
 def test_a_silent_member_is_left_alone_while_the_job_trains() -> None:
     world = training()
     world.silent = {"digits-w3"}
@@ -199,6 +223,33 @@ def test_a_stalled_job_whose_members_are_all_heard_says_so_and_waits() -> None:
     assert world.plan.layout_generation == 1
     world.commit()
     assert world.state() is State.RUNNING
+
+
+def test_a_job_that_never_makes_its_first_step_is_stalled_from_the_publication_of_its_generation_on() -> None:
+    world = World(make_job().stages(2).workers(4).set("runPolicy.stallTimeoutSeconds", 60))
+    world.settle()
+    world.wait(600)
+    world.warm_up()
+    world.wait(59)
+    world.settle()
+    assert world.status.condition(ConditionType.STALLED) is None or world.state() is State.STARTING
+    world.wait(1)
+    world.settle()
+    assert world.state() is State.STALLED
+    words = "no step yet for spec.runPolicy.stallTimeoutSeconds (60 s); every member is heard"
+    assert world.condition(ConditionType.STALLED).message == words
+    world.commit()
+    assert world.state() is State.RUNNING
+
+
+def test_a_suspect_that_is_replaced_before_the_timeout_is_not_blamed_on_it() -> None:
+    world = World(make_job().stages(1).workers(2, least=1).set("runPolicy.stallTimeoutSeconds", 600))
+    world.start()
+    world.wait(100)
+    world.lost_peers = world.silent = {"digits-w1"}
+    world.turn()
+    message = world.condition(ConditionType.STALLED).message
+    assert message == "no step after step 1; digits-w1 is replaced: not heard for 10 s"
 
 
 def test_one_job_of_thousands_reports_too_rarely_to_be_stalled_so_soon() -> None:
