@@ -152,7 +152,7 @@ def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft)
+        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft) or _pause(draft)
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
@@ -171,6 +171,15 @@ def _above_the_ceiling(draft: Draft) -> str:
         return ""
     words = "and no legal layout has so few workers: the job stays as it is"
     return f"spec.elasticPolicy.maxWorkers allows {ceiling}, {words}"
+
+
+def _pause(draft: Draft) -> str:
+    """Until when a job does not try to grow; empty when it may, or is as large as its spec allows."""
+    plan, until = draft.status.plan, draft.status.next_resize_time
+    if plan is None or plan.layout.workers >= draft.spec.elastic_policy.ceiling or not draft.sleeps():
+        return ""
+    begins = f"the next attempt begins at {until:%Y-%m-%dT%H:%M:%SZ}"
+    return f"workers were taken away, or a layout was not committed: {begins}"
 
 
 def _limit_of_pipelines(draft: Draft) -> str:

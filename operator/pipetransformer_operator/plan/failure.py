@@ -31,7 +31,7 @@ def recover(draft: Draft) -> None:
     holders = [] if plan is None else plan.members if plan.confirmed else [*plan.members, *plan.leavers]
     leavers = {member.name for member in plan.leavers} if plan else set()
     lost = {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
-    too_short = draft.status.too_short
+    too_short, wanted = draft.status.too_short, draft.status.worker_ids
     counted = _drop(draft, lost)
     if draft.status.finished or not lost:
         return
@@ -47,6 +47,8 @@ def recover(draft: Draft) -> None:
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
         draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
+        if any(draft.name_of(key) in lost for key in wanted):
+            try_at_once(draft)  # what was slept over, as over a claim, was not what nobody trains without
         _wait_for_replacements(draft, survivors)
 
 

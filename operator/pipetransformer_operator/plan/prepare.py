@@ -175,7 +175,9 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
     ceiling = draft.spec.elastic_policy.ceiling
-    if not words and draft.status.quota_requests:
+    if not words and draft.asleep:
+        words = f"the next attempt begins at {draft.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
+    elif not words and draft.status.quota_requests:
         words = "quota is not free before the pods of earlier workers are gone"
     elif not words and len(draft.status.worker_ids) >= ceiling:
         words = f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"

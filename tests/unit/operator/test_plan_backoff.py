@@ -4,6 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.messages import Offer
+from pipetransformer_operator.api.status import ConditionStatus, ConditionType
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
@@ -62,6 +64,74 @@ def test_survivors_that_are_too_few_get_replacements_at_once_although_the_job_sl
     world.settle()
     world.warm_up()
     assert (world.shape, world.plan.layout_generation) == ((2, 1), 2)
+
+
+@pytest.mark.parametrize("end", [{"disrupted": True}, {"phase": WorkerPhase.FAILED, "exit_code": 1}])
+@pytest.mark.parametrize("checkpoint", [None, 0])
+def test_a_claimed_worker_without_which_nobody_trains_is_replaced_at_once_although_the_job_sleeps_over_a_claim(
+    end: dict[str, object], checkpoint: int | None
+) -> None:
+    """It took the place of one of the starting size, for whom there was no node."""
+    job = make_job().stages(2).workers(2, least=2, most=4)
+    world = World(job if checkpoint is None else job.checkpoint())
+    world.offered = [Offer(stages=2, bytes_per_worker=1)]
+    world.start()
+    world.warm_up()
+    world.commit(checkpoint=checkpoint)
+    world.end("digits-w0", exit_code=1)
+    world.unschedulable = True
+    world.settle()
+    world.commit(checkpoint=checkpoint)
+    world.part()
+    for minutes in (1, 2, 4, 8):
+        world.wait(120)
+        world.settle()
+        world.commit(checkpoint=checkpoint)
+        assert world.status.next_resize_time == world.now + timedelta(minutes=minutes)
+        if minutes < 8:
+            world.wait(60 * minutes)
+            world.settle()
+    assert sorted(world.workers) == ["digits-w1", "digits-w2"] and world.status.claimed_ids == [2]
+    world.unschedulable = False
+    world.change("digits-w2", **end)
+    world.settle()
+    assert len(world.workers) == 2 and world.status.claimed_ids == [], "of the starting size"
+    world.warm_up()
+    world.commit()
+    assert (world.shape, world.plan.confirmed, world.status.failures) == ((2, 1), True, 1 + ("exit_code" in end))
+
+
+def test_survivors_that_are_too_few_say_when_the_next_attempt_begins() -> None:
+    world = World(make_job().stages(2).workers(2, least=2))
+    world.start()
+    world.unschedulable = True
+    world.end("digits-w1", exit_code=1)
+    world.settle()
+    world.wait(600)
+    world.settle()
+    assert world.status.next_resize_time == world.now + timedelta(seconds=60)
+    running = world.condition(ConditionType.RUNNING)
+    assert running.reason == "Recovering"
+    assert running.message.endswith("until replacements are ready: the next attempt begins at 2026-01-01T00:11:00Z")
+
+
+def test_a_job_whose_claim_was_taken_away_says_when_it_tries_the_next() -> None:
+    world = World(make_job().stages(1).workers(1, most=2))
+    world.start()
+    world.warm_up()
+    world.commit()
+    world.change("digits-w1", disrupted=True)
+    world.settle()
+    world.commit()
+    resizing = world.condition(ConditionType.RESIZING)
+    assert (resizing.status, resizing.reason) == (ConditionStatus.FALSE, "Settled")
+    assert resizing.message.endswith("the next attempt begins at 2026-01-01T00:01:00Z")
+    assert world.turn().requeue_after == 60
+    world.wait(60)
+    world.settle()
+    world.warm_up()
+    world.commit()
+    assert (world.shape, world.condition(ConditionType.RESIZING).message) == ((1, 2), "")
 
 
 def test_workers_on_a_node_that_is_cordoned_are_replaced_at_once_although_the_job_sleeps_over_a_claim() -> None:
