@@ -15,7 +15,18 @@ from ..api.status import ConditionStatus, ConditionType, Reason, ResizePhase, To
 from . import layouts, start
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
-from .prepare import back_off, begin, cancel, enter, go_on, is_late, may_go_on, try_at_once, why_not_ready
+from .prepare import (
+    back_off,
+    begin,
+    cancel,
+    enter,
+    expendable_last,
+    go_on,
+    is_late,
+    may_go_on,
+    try_at_once,
+    why_not_ready,
+)
 from .stall import suspicion
 from .types import EventType, Worker
 
@@ -37,6 +48,8 @@ def recover(draft: Draft) -> None:
         return
     assert plan is not None
     survivors = draft.state_holders
+    if plan.confirmed:  # until then those come first that surely hold state
+        survivors = expendable_last(draft, survivors)
     if not survivors:
         draft.update(plan=None, resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
         draft.keep_workers(worker.id for worker in draft.joiners)

@@ -36,7 +36,7 @@ def publish(draft: Draft) -> bool:
     staying = [member for member in plan.members if member.name not in without_quota]
     warm = [] if draft.asleep else draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
-    candidates = [*_expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
+    candidates = [*expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
     layout = layouts.best(draft, layouts.limited(draft, len(candidates))) or layouts.best(draft, len(candidates))
     unchanged = layout == plan.layout and not going and not layouts.pays_to_recut(draft)
     if layout is None or unchanged or snoozed(draft, layout):
@@ -210,6 +210,12 @@ def queue_says(draft: Draft) -> str:
     return ": ".join(filter(None, [asked, quota.words(waiting, draft.observed.queue)]))
 
 
+def expendable_last(draft: Draft, members: Sequence[Member]) -> list[Member]:
+    """Members with the claimed ones behind: when some leave, those go."""
+    claimed = {draft.name_of(key) for key in draft.status.claimed_ids}
+    return sorted(members, key=lambda member: member.name in claimed)
+
+
 def _why(worker: Worker | None) -> tuple[Reason, str]:
     if worker is None:
         return Reason.NOT_READY, "is not created yet"
@@ -251,9 +257,3 @@ def snoozed(draft: Draft, layout: Layout) -> bool:
         return False
     draft.wake_at(status.next_resize_time)
     return draft.now < status.next_resize_time
-
-
-def _expendable_last(draft: Draft, members: Sequence[Member]) -> list[Member]:
-    """Members with the claimed ones behind: when some leave, those go."""
-    claimed = {draft.name_of(key) for key in draft.status.claimed_ids}
-    return sorted(members, key=lambda member: member.name in claimed)

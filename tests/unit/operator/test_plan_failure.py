@@ -2,11 +2,11 @@
 
 import pytest
 
-from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.messages import Offer, ResizeReason
 from pipetransformer_operator.api.status import ConditionType, State
-from pipetransformer_operator.plan import WorkerPhase
+from pipetransformer_operator.plan import WorkerPhase, worker_name
 from tests.builders import make_job
-from tests.unit.operator.world import World, training
+from tests.unit.operator.world import JOB, World, training
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -63,6 +63,39 @@ def test_a_preempted_claim_takes_its_pipeline_along_and_is_not_claimed_again_at_
     world.settle()
     assert len(world.workers) == 4
     assert world.status.failures == 0
+
+
+@pytest.mark.parametrize("moved", ["cordoned", "crashed"])
+def test_a_preempted_claim_takes_claimed_workers_along_and_none_that_replaced_one_of_the_starting_size(
+    moved: str,
+) -> None:
+    """Who joined last stands behind the claimed ones; the next preemption would leave too few for any layout."""
+    world = World(make_job().stages(2).workers(2, least=2, most=4))
+    world.offered = [Offer(stages=2, bytes_per_worker=1)]
+    world.start()
+    world.warm_up()
+    world.commit()
+    if moved == "cordoned":
+        world.change("digits-w0", draining=True)
+        world.settle()
+    else:
+        world.end("digits-w0", exit_code=1)
+        world.settle()
+        world.commit()
+        world.part()
+    world.warm_up()
+    world.commit()
+    world.part()
+    world.commit()
+    claimed = [worker_name(JOB, key) for key in world.status.claimed_ids]
+    own = set(world.workers) - set(claimed)
+    assert (world.shape, len(own), len(claimed)) == ((2, 2), 2, 2)
+    world.change(claimed[1], disrupted=True)
+    world.settle()
+    assert (world.shape, [member.name for member in world.plan.leavers]) == ((2, 1), [claimed[0]])
+    world.commit()
+    world.part()
+    assert set(world.workers) == own
 
 
 def test_a_worker_whose_accelerator_failed_is_replaced_on_another_node_if_there_is_one() -> None:

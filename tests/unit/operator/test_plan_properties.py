@@ -51,6 +51,12 @@ class Checked(World):
         self.check_budget(decided.min_available, workers)
         return decided
 
+    def settle(self) -> None:
+        before = self.status
+        super().settle()
+        if self.status.plan is not None and self.status.worker_ids and not (self.status.finished or self.spec.suspend):
+            self.check_recovery(before, self.status.plan)
+
     def check(self, before: JobStatus) -> None:
         """What one turn may have changed."""
         status = self.status
@@ -98,11 +104,48 @@ class Checked(World):
         gone = {member.name for member in before.plan.members} - {
             member.name for member in (*plan.members, *plan.leavers)
         }
+        if before.plan.confirmed:  # until then those who joined may hold nothing, and leave first
+            self.check_leavers(before.plan, plan)
         for name in gone:
             worker = self.workers.get(name)
             assert self.is_lost(worker), (
                 f"{name} lives, may hold the only copy, and has no part in generation {plan.layout_generation}"
             )
+
+    def check_leavers(self, before: PublishedPlan, plan: PublishedPlan) -> None:
+        """No worker of the starting size leaves while a claimed one stays, which has the lower priority: when that goes
+        as well, the job stops. It does not hold for those that have to go: their node or their quota is wanted back."""
+        status = self.status
+        claimed = {worker_name(JOB, key) for key in status.claimed_ids}
+        taken = self.queue.evicted | self.queue.withdrawn if self.queue else set()
+        has_to_go = {
+            worker_name(JOB, key) for one in status.quota_requests if one.name in taken for key in one.worker_ids
+        }
+        has_to_go |= {name for name, worker in self.workers.items() if worker.draining}
+        members = {member.name for member in before.members}
+        own = {member.name for member in plan.leavers} & members - claimed - has_to_go
+        stays = {member.name for member in plan.members} & claimed
+        assert not (own and stays), f"{own} leave and {stays} stay"
+
+    def check_recovery(self, before: JobStatus, plan: PublishedPlan) -> None:
+        """A job that lost members and published nothing creates somebody at once, and says afterwards who is awaited,
+        or until when it waits. It may have to ask for quota first, or to wait until pods that hold it are gone; leavers
+        may be as good as new; and its ceiling may allow nobody."""
+        status = self.status
+        wanted = {worker_name(JOB, key): key for key in status.worker_ids}
+        lost = [member.name for member in plan.members if member.name not in wanted]
+        if not lost:
+            return
+        members = {member.name for member in plan.members}
+        joining = [key for name, key in wanted.items() if name not in members and key not in status.leaving_ids]
+        slept_over = status.next_resize_time is not None and status.next_resize_time > self.now
+        now = any(worker_name(JOB, key) in lost for key in before.worker_ids)
+        full = len(wanted) >= self.spec.elastic_policy.max_workers
+        asks = any(not request.admitted for request in status.quota_requests)
+        holds = self.queue is not None and set(self.workers) - set(wanted)
+        excused = asks or holds or status.leaving_ids or full
+        assert joining or excused or (slept_over and not now), f"without {lost} nobody trains, and nobody is created"
+        assert "no worker is awaited" not in self.condition(ConditionType.RUNNING).message
 
     def check_deletion(self, before: JobStatus, worker: Worker) -> None:
         """Rules 3 and 8: nobody is deleted who holds state, and nothing is given back before it is durable."""
@@ -164,6 +207,10 @@ class Checked(World):
             assert not self.workers and not self.status.quota_requests
         elif running.reason == Reason.RECOVERING:  # survivors of a generation that told of no shorter pipelines
             assert f"maxWorkers allows no more than {ceiling}" in running.message
+        elif self.offered and ceiling < self.plan.stages:
+            assert "the job stays as it is" in self.condition(ConditionType.RESIZING).message
+            self.move_ceiling(self.plan.stages)
+            self.live_on()
         if running.reason in (Reason.NO_LEGAL_START, Reason.RECOVERING):
             assert ceiling < self.spec.pipeline.stages
             self.move_ceiling(self.spec.pipeline.stages)
@@ -185,14 +232,19 @@ class Checked(World):
     def live_on(self) -> None:
         """Workers do as told for so long that whatever was slept over is tried."""
         for _ in range(16):
-            self.bury()
-            self.schedule()
-            self.warm_up()
-            if self.trains:
-                self.commit(checkpoint=self.report.boundary if self.report else 0)
+            self.do_as_told()
             self.leave()
             self.wait(3601)
             self.settle()
+
+    def do_as_told(self) -> None:
+        """Pods end and get nodes, joiners are ready, and members commit."""
+        self.bury()
+        if not self.unschedulable:
+            self.schedule()
+        self.warm_up()
+        if self.trains:
+            self.commit(checkpoint=self.report.boundary if self.report else 0)
 
     @property
     def trains(self) -> bool:
@@ -223,9 +275,18 @@ class Life(RuleBasedStateMachine):
         least=st.sampled_from([1, 2, 8]),
         quota=st.none() | st.integers(0, 8),
         shrinks=st.booleans(),
+        grown=st.booleans(),
     )
     def begin(
-        self, stages: int, pipelines: int, spare: int, on_pack: str, least: int, quota: int | None, shrinks: bool
+        self,
+        stages: int,
+        pipelines: int,
+        spare: int,
+        on_pack: str,
+        least: int,
+        quota: int | None,
+        shrinks: bool,
+        grown: bool,
     ) -> None:
         workers = stages * pipelines
         job = make_job().stages(stages).workers(workers, least=min(least, workers), most=workers + spare)
@@ -236,6 +297,8 @@ class Life(RuleBasedStateMachine):
         if not shrinks:  # survivors are soon too few
             self.world.offered = [Offer(stages=stages, bytes_per_worker=1)]
         self.world.settle()
+        for _ in range(3 * grown):
+            self.world.do_as_told()
 
     # -- what trainers do
 
@@ -248,6 +311,10 @@ class Life(RuleBasedStateMachine):
         if self.world.trains:
             boundary = self.world.report.boundary if self.world.report else 0
             self.world.commit(checkpoint=boundary if checkpoint else None)
+
+    @rule()
+    def all_do_as_told(self) -> None:
+        self.world.do_as_told()
 
     @rule(boundary=st.integers(0, LAYERS - 1))
     def layers_freeze_or_thaw(self, boundary: int) -> None:
@@ -461,6 +528,50 @@ def test_from_any_state_of_its_workers_a_job_comes_to_rest(
         world.move_ceiling(ceiling)
     world.wait(60)
     world.settle()
+    world.recover()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    stages=st.integers(1, 3),
+    pipelines=st.integers(1, 2),
+    claims=st.integers(1, 2),
+    least=st.sampled_from([1, 9]),
+    quota=st.booleans(),
+    events=st.lists(
+        st.tuples(st.sampled_from(["crashed", "preempted", "cordoned", "no room", "room"]), NUMBER), max_size=6
+    ),
+)
+def test_a_job_with_claims_and_one_length_of_pipelines_outlives_whatever_its_members_lose(
+    stages: int, pipelines: int, claims: int, least: int, quota: bool, events: list[tuple[str, int]]
+) -> None:
+    """Replacements stand behind claimed workers, and claimed ones in the places of others that found no node."""
+    workers = stages * pipelines
+    job = make_job().stages(stages).workers(workers, least=min(least, workers), most=workers + stages * claims)
+    if quota:
+        job.label(QUEUE_LABEL, QUEUE)
+    world = Checked(job.checkpoint().set("runPolicy.backoffLimit", 8))
+    world.queue = FakeQueue() if quota else None
+    world.offered = [Offer(stages=stages, bytes_per_worker=1)]
+    for _ in range(1 + claims):
+        world.do_as_told()
+    assert world.shape == (stages, pipelines + claims)
+    for kind, number in events:
+        names = [member.name for member in world.status.plan.members] if world.status.plan else []
+        living = [name for name in names if name in world.workers and world.workers[name].alive]
+        name = living[number % len(living)] if living else ""
+        if kind in ("room", "no room"):
+            world.unschedulable = kind == "no room"
+        elif name and kind == "crashed":
+            world.real_failures += 1
+            world.end(name, exit_code=1)
+        elif name:
+            world.change(name, **{"preempted": {"disrupted": True}, "cordoned": {"draining": True}}[kind])
+        world.settle()
+        for seconds in (0, 121):
+            world.wait(seconds)
+            world.do_as_told()
+            world.part() if world.trains else None
     world.recover()
 
 

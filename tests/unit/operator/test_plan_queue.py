@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer_contract.messages import Outcome
+from pipetransformer_contract.messages import Offer, Outcome
 from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.api.status import Condition, ConditionStatus, ConditionType, State
 from tests.builders import JobBuilder, make_job
@@ -199,6 +199,29 @@ def test_a_claimed_pipeline_whose_quota_is_wanted_back_leaves_and_the_job_goes_o
     assert world.state() is State.RUNNING
     assert world.status.failures == 0
     assert admitted(world).status is ConditionStatus.TRUE
+
+
+def test_a_claim_of_which_one_was_preempted_gives_way_after_a_worker_of_the_starting_size_was_replaced() -> None:
+    """The replacement stands behind the claimed ones, and is no claim: it stays, and so the job never stops."""
+    world, queue = claimed()
+    world.offered = [Offer(stages=2, bytes_per_worker=1)]
+    world.commit(checkpoint=0)
+    world.change("digits-w0", draining=True)
+    world.settle()
+    world.warm_up()
+    world.commit(checkpoint=0)
+    world.part()
+    world.bury()
+    assert requests(world) == [("digits-q0", 1, [1]), ("digits-q1", 2, [2, 3]), ("digits-q2", 1, [4])]
+    world.change("digits-w3", disrupted=True)
+    world.settle()
+    queue.evicted.add("digits-q1")
+    world.settle()
+    world.commit(checkpoint=0)
+    world.part()
+    world.bury()
+    assert (world.shape, members(world), world.plan.layout_generation) == ((2, 1), {"digits-w1", "digits-w4"}, 4)
+    assert requests(world) == [("digits-q0", 1, [1]), ("digits-q2", 1, [4])]
 
 
 def test_workers_on_their_way_whose_quota_is_wanted_back_never_join() -> None:
