@@ -490,6 +490,20 @@ def test_a_job_trained_to_the_end_while_it_is_being_deleted_is_complete_and_is_n
     assert not world.turn().expired, "by another policy than the one it was deleted by"
 
 
+@pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+def test_a_job_that_has_ended_expires_so_many_seconds_after_its_end_and_not_before(outcome: Outcome) -> None:
+    world = World(make_job().stages(2).workers(2).set("runPolicy.ttlSecondsAfterFinished", 60))
+    world.start()
+    world.wait(3600)
+    assert not world.turn().expired, "it trains"
+    world.finish(outcome)
+    world.wait(59)
+    decided = world.turn()
+    assert (decided.expired, decided.requeue_after) == (False, 1)
+    world.wait(1)
+    assert world.turn().expired
+
+
 def test_a_job_that_ended_and_keeps_its_pods_lets_those_go_that_hold_something_once_it_is_being_deleted() -> None:
     world = World(make_job().stages(2).workers(2).set("runPolicy.cleanPodPolicy", "None"))
     world.start()
