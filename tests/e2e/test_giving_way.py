@@ -12,6 +12,7 @@ from tests.e2e.conftest import Cluster, fill, reinstalled
 from tests.e2e.kube import Kube, Object, has_condition
 from tests.e2e.manifests import TRAIN_SAMPLES, idle_pod, small_job
 from tests.ledger_checker import check
+from tools.devcluster.process import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 JOB = "digits"
@@ -41,6 +42,10 @@ def _runs(pod: Object) -> bool:
     return bool(pod["status"].get("phase") == "Running")
 
 
+def _pods(kube: Kube) -> set[str]:
+    return {pod["metadata"]["name"] for pod in kube.list("pods")}
+
+
 def _trains_on(pipelines: int) -> Callable[[Object], bool]:
     def holds(job: Object) -> bool:
         plan = job.get("status", {}).get("plan", {})
@@ -51,21 +56,29 @@ def _trains_on(pipelines: int) -> Callable[[Object], bool]:
 
 
 @pytest.mark.parametrize(
-    ("urgent", "values"),
-    [("Never", ["yielding.enabled=true"]), ("PreemptLowerPriority", [])],
-    ids=["yielding", "preemption"],
+    ("urgent", "values", "stages"),
+    [
+        ("Never", ["yielding.enabled=true"], 1),
+        ("PreemptLowerPriority", [], 1),
+        ("PreemptLowerPriority", [], 2),
+    ],
+    ids=["yielding", "preemption", "preemption-of-two-stages"],
     indirect=["urgent"],
 )
 @pytest.mark.usefixtures("operator")
 def test_a_pod_of_higher_priority_gets_the_accelerator_that_a_job_claimed_by(
-    values: list[str], kube: Kube, cluster: Cluster, shared: Path, urgent: str
+    values: list[str], stages: int, kube: Kube, cluster: Cluster, shared: Path, urgent: str
 ) -> None:
     with reinstalled(cluster, *values):
-        job = small_job(JOB, image=cluster.images["trainer"], shared=str(shared), workers=1, epochs=EPOCHS)
-        job["spec"]["elasticPolicy"]["maxWorkers"] = 2
-        fill(kube, cluster, leave=2)
+        job = small_job(
+            JOB, image=cluster.images["trainer"], shared=str(shared), stages=stages, workers=stages, epochs=EPOCHS
+        )
+        job["spec"]["elasticPolicy"]["maxWorkers"] = 2 * stages
+        fill(kube, cluster, leave=2 * stages)
         kube.apply(job)
-        kube.wait("pipetrainingjob", JOB, _trains_on(2), "a claim", seconds=SECONDS, never=_failed)
+        wide = kube.wait("pipetrainingjob", JOB, _trains_on(2), "a claim", seconds=SECONDS, never=_failed)
+        claimed = {f"{JOB}-w{number}" for number in wide["status"]["claimedIds"]}
+        assert len(claimed) == stages
 
         waiting = idle_pod("urgent", image=cluster.images["operator"], gpus=1)
         waiting["spec"]["priorityClassName"] = urgent
@@ -74,6 +87,10 @@ def test_a_pod_of_higher_priority_gets_the_accelerator_that_a_job_claimed_by(
         kube.wait("pod", "urgent", _runs, "Running", seconds=120)
         found = kube.wait("pipetrainingjob", JOB, _trains_on(1), "one pipeline", seconds=30, never=_failed)
         assert not has_condition("Complete")(found), "the job had ended before the pod ran"
+        assert not claimed & {member["name"] for member in found["status"]["plan"]["members"]}, (
+            "the pipeline went whole"
+        )
+        wait_until(lambda: not claimed & _pods(kube), "its pods are gone", seconds=60)
         done = kube.wait("pipetrainingjob", JOB, has_condition("Complete"), "Complete", seconds=SECONDS, never=_failed)
     assert done["status"].get("failures", 0) == 0
     findings = check(shared / "output" / JOB, TRAIN_SAMPLES, EPOCHS)
