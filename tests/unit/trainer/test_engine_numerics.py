@@ -124,6 +124,25 @@ def test_gpipe_computes_what_1f1b_does(stayed: Ran, optimizer: dict[str, Any], t
     compare(run_job(spec, STAY, tmp_path), stayed)
 
 
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        {"policy": "GradientNorm", "startAfterEpochs": 0, "intervalSteps": 3, "alpha": 0.3},
+        {"policy": "NormChange", "startAfterEpochs": 0, "intervalSteps": 3, "percentile": 50},
+    ],
+    ids=lambda freeze: str(freeze["policy"]),
+)
+def test_decisions_by_gradients_do_not_depend_on_the_layout(freeze: dict[str, Any], tmp_path: Path) -> None:
+    spec = make_spec(ADAMW, freeze=freeze)
+    stayed = run_job(spec, STAY_ALONE, tmp_path / "stay")
+
+    run = run_job(spec, UNEVEN, tmp_path / "run")
+
+    compare(run, stayed)
+    boundaries = [step["frozenLayers"] for step in run.steps]
+    assert boundaries[-1] > boundaries[0], "nothing froze"
+
+
 def test_dropout_masks_belong_to_samples_and_not_to_workers(tmp_path: Path) -> None:
     model = {
         "name": "vit", "numLayers": 6, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4, "dropout": 0.1,
