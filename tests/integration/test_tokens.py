@@ -1,6 +1,15 @@
 """Tokens of the real API server: whose are taken, whose are refused, and what is said about it."""
 
+import base64
+import json
+import time
+from pathlib import Path
+
 import pytest
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
 from pipetransformer_operator.kube.api import Object
@@ -25,8 +34,24 @@ async def issue(namespace: Namespace, audience: str, pod: Object | None) -> str:
     return token
 
 
+def sign_anew(token: str, key: Path, *, seconds_left: float) -> str:
+    """A copy of the token, with the key of the API server, that ends so many seconds from now."""
+
+    def encode(part: bytes) -> str:
+        return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
+
+    header, payload, _ = token.split(".")
+    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    now = int(time.time())
+    claims |= {"exp": now + int(seconds_left), "iat": now - 7200, "nbf": now - 7200}
+    signed = f"{header}.{encode(json.dumps(claims).encode())}"
+    private = load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(private, RSAPrivateKey)
+    return f"{signed}.{encode(private.sign(signed.encode(), PKCS1v15(), SHA256()))}"
+
+
 async def test_only_a_jobs_own_pods_are_heard_and_refusals_are_counted_and_logged_without_the_token(
-    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, kubeconfig: Path
 ) -> None:
     for name in ("first", "second"):
         await namespace.apply(packing_job(name).stages(1).workers(1))
@@ -36,12 +61,13 @@ async def test_only_a_jobs_own_pods_are_heard_and_refusals_are_counted_and_logge
     stranger = await namespace.api.request("POST", f"{namespace.core}/pods", stranger)
     authority = await namespace.api.get(f"{namespace.core}/configmaps/pipetransformer-channel-ca")
     certificate = authority["data"]["ca.crt"]
-    good = await kubelet.token(pod)
+    good, key = await kubelet.token(pod), kubeconfig.parent / "pki" / "sa.key"
     rows = {
         "nonsense": "nonsense",
         "another audience": await issue(namespace, "https://kubernetes.default.svc", pod),
         "bound to no pod": await issue(namespace, TOKEN_AUDIENCE, None),
         "of a pod that is gone": await issue(namespace, TOKEN_AUDIENCE, stranger),
+        "expired": sign_anew(good, key, seconds_left=-600),
     }
     await namespace.api.request("DELETE", f"{namespace.core}/pods/stranger", {"gracePeriodSeconds": 0})
 
@@ -49,6 +75,7 @@ async def test_only_a_jobs_own_pods_are_heard_and_refusals_are_counted_and_logge
         return await operator.generation(certificate, token, f"{namespace.name}/{job}")
 
     assert await ask("first", good) == 200
+    assert await ask("first", sign_anew(good, key, seconds_left=600)) == 200
     assert await ask("second", good) == 403
     assert {row: await ask("first", token) for row, token in rows.items()} == dict.fromkeys(rows, 401)
     reasons = "pipetransformer_channel_refusals_total"
