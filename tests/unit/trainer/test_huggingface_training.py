@@ -19,10 +19,21 @@ pytestmark = pytest.mark.timeout(240)
 
 LENGTH = 24
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
-BERT = {"model_type": "bert", "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+BERT = {"model_type": "bert", **SMALL}
+LLAMA = {"model_type": "llama", **SMALL, "num_key_value_heads": 2, "attention_dropout": 0.1}
+VIT = {"model_type": "vit", **SMALL, "patch_size": 4, "hidden_dropout_prob": 0.1}
+
+
+def text(*packages: str, **options: Any) -> dict[str, Any]:
+    return {"name": "text", "options": {"packages": list(packages), "length": LENGTH, **options}}
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
-    "gpt2": (GPT2, {"packages": ["curses", "dbm"]}, transformers.GPT2LMHeadModel),
-    "bert": (BERT, {"packages": ["json", "dbm"], "task": "Class"}, transformers.BertForSequenceClassification),
+    "gpt2": (GPT2, text("curses", "dbm"), transformers.GPT2LMHeadModel),
+    "bert": (BERT, text("json", "dbm", task="Class"), transformers.BertForSequenceClassification),
+    "llama": (LLAMA, text("curses", "dbm"), transformers.LlamaForCausalLM),
+    "vit": (VIT, {"name": "digits"}, transformers.ViTForImageClassification),
 }
 EPOCHS = 2
 
@@ -31,7 +42,7 @@ def make_spec(model: dict[str, Any], data: dict[str, Any], **training: Any) -> T
     return TrainerSpec.model_validate(
         {
             "model": {"name": "huggingface", "numLayers": 4, "options": model},
-            "data": {"name": "text", "options": {**data, "length": LENGTH}},
+            "data": data,
             "training": {
                 "epochs": EPOCHS,
                 "globalBatchSize": 16,
@@ -39,7 +50,7 @@ def make_spec(model: dict[str, Any], data: dict[str, Any], **training: Any) -> T
                     "name": "AdamW",
                     "learningRate": 0.003,
                     "weightDecay": 0.1,
-                    "noDecay": ["*.bias", "head.*"],
+                    "noDecay": ["*norm*.weight" if model is LLAMA else "*.bias", "head.*"],
                 },
                 "maxGradientNorm": 1.0,
                 "precision": "Float64",
@@ -74,7 +85,7 @@ def test_two_epochs_through_three_layouts_give_a_model_that_transformers_loads(f
     ids = range(len(dataset.test))
     inputs, _ = dataset.test.batch(ids)
     lengths = lengths_of(dataset.test, ids, torch.device("cpu"))
-    mask = None if lengths is None else (torch.arange(LENGTH) < lengths[:, None]).long()
+    mask = {} if lengths is None else {"attention_mask": (torch.arange(LENGTH) < lengths[:, None]).long()}
     trained = load_model(str(tmp_path / "elastic" / "model"))
     loaded = cls.from_pretrained(tmp_path / "elastic" / "model", dtype=torch.float64).eval()
     with torch.no_grad():
@@ -82,5 +93,5 @@ def test_two_epochs_through_three_layouts_give_a_model_that_transformers_loads(f
         x = inputs
         for unit in trained.units:
             x = unit(x)
-        torch.testing.assert_close(x, loaded(inputs, attention_mask=mask).logits, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(x, loaded(inputs, **mask).logits, rtol=1e-9, atol=1e-9)
     assert accuracy(trained, dataset.test) == pytest.approx(run.summary["test_accuracy"], abs=1e-9)
