@@ -15,6 +15,9 @@ from .context import current_micro_batch
 _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
+#: Binary digits of a number below 1 that a type holds, where they are less than of float32.
+_DIGITS = {torch.bfloat16: 8, torch.float16: 11}
+
 
 class SamplesFirstError(ValueError):
     """What is dropped does not have samples first."""
@@ -42,20 +45,33 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
         SamplesFirstError: `x` is of another shape, such as (positions, micro-batch, ...); that of a micro-batch which
             divides the positions looks like (micro-batch x n, ...), so `warm_up` tries another.
     """
+    keys = _keys(x.shape, "dropout", seed=seed, place=place)
+    if p == 1.0:
+        return x * 0.0  # as torch: there is no rest to scale
+    bits = _random_bits(torch.tensor(keys, device=x.device), x.numel() // len(keys)).reshape(x.shape)
+    return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
+
+
+def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *, seed: int, place: int) -> Tensor:
+    """Numbers from [0, 1) of the type, drawn as the masks of `keyed_dropout` are, for the same shapes."""
+    keys = _keys(shape, "random numbers", seed=seed, place=place)
+    bits = _random_bits(torch.tensor(keys, device=device), shape.numel() // len(keys)).reshape(shape)
+    digits = _DIGITS.get(dtype, 24)
+    return ((bits >> (32 - digits)) & ((1 << digits) - 1)).to(dtype) * 2.0**-digits
+
+
+def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
+    """For each sample of the micro-batch."""
     context = current_micro_batch()
     samples = len(context.sample_ids)
-    if x.shape[0] % samples:
+    if not shape or shape[0] % samples:
         raise SamplesFirstError(
-            f"dropout of {tuple(x.shape)} in a micro-batch of {samples} samples, which come first: give it "
+            f"{what} of {tuple(shape)} in a micro-batch of {samples} samples, which come first: give it "
             f"({samples}, ...), as with batch_first=True, or ({samples} x n, ...)"
         )
     draw = context.draws.get(place, 0)
     context.draws[place] = draw + 1
-    keys = [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
-    if p == 1.0:
-        return x * 0.0  # as torch: there is no rest to scale
-    bits = _random_bits(torch.tensor(keys, device=x.device), x.numel() // samples).reshape(x.shape)
-    return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
+    return [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
 
 
 def _random_bits(keys: Tensor, count: int) -> Tensor:

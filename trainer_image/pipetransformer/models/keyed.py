@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .draws import key_draws
 from .dropout import KeyedDropout, keyed_dropout
 from .model import PipelineModel
 
@@ -23,7 +24,16 @@ def with_keyed_dropout(model: PipelineModel, *, seed: int) -> PipelineModel:
         modules = set(unit.modules())
         units[index] = copy.deepcopy(unit) if seen & modules else unit
         seen |= modules
-    return model.with_units({index: key_dropout(unit, index, seed=seed) for index, unit in units.items()})
+    return model.with_units(
+        {index: key_unit(unit, index, model.unit_name(index), seed=seed) for index, unit in units.items()}
+    )
+
+
+def key_unit(unit: nn.Module, index: int, name: str, *, seed: int) -> nn.Module:
+    """`key_dropout`, and what the unit's code draws without a module is keyed, too."""
+    unit = key_dropout(unit, index, seed=seed)
+    key_draws(unit, name, seed=seed, place=place_of(index, _PLACES_PER_UNIT - 1))
+    return unit
 
 
 def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:

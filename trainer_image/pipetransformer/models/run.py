@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
+from .draws import drawing
 
 
 class _NoLeaf(torch.autograd.Function):
@@ -27,6 +28,9 @@ def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
     units is float32, whatever the cut. With `recompute`, a unit that trains keeps only its input, and computes its
     forward again when its backward comes (activation checkpointing; Chen et al., 2016). Another unit
     may change its input in place, wherever the model is cut; one whose forward is computed again may not.
+
+    Raises:
+        SpecError: the unit draws random numbers that are not keyed.
     """
     if x.is_leaf and x.requires_grad:
         x = _NoLeaf.apply(x)  # type: ignore[no-untyped-call]
@@ -44,7 +48,8 @@ def _forward_again(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Te
 
 
 def _forward(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
-    if context.autocast is None:
-        return unit(x)  # type: ignore[no-any-return]
-    with torch.autocast(x.device.type, dtype=context.autocast):
-        return unit(x).float()  # type: ignore[no-any-return]
+    with drawing(unit, x.device):
+        if context.autocast is None:
+            return unit(x)  # type: ignore[no-any-return]
+        with torch.autocast(x.device.type, dtype=context.autocast):
+            return unit(x).float()  # type: ignore[no-any-return]

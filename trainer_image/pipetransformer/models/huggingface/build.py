@@ -22,8 +22,8 @@ from ...data import DataInfo
 from ...errors import SpecError, building
 from ..dropout import key
 from ..dtype import cast
-from ..keyed import key_dropout, place_of
-from ..model import PipelineModel
+from ..keyed import key_unit, place_of
+from ..model import PipelineModel, unit_name
 from ..seeded import one_at_a_time, seeded
 from .configuration import make_config, positions
 from .families import split
@@ -205,8 +205,8 @@ class _Skeleton:
 
     def _own(self, index: int, unit: nn.Module) -> nn.Module:
         """Give every random draw of the unit a place of its own."""
-        modules = key_dropout(unit, index, seed=self._seed).named_modules(remove_duplicate=False)
-        for number, (_, module) in enumerate(modules):
+        unit = key_unit(unit, index, unit_name(index, self._spec.num_layers), seed=self._seed)
+        for number, (_, module) in enumerate(unit.named_modules(remove_duplicate=False)):
             if hasattr(module, "is_causal"):
                 module.randomness = (self._seed, place_of(index, number))
         return unit
