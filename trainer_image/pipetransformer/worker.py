@@ -118,6 +118,10 @@ class WorkerEnd:
 
 def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEnd:
     """Live as the worker that `identity` describes, with the parts that its spec calls `script`."""
+    agent = OneGeneration.from_environment()
+    if agent is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":  # they would all be one member
+        words = "its torchrun starts several processes, but a worker is one process, one pod: say --nproc-per-node 1"
+        return refuse(identity, SpecError("spec.podTemplate", words))
     try:
         spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
         check_storage(spec)
@@ -130,7 +134,6 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     except StorageError as error:  # maybe here and now only: another worker may be able to
         return _give_up(identity, error, error.reason)
 
-    agent = OneGeneration.from_environment()
     stop = threading.Event()
 
     transport = Transport(identity.address, device=choose_device())

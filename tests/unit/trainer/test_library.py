@@ -27,6 +27,7 @@ from pipetransformer import (
     Training,
     train,
 )
+from pipetransformer.elastic.agent import GENERATION
 from pipetransformer.errors import CallbackError
 from pipetransformer.job import Job
 from pipetransformer.parts import Overruled, Parts
@@ -289,20 +290,45 @@ def test_what_is_of_a_type_of_the_spec_may_be_a_dict_of_its_fields(tmp_path: Pat
         small_run(tmp_path, model={"name": "vit", "hidden_size": 65}, data={"name": "digits"})
 
 
-def test_a_worker_whose_program_passes_something_else_ends_its_job_and_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = tmp_path / "termination-log"
+def refusal(run_dir: Path, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> str:
+    """With what words the program ends its job, as a worker."""
+    told = run_dir / "termination-log"
     for name in (Env.JOB_NAMESPACE, Env.JOB_NAME, Env.JOB_UID, Env.WORKER_NAME, Env.WORKER_ADDRESS, Env.CHANNEL_URL):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv(Env.TERMINATION_LOG, str(told))
 
     with pytest.raises(SystemExit) as end:
-        small_run(tmp_path / "run", callbacks=Callback())
+        small_run(run_dir / "run", **parts)
 
     said = json.loads(told.read_text())
     assert (end.value.code, said["outcome"], said["reason"]) == (2, "Failed", "InvalidSpec")
-    assert said["message"].startswith("callbacks: must be a list of Callback objects")
+    return str(said["message"])
+
+
+def test_a_worker_whose_program_passes_something_else_ends_its_job_and_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = refusal(tmp_path, monkeypatch, callbacks=Callback())
+    assert message.startswith("callbacks: must be a list of Callback objects")
+
+
+def test_an_agent_that_starts_several_processes_for_one_worker_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them would be one member of the generation."""
+    generation: dict[str, Any] = {
+        "jobUid": "x",
+        "layoutGeneration": 1,
+        "stages": 1,
+        "pipelines": 1,
+        "leader": "x",
+        "nonce": "n",
+    }
+    generation |= {"members": [{"name": "x", "uid": "x", "address": "x:1"}], "reason": "Start"}
+    monkeypatch.setenv(GENERATION, json.dumps(generation))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    assert re.match(r"spec\.podTemplate: .* say --nproc-per-node 1", refusal(tmp_path, monkeypatch))
 
 
 def test_a_run_that_fails_leaves_no_thread_that_watches_for_generations(tmp_path: Path) -> None:
