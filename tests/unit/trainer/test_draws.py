@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.errors import SpecError
 from pipetransformer.models import MicroBatchContext, run_unit, set_micro_batch
 from pipetransformer.models.draws import _Draws, drawing, key_draws
+from pipetransformer.models.keyed import key_unit
 from pipetransformer_contract.spec import TrainerSpec
 from tests.trainer_harness import Scripted, run_job
 
@@ -140,6 +142,44 @@ def test_what_is_drawn_otherwise_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match=message):
         forward(Drawing(draw), [4, 2], recompute=recompute)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("dropout", [nn.Dropout(0.5), functional.dropout, torch.rand_like])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_drawn_in_a_checkpoint_of_the_units_own_is_refused(
+    use_reentrant: bool, dropout: Callable[[Tensor], Tensor], recompute: bool
+) -> None:
+    """It is computed again in the backward, when another micro-batch may be current."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+            self.dropout = dropout
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = checkpoint(lambda y: self.dropout(y * self.weight), x, use_reentrant=use_reentrant)
+            return output
+
+    with pytest.raises(SpecError, match=r"blocks\.3 draws .* within torch\.utils\.checkpoint.*activationCheckpointing"):
+        forward(key_unit(Block(), 3, "blocks.3", seed=1), [4, 2], recompute=recompute)
+
+
+def test_a_checkpoint_of_the_units_own_without_draws_is_left_alone() -> None:
+    linear = nn.Linear(8, 8)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dropout(checkpoint(self.linear, x, use_reentrant=False))  # type: ignore[no-any-return]
+
+    output = forward(key_unit(Block(), 3, "blocks.3", seed=1), [4, 2])
+    assert torch.autograd.grad(output.sum(), linear.weight)[0].any()
 
 
 def test_what_is_drawn_as_well_where_nothing_is_trained_is_refused() -> None:

@@ -6,21 +6,26 @@ nothing then runs as if this module were not there.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import SpecError
-from .dropout import keyed_dropout, keyed_uniform
+from .dropout import keyed_dropout, keyed_uniform, watchers
 
 _ATTRIBUTE = "_pipetransformer_draws"
+#: Where units are run, also from torch's checkpoint, with the context of their micro-batch.
+_RUNS_UNITS = str(Path(__file__).with_name("run.py"))
 
 
 def key_draws(unit: nn.Module, name: str, *, seed: int, place: int) -> None:
@@ -64,8 +69,12 @@ class _Draws:
     def _first(self, device: torch.device, training: bool) -> Iterator[None]:
         keyed = _Keyed(self.seed, self.place)
         # Not out of training: layers of torch's that know a quicker way do not take it under such a mode.
-        with _Watch(device) as watch, keyed if training else nullcontext():
-            yield
+        watchers.append(self._refuse_checkpoint)
+        try:
+            with _Watch(device) as watch, keyed if training else nullcontext():
+                yield
+        finally:
+            watchers.remove(self._refuse_checkpoint)
         if watch.drawn:
             words = f"{self.name} draws random numbers by {watch.drawn}"
             if training:
@@ -80,6 +89,18 @@ class _Draws:
                 "functional.dropout(x, p, self.training)",
             )
         self.known[training] = keyed.drew
+
+    def _refuse_checkpoint(self) -> None:
+        """Refuses a draw in what the unit's own code computes again in the backward, when other samples are current."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
+            if frame.f_code.co_filename == checkpoint.__file__:
+                raise SpecError(
+                    "spec.model",
+                    f"{self.name} draws random numbers within torch.utils.checkpoint, which would draw others when it "
+                    "computes again: run its code without checkpoint, and set training.activationCheckpointing",
+                )
+            frame = frame.f_back
 
 
 class _Keyed(TorchFunctionMode):

@@ -5,6 +5,7 @@ one that stays drops, and no random state has to be carried.
 """
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64
 
 #: Binary digits of a number below 1 that a type holds, where they are less than of float32.
 _DIGITS = {torch.bfloat16: 8, torch.float16: 11}
+
+#: Told before anything is drawn.
+watchers: list[Callable[[], None]] = []
 
 
 class SamplesFirstError(ValueError):
@@ -62,6 +66,8 @@ def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *
 
 def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
     """For each sample of the micro-batch."""
+    for tell in watchers:
+        tell()
     context = current_micro_batch()
     samples = len(context.sample_ids)
     if not shape or shape[0] % samples:
