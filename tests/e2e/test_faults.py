@@ -7,7 +7,8 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -260,13 +261,21 @@ def stop_api(place: Place) -> None:
     assert after > before, "the job stood still"
 
 
-def end_without_operator(place: Place) -> None:
-    """Nobody hears that the model is written, for then its leader is killed: the operator that comes later finds it."""
+@contextmanager
+def without_operator(place: Place) -> Iterator[None]:
+    """No operator meanwhile."""
     system = place.cluster.kube(SYSTEM_NAMESPACE)
     system.run("scale", "deployment", "--selector", OPERATOR_LABELS, "--replicas=0")
     try:
         system.wait_gone("pods", OPERATOR_LABELS, seconds=60)
+        yield
+    finally:
+        system.run("scale", "deployment", "--selector", OPERATOR_LABELS, "--replicas=1")
 
+
+def end_without_operator(place: Place) -> None:
+    """Nobody hears that the model is written, for then its leader is killed: the operator that comes later finds it."""
+    with without_operator(place):
         leader = place.status["plan"]["leader"]
 
         def phases() -> list[tuple[bool, str]]:
@@ -277,6 +286,42 @@ def end_without_operator(place: Place) -> None:
         place.signal(signal.SIGKILL, leader)
         place.wait("the leader is dead", lambda _: (True, "Failed") in phases())
         assert not _complete(place.kube.get("pipetrainingjob", JOB))
+
+
+def kill_without_operator(place: Place) -> None:
+    """Nobody tells the survivor how to go on: it waits, with its state, for the operator that comes later."""
+    with without_operator(place):
+        name = place.member()["metadata"]["name"]
+        place.signal(signal.SIGKILL, name)
+        place.kube.wait("pod", name, lambda pod: pod["status"]["phase"] == "Failed", "it is dead", seconds=60)
+    place.wait("the loss is counted", lambda job: job["status"].get("failures", 0) == 1)
+
+
+def lose_one_of_two_operators(place: Place) -> None:
+    """The second waits, and takes over when the first is gone."""
+    system = place.cluster.kube(SYSTEM_NAMESPACE)
+
+    def leading() -> list[str]:
+        """Pods that are ready, once there are two of which each has started."""
+        pods = system.list("pods", OPERATOR_LABELS)
+        started = [
+            pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        ]
+        ready = [
+            pod["metadata"]["name"]
+            for pod in started
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+        ]
+        return ready if len(started) == 2 else []
+
+    system.run("scale", "deployment", "--selector", OPERATOR_LABELS, "--replicas=2")
+    try:
+        place.wait("one of two operators leads", lambda _: len(leading()) == 1)
+        (first,) = leading()
+        system.run("delete", "pod", first, "--grace-period=0", "--force", "--wait=false")
+        place.wait("another leads", lambda _: len(leading()) == 1 and leading() != [first])
+        place.patch({"elasticPolicy": {"maxWorkers": 3}})
+        place.wait("the other acts", lambda job: _complete(job) or len(job["status"]["plan"]["members"]) == 3)
     finally:
         system.run("scale", "deployment", "--selector", OPERATOR_LABELS, "--replicas=1")
 
@@ -313,6 +358,8 @@ ROWS = [
     Row(lose_operator_preparing),
     Row(lose_operator_committing),
     Row(end_without_operator),
+    Row(kill_without_operator, failures=1),
+    Row(lose_one_of_two_operators, epochs=150),
     Row(stop_api, epochs=150),
 ]
 
