@@ -76,6 +76,14 @@ async def namespace(api: Api, tmp_path: Path) -> AsyncIterator[Namespace]:
 
 
 @pytest.fixture
+async def node(namespace: Namespace) -> str:
+    """A node of the test's own, by name."""
+    name = f"node-{namespace.name}"
+    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+    return name
+
+
+@pytest.fixture
 async def operator(api: Api, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Operator]:
     running = Operator(kubeconfig, tmp_path / "operator.log")
     await running.start()

@@ -44,6 +44,11 @@ class Namespace:
         """Edits the job's spec."""
         await self.api.request("PATCH", f"{self.jobs}/{job}", {"spec": spec}, content_type=MERGE_PATCH)
 
+    async def bind(self, pod: str, node: str) -> None:
+        """What a scheduler does."""
+        binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+        await self.api.request("POST", f"{self.core}/pods/{pod}/binding", binding)
+
     async def status(self, job: str = "digits") -> Object:
         """The job's status."""
         status: Object = (await self.api.get(f"{self.jobs}/{job}")).get("status", {})

@@ -7,9 +7,12 @@ that they begin with, are kopf's and happen once.
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 import pytest
+
+from pipetransformer_operator.kube.api import MERGE_PATCH
 
 from .fake_kubelet import FakeKubelet
 from .namespace import Namespace, until
@@ -22,7 +25,8 @@ _LINE = re.compile(r'^pipetransformer_api_requests_total\{code="(.*)",resource="
 
 @dataclass(frozen=True)
 class Budget:
-    """Requests of one change; `created` and `deleted` pods. What a job has one of is created by its first."""
+    """Requests of one change; `created` and `deleted` pods. What a job has one of is created by its first. A worker
+    that still asks when its pod is gone has its token reviewed once more."""
 
     statuses: int
     events: int
@@ -42,7 +46,7 @@ class Budget:
             "create configmaps": int(self.first),
             "create pods": self.created,
             "delete pods": self.deleted,
-            "create tokenreviews": self.created,
+            "create tokenreviews": self.created + self.deleted,
         }
         return all(count <= limits.get(call, 0) for call, count in calls.items())
 
@@ -60,6 +64,18 @@ def release(workers: int) -> Budget:
 
 
 def claim(workers: int) -> Budget:
+    return Budget(statuses=6, events=4, protections=4, created=workers)
+
+
+def replacement(workers: int) -> Budget:
+    return Budget(statuses=7 + workers, events=6, protections=4, created=workers, deleted=workers)
+
+
+def suspension(workers: int) -> Budget:
+    return Budget(statuses=2 + workers, events=2, protections=2, deleted=workers)
+
+
+def resumption(workers: int) -> Budget:
     return Budget(statuses=6, events=4, protections=4, created=workers)
 
 
@@ -141,6 +157,72 @@ async def test_requests_of_a_claim_are_within_its_budget(
     spent = await meter.read()
     assert spent["create pods"] == 1
     assert claim(1).allows(spent), spent
+
+
+async def test_requests_of_a_worker_that_dies_and_is_replaced_are_within_their_budget(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    meter = Meter(operator)
+    await namespace.apply(packing_job().stages(2).workers(4, least=2))
+    assert await namespace.layout(1) == (2, 2)
+    await namespace.told("GenerationConfirmed")
+    pod = (await namespace.pods())["digits-w3"]
+    await meter.read()
+    kubelet.processes[pod["metadata"]["uid"]].kill()
+    assert await namespace.layout(2) == (2, 1)
+    assert await namespace.layout(3) == (2, 2)
+    await _settled(namespace)
+    spent = await meter.read()
+    assert spent["create pods"] == 1
+    assert replacement(1).allows(spent), spent
+
+
+async def test_requests_of_a_worker_that_leaves_its_cordoned_node_are_within_their_budget(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str
+) -> None:
+    meter = Meter(operator)
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    await namespace.told("GenerationConfirmed")
+    await namespace.bind("digits-w1", node)
+    await meter.read()
+    cordon = {"spec": {"unschedulable": True}}
+    await namespace.api.request("PATCH", f"/api/v1/nodes/{node}", cordon, content_type=MERGE_PATCH)
+    assert await namespace.layout(2) == (4, 1)
+    await until("the old worker ends", partial(_ends, namespace, "digits-w1"))  # no kubelet lets its pod go
+    spent = await meter.read()
+    assert spent["create pods"] == spent["delete pods"] == 1
+    assert replacement(1).allows(spent), spent
+
+
+async def test_requests_of_a_suspension_and_of_what_resumes_it_are_within_their_budgets(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    meter = Meter(operator)
+    await namespace.apply(packing_job().stages(1).workers(2, least=2).release())
+    assert await namespace.layout(1) == (1, 2)
+    await namespace.told("GenerationConfirmed")
+    await meter.read()
+    await namespace.patch("digits", {"suspend": True})
+    await namespace.state("Suspended")
+    await until("all pods are gone", partial(_holds_none, namespace))
+    spent = await meter.read()
+    assert spent["delete pods"] == 2
+    assert suspension(2).allows(spent), spent
+    await namespace.patch("digits", {"suspend": False})
+    assert await namespace.layout(2) == (1, 2)
+    await _settled(namespace)
+    spent = await meter.read()
+    assert spent["create pods"] == 2
+    assert resumption(2).allows(spent), spent
+
+
+async def _ends(namespace: Namespace, pod: str) -> bool:
+    return "deletionTimestamp" in (await namespace.pods())[pod]["metadata"]
+
+
+async def _holds_none(namespace: Namespace) -> bool:
+    return not (await namespace.status())["gpus"]["held"]
 
 
 async def _settled(namespace: Namespace) -> None:

@@ -121,26 +121,12 @@ async def test_workers_run_where_the_restricted_pod_security_standard_is_enforce
     assert await namespace.layout(1) == (1, 1)
 
 
-@pytest.fixture
-async def node(namespace: Namespace) -> str:
-    """A node of the test's own, by name."""
-    name = f"node-{namespace.name}"
-    await namespace.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
-    return name
-
-
-async def bind(namespace: Namespace, pod: str, node: str) -> None:
-    """What a scheduler does."""
-    binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
-    await namespace.api.request("POST", f"{namespace.core}/pods/{pod}/binding", binding)
-
-
 async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
     namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str
 ) -> None:
     await namespace.apply(packing_job())
     assert await namespace.layout(1) == (4, 1)
-    await bind(namespace, "digits-w1", node)
+    await namespace.bind("digits-w1", node)
 
     cordon = {"spec": {"unschedulable": True}}
     await namespace.api.request("PATCH", f"/api/v1/nodes/{node}", cordon, content_type=MERGE_PATCH)
@@ -165,7 +151,7 @@ async def test_where_nodes_are_not_seen_the_only_copy_of_a_stage_may_be_evicted_
         await namespace.apply(packing_job().checkpoint())
         assert await namespace.layout(1) == (4, 1)
         api, pod = namespace.api, f"{namespace.core}/pods/digits-w1"
-        await bind(namespace, "digits-w1", node)
+        await namespace.bind("digits-w1", node)
         ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
         uid = (await api.request("PATCH", f"{pod}/status", ready, content_type=MERGE_PATCH))["metadata"]["uid"]
         path = f"/apis/policy/v1/namespaces/{namespace.name}/poddisruptionbudgets/digits-workers"
@@ -215,7 +201,7 @@ async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_tu
         return name in await namespace.pods()
 
     await until("a replacement", lambda: created("digits-w2"))
-    await bind(namespace, "digits-w2", node)
+    await namespace.bind("digits-w2", node)
     silent = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
     path = f"/api/v1/nodes/{node}/status"
     await namespace.api.request("PATCH", path, {"status": {"conditions": [silent]}}, content_type=MERGE_PATCH)
@@ -240,7 +226,7 @@ async def test_a_worker_of_a_job_that_starts_is_replaced_when_its_node_is_delete
         return next((p["metadata"]["name"] for p in pods if p.get("status", {}).get("conditions")), None)
 
     name = await until("a worker that finds no node", left_over)
-    await bind(namespace, name, node)
+    await namespace.bind(name, node)
     await namespace.api.request("DELETE", f"/api/v1/nodes/{node}", {})
 
     async def given_up() -> bool:

@@ -1,14 +1,15 @@
 """The third phase of a resize: leavers are given back once a checkpoint that knows its boundary is durable.
 
 Before that they are kept, with their accelerators: a job that has to start again must find the size that it starts
-with. Those of a cordoned node go at once: nobody else can have what they hold. With `onPack: Hold` leavers stay, as
-spares: like any worker that is to join.
+with. Those of a cordoned node go at once: nobody else can have what they hold. Others stay as spares, like any worker
+that is to join: with `onPack: Hold` all of them, else those that lost peers left over and the next layout needs again.
 """
 
 from pipetransformer_contract.choose import OnPack
 
 from ..api.status import Reason, ResizePhase
 from . import quota
+from .claim import target
 from .draft import Draft
 
 
@@ -21,7 +22,7 @@ def under_way(draft: Draft) -> bool:
         if status.resize is not None:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
-    spares = _spares(draft) if draft.on_pack is OnPack.HOLD else set()
+    spares = _spares(draft)
     gone = [key for key in draft.status.leaving_ids if key not in spares]
     _let_go(draft, gone)
     draft.update(leaving_ids=[])
@@ -38,8 +39,14 @@ def _draining(draft: Draft) -> list[int]:
 
 
 def _spares(draft: Draft) -> set[int]:
-    living = {worker.id for worker in draft.wanted if worker.alive}
-    return living - set(draft.surplus_ids) - quota.lost_ids(draft.status, draft.observed)
+    plan, status = draft.status.plan, draft.status
+    assert plan is not None
+    living = {worker.id for worker in draft.wanted if worker.alive} & set(status.leaving_ids)
+    living -= {*draft.surplus_ids, *quota.lost_ids(status, draft.observed)}
+    if draft.on_pack is OnPack.HOLD:
+        return living
+    needed = max(0, target(draft).workers - len(plan.members))
+    return set(sorted(living, key=lambda key: (key in status.claimed_ids, key))[:needed])
 
 
 def _let_go(draft: Draft, ids: list[int]) -> None:

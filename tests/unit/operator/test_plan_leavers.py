@@ -69,6 +69,38 @@ def test_a_held_worker_is_a_spare_once_it_waits_and_one_that_ends_as_older_train
     assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w4", "digits-w5"]
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_who_is_left_over_by_a_failure_waits_for_the_replacement_and_is_not_replaced_itself(checkpoint: bool) -> None:
+    job = make_job().stages(2).workers(4, least=2)
+    world = World(job.checkpoint() if checkpoint else job)
+    world.start()
+    world.end("digits-w3", exit_code=1)
+    world.settle()
+    world.part()
+    world.commit(checkpoint=0 if checkpoint else None)
+    assert world.shape == (2, 1)
+    world.bury()
+    assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w2", "digits-w4"]
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 2)
+    assert {member.name for member in world.plan.members} == set(world.workers)
+    assert world.status.gpus.released == 0
+
+
+def test_who_is_left_over_by_a_failure_is_given_back_where_the_job_may_not_grow_again() -> None:
+    world = World(make_job().stages(2).workers(4, least=2))
+    world.start()
+    world.builder.set("elasticPolicy.maxWorkers", 2)
+    world.end("digits-w1", exit_code=1)
+    world.settle()
+    world.part()
+    world.commit()
+    world.bury()
+    assert world.shape == (2, 1)
+    assert set(world.workers) == {member.name for member in world.plan.members}
+
+
 def test_leavers_that_wait_break_no_group_and_are_no_joiners() -> None:
     world = releasing()
     world.start()

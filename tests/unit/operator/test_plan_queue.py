@@ -331,6 +331,7 @@ def test_a_claim_that_lost_a_worker_has_its_quota_for_another_at_once() -> None:
     world, _ = claimed()
     world.end("digits-w3", exit_code=1)
     world.settle()
+    world.part()
     world.commit(checkpoint=0)
     world.bury()
     assert requests(world)[1][:2] == ("digits-q1", 2)
