@@ -1,5 +1,6 @@
 """Accelerators counted a second time, from the pods alone, and compared with what the job's status says of them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -16,13 +17,18 @@ class Account:
     Attributes:
         stages: of a pipeline by its spec.
         problems: where the status contradicts itself.
+        saved: accelerator seconds by the pods, of what a packed job spares.
+        held: the same, of what it holds until it ends.
+        said_held: the same, as the status said meanwhile.
     """
 
     job: str
     stages: int
     problems: list[str] = field(default_factory=list)
     saved: float = 0.0
-    changes: int = 0
+    held: float = 0.0
+    said_held: float = 0.0
+    _changes: list[float] = field(default_factory=list)
     _pods: set[str] = field(default_factory=set)
     _status: Object = field(default_factory=dict)
     _time: float | None = None
@@ -32,7 +38,8 @@ class Account:
         before = len(self._pods)
         self._count(time)
         (self._pods.discard if kind == "DELETED" else self._pods.add)(pod["metadata"]["uid"])
-        self.changes += len(self._pods) != before
+        if len(self._pods) != before:
+            self._changes.append(time)
 
     def status(self, status: Object, time: float) -> None:
         """The job's status as it was written."""
@@ -47,23 +54,37 @@ class Account:
         if expected is not None and abs(status.get("gpuSecondsSaved", 0.0) - expected) > LAG_SECONDS:
             self.problems.append(f"{self.job}: {status.get('gpuSecondsSaved')} s saved, {expected} by its own figures")
 
-    def check(self, outages: float) -> list[str]:
-        """Where the status is further from the pods than it had time to see, `outages` seconds of which it saw
-        nothing."""
-        workers = self._status.get("initialWorkers", 0)
-        allowed = LAG_SECONDS * (1 + self.changes) + workers * outages
-        difference = abs(self._status.get("gpuSecondsSaved", 0.0) - self.saved)
-        if difference > allowed:
-            said = f"{self.job}: {self._status.get('gpuSecondsSaved')} s saved, {self.saved:.1f} s by its pods"
-            return [*self.problems, f"{said}; {allowed:.1f} s may be missed"]
-        return self.problems
+    @property
+    def said_saved(self) -> float:
+        """Accelerator seconds that the job spared, by its status."""
+        return float(self._status.get("gpuSecondsSaved", 0.0))
+
+    def allowed(self, blind: Iterable[tuple[float, float]]) -> float:
+        """Accelerator seconds that the status may miss: a lag for each change, and from a change that fell into one
+        of the `blind` times until that was over."""
+        unseen = sum(end - time for begin, end in blind for time in self._changes if begin <= time <= end)
+        return LAG_SECONDS * (1 + len(self._changes)) + unseen
+
+    def check(self, blind: Iterable[tuple[float, float]]) -> list[str]:
+        """Where the status is further from the pods than it had time to see."""
+        allowed = self.allowed(blind)
+        figures = (("saved", self.said_saved, self.saved), ("held", self.said_held, self.held))
+        return self.problems + [
+            f"{self.job}: {said:.1f} s {what}, {by_pods:.1f} s by its pods; {allowed:.1f} s may be missed"
+            for what, said, by_pods in figures
+            if abs(said - by_pods) > allowed
+        ]
 
     def _count(self, time: float) -> None:
-        if self._time is not None and "gpuSecondsTime" in self._status:
-            pipelines = self._status["initialWorkers"] // self.stages
-            spared = pipelines * (self.stages - self._status["plan"]["stages"])
-            fewer = min(spared, pipelines * self.stages - len(self._pods))
-            self.saved += max(0, fewer) * (time - self._time)
+        if self._time is not None and "completionTime" not in self._status:
+            seconds = time - self._time
+            self.held += len(self._pods) * seconds
+            self.said_held += self._status.get("gpus", {}).get("held", 0) * seconds
+            if "gpuSecondsTime" in self._status:
+                pipelines = self._status["initialWorkers"] // self.stages
+                spared = pipelines * (self.stages - self._status["plan"]["stages"])
+                fewer = min(spared, pipelines * self.stages - len(self._pods))
+                self.saved += max(0, fewer) * seconds
         self._time = time
 
 

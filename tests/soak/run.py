@@ -47,13 +47,18 @@ LEFT_SECONDS = 180
 
 
 class Breaker:
-    """Breaks the operator, or its way to the API server, one at a time; remembers when it was blind."""
+    """Breaks the operator, or its way to the API server, one at a time.
+
+    Attributes:
+        blind: when the operator saw nothing, in monotonic seconds.
+        problems: what all slots found.
+    """
 
     def __init__(self, operator: Operator, wire: Wire) -> None:
         self._operator = operator
         self._wire = wire
         self._lock = asyncio.Lock()
-        self._blind: list[tuple[float, float]] = []
+        self.blind: list[tuple[float, float]] = []
         self.problems: list[str] = []
 
     async def kill(self, seconds: float, moment: Callable[[], Awaitable[None]]) -> str:
@@ -67,8 +72,8 @@ class Breaker:
             await asyncio.sleep(seconds)
             await self._operator.start()
             await self._ready()
-            self._blind.append((began, time.monotonic()))
-        return f"the operator ended with {code} and was away for {self._blind[-1][1] - began:.1f} s"
+            self.blind.append((began, time.monotonic()))
+        return f"the operator ended with {code} and was away for {self.blind[-1][1] - began:.1f} s"
 
     async def cut(self, seconds: float, moment: Callable[[], Awaitable[None]]) -> str:
         """Cuts the operator off the API server for so long when the moment has come."""
@@ -79,13 +84,9 @@ class Breaker:
             await asyncio.sleep(seconds)
             await self._wire.mend()
             await self._ready()
-            self._blind.append((began, time.monotonic()))
+            self.blind.append((began, time.monotonic()))
         assert broken, "nothing was connected"
         return f"{broken} connections broke, none was possible for {seconds:.1f} s"
-
-    def blind_since(self, since: float) -> float:
-        """Seconds without the operator's eyes after `since`."""
-        return sum(end - max(begin, since) for begin, end in self._blind if end > since)
 
     async def _ready(self) -> None:
         """Until it leads, can write, and has come back to the API server: it is ready all along a short cut."""
@@ -126,7 +127,7 @@ async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> tuple[d
         folder,
         breaker.kill,
         breaker.cut,
-        breaker.blind_since,
+        breaker.blind,
         path,
         breaker.problems,
     )
@@ -150,6 +151,7 @@ async def soak(kubeconfig: Path, folder: Path, seed: int, count: int) -> tuple[d
         await connection.close()
     hits = [hit for slot in slots for hit in slot.hits]
     figures = _figures(hits, sum(len(slot.jobs) for slot in slots), time.monotonic() - began)
+    figures["accelerator_seconds"] = _accounted(world)
     return figures, [*breaker.problems, *nodes.errors, *_too_few(hits, count)]
 
 
@@ -213,11 +215,28 @@ def _figures(hits: list[Hit], jobs: int, seconds: float) -> dict[str, Any]:
     }
 
 
+def _accounted(world: World) -> dict[str, Any]:
+    """Accelerator seconds of all jobs by their statuses and by their pods, and how far one job's are apart at most."""
+    accounts = world.accounts
+    apart = [max(abs(a.said_saved - a.saved), abs(a.said_held - a.held)) for a in accounts]
+    return {
+        "saved": round(sum(a.said_saved for a in accounts), 1),
+        "saved_by_pods": round(sum(a.saved for a in accounts), 1),
+        "held": round(sum(a.said_held for a in accounts), 1),
+        "held_by_pods": round(sum(a.held for a in accounts), 1),
+        "most_apart": round(max(apart, default=0.0), 1),
+        "most_allowed": round(max((a.allowed(world.blind) for a in accounts), default=0.0), 1),
+    }
+
+
 def _show(figures: Mapping[str, Any]) -> None:
     columns = ["fault", "struck", "in a resize", "median s", "longest s"]
     title = f"{figures['faults']} faults over {figures['jobs']} jobs in {figures['seconds']} s"
     print_table(title, columns, [[kind, *row.values()] for kind, row in figures["kinds"].items()])
     print(", ".join(f"{count} in {phase}" for phase, count in figures["in_a_resize"].items()))
+    print(
+        "accelerator seconds:", ", ".join(f"{what} {value}" for what, value in figures["accelerator_seconds"].items())
+    )
 
 
 def main() -> int:

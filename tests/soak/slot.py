@@ -54,6 +54,8 @@ class World:
     """What the slots share. `break_operator` and `break_api` last as long as they are awaited.
 
     Attributes:
+        blind: when the operator saw nothing, in monotonic seconds.
+        accounts: of all jobs that have ended.
         bereft: jobs that lost a worker with its node, whichever slot's fault that was.
     """
 
@@ -65,9 +67,10 @@ class World:
     folder: Path
     break_operator: Break
     break_api: Break
-    outages: Callable[[float], float]
+    blind: list[tuple[float, float]]
     path: str
     problems: list[str] = field(default_factory=list)
+    accounts: list[Account] = field(default_factory=list)
     bereft: set[str] = field(default_factory=set)
 
 
@@ -86,7 +89,6 @@ class Slot:
         self.hits: list[Hit] = []
         self.jobs: list[str] = []
         self._name = ""
-        self._began = 0.0
 
     async def run(self) -> None:
         """Runs jobs until all faults have struck, and the last job is complete."""
@@ -135,7 +137,6 @@ class Slot:
             lambda kind, pod, time: account.pod(kind, pod, time) if _job_of(pod) == account.job else None
         )
         self.jobs.append(self._name)
-        self._began = time.monotonic()
         with contextlib.suppress(Conflict):  # asked again
             await self._world.api.request("POST", self._world.path, manifest)
         await self._trains("has begun", START_SECONDS, step=2)
@@ -146,7 +147,8 @@ class Slot:
         await self._world.jobs.until(f"{self._name} completes", lambda: self._ended, END_SECONDS)
         await self._world.pods.until(f"{self._name} has ended all workers", lambda: not self._workers(), START_SECONDS)
         problems = self._world.problems
-        problems += account.check(self._world.outages(self._began))
+        problems += account.check(self._world.blind)
+        self._world.accounts.append(account)
         findings = check(self._run_dir, SAMPLES, EPOCHS)
         if not findings.clean:
             problems.append(f"{self._name}: {findings}")
