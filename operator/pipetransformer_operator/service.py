@@ -100,7 +100,13 @@ class Service:
         # A pool of its own, so that the lease never waits behind other requests.
         own = await Api.connect(count=metrics.asked)
         identity = f"{settings.namespace}/{settings.identity}"
-        lease = Lease(own, settings.lease_namespace, identity, seconds=settings.lease_seconds)
+        lease = Lease(
+            own,
+            settings.lease_namespace,
+            identity,
+            seconds=settings.lease_seconds,
+            gained=lambda: controller.wake_known(None),  # jobs whose writes failed meanwhile wait ever longer
+        )
         health = Health([PLURAL, "pods"], lambda: lease.held, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         await certificate.refresh()

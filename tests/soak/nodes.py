@@ -196,7 +196,7 @@ class Nodes:
 
     async def _run(self, pod: Object, deleted: asyncio.Event) -> None:
         uid, name, node = pod["metadata"]["uid"], pod["metadata"]["name"], pod["spec"]["nodeName"]
-        folder = self._folder / name
+        folder = self._folder / f"{name}-{uid}"
         folder.mkdir(parents=True)
         given = await kubelet.environment(self._api, pod, folder, address=ADDRESS, node=node)
         environment = given | {"TMPDIR": str(folder)}

@@ -32,17 +32,26 @@ class Lease:
         identity: of this operator, in words that lead to it; one that is started again under the same identity takes
             over at once.
         seconds: how long the Lease must stay unchanged before another operator takes it.
+        gained: told when this operator may write, and when it may again.
         clock: seconds that only grow.
     """
 
     def __init__(
-        self, api: Api, namespace: str, identity: str, *, seconds: int, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        namespace: str,
+        identity: str,
+        *,
+        seconds: int,
+        gained: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path = f"{self._folder}/{NAME}"
         self._identity = identity
         self._seconds = seconds
+        self._gained = gained
         self._clock = clock
         self._held_until = float("-inf")
         self._seen: str | None = None
@@ -63,7 +72,9 @@ class Lease:
             logger.warning("the lease %s cannot be renewed now: %s", NAME, error or type(error).__name__)
             return ""
         if holder == self._identity:
-            self._held_until = sent + self._seconds * 2 / 3
+            held, self._held_until = self.held, sent + self._seconds * 2 / 3
+            if not held:
+                self._gained()
         return holder
 
     async def acquire(self) -> None:

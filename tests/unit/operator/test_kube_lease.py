@@ -109,15 +109,21 @@ async def test_one_that_starts_again_under_its_name_goes_on_at_once() -> None:
 
 async def test_nothing_is_written_while_the_server_is_away_and_again_once_it_is_back() -> None:
     api, clock = FakeApi(), Clock()
-    first = lease(api, "a", clock)
+    gained: list[float] = []
+    first = Lease(api, "system", "a", seconds=SECONDS, gained=lambda: gained.append(clock.now), clock=clock)
     await first.acquire()
+    for _ in range(2):
+        clock.now += 1
+        await first.attempt()
     api.away = True
     for _ in range(SECONDS):
         clock.now += 1
         assert await first.attempt() == ""
     assert not first.held
+    assert gained == [0], "a renewal gains nothing"
     api.away = False
     assert await first.attempt() == "a"
+    assert gained == [0, 2 + SECONDS], "whoever could not write meanwhile may try again at once"
     assert first.held
 
 
