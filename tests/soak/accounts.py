@@ -60,9 +60,15 @@ class Account:
         return float(self._status.get("gpuSecondsSaved", 0.0))
 
     def allowed(self, blind: Iterable[tuple[float, float]]) -> float:
-        """Accelerator seconds that the status may miss: a lag for each change, and for one that fell into one of the
-        `blind` times as long as that still was, and as long as that had been: so long may a job's next try be off."""
-        unseen = sum(2 * end - begin - time for begin, end in blind for time in self._changes if begin <= time <= end)
+        """Accelerator seconds that the status may miss: a lag for each change, and for one that was not seen before one
+        of the `blind` times as long as that still was, and as long as that had been: so far a job's next try may be.
+        """
+        unseen = sum(
+            2 * end - begin - time
+            for begin, end in blind
+            for time in self._changes
+            if begin - LAG_SECONDS <= time <= end
+        )
         return LAG_SECONDS * (1 + len(self._changes)) + unseen
 
     def check(self, blind: Iterable[tuple[float, float]]) -> list[str]:

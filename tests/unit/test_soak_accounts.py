@@ -50,7 +50,8 @@ def test_a_release_that_is_seen_late_is_a_problem_unless_the_operator_was_away()
     assert "40.0 s saved, 100.0 s by its pods; 8.0 s may be missed" in late[0]
     assert "200.0 s held, 140.0 s by its pods" in late[1]
     assert not account.check([(5, 40)])
-    assert account.check([(11, 40)]), "nothing changed while it was away"
+    assert not account.check([(10.5, 40)]), "it had no time to say so before"
+    assert account.check([(12, 40)]), "nothing changed while it was away"
 
 
 def test_a_status_that_contradicts_its_own_figures_is_a_problem() -> None:
