@@ -62,10 +62,11 @@ class Account:
     def allowed(self, blind: Iterable[tuple[float, float]]) -> float:
         """Accelerator seconds that the status may miss: a lag for each change, and for one that was not seen before one
         of the `blind` times as long as that still was, and as long as that had been: so far a job's next try may be.
+        Those times may overlap.
         """
         unseen = sum(
             2 * end - begin - time
-            for begin, end in blind
+            for begin, end in _merged(blind)
             for time in self._changes
             if begin - LAG_SECONDS <= time <= end
         )
@@ -92,6 +93,16 @@ class Account:
                 fewer = min(spared, pipelines * self.stages - len(self._pods))
                 self.saved += max(0, fewer) * seconds
         self._time = time
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times, none of them twice."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            begin, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((begin, end))
+    return merged
 
 
 def _time(text: str) -> float:

@@ -52,6 +52,8 @@ def test_a_release_that_is_seen_late_is_a_problem_unless_the_operator_was_away()
     assert not account.check([(5, 40)])
     assert not account.check([(10.5, 40)]), "it had no time to say so before"
     assert account.check([(12, 40)]), "nothing changed while it was away"
+    whole = account.allowed([(5, 40)])
+    assert account.allowed([(9, 40), (5, 10)]) == account.allowed([(5, 20), (20, 40), (6, 9)]) == whole
 
 
 def test_a_status_that_contradicts_its_own_figures_is_a_problem() -> None:
