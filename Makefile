@@ -53,6 +53,20 @@ programs: $(STAMP) ## Obtain what the tests run, once; refuses where root or dis
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
 	$(BIN)/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) tests/unit $(SELECT)
 
+FLOOR := .venv-floor
+.PHONY: test-floor
+test-floor: $(STAMP) ## Unit tests of what uses other libraries, with the oldest versions that our packages allow.
+	test -d $(FLOOR) || $(PYTHON) -m venv $(FLOOR)
+	$(UV) pip install --quiet --python $(FLOOR)/bin/python --constraint constraints-floor.txt --requirement requirements-dev.txt
+	$(FLOOR)/bin/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) $(SELECT) tests/unit/operator tests/unit/client \
+		$(addprefix tests/unit/trainer/,test_checkpoint.py test_data.py test_data_huggingface.py test_huggingface.py test_object_store.py)
+
+.PHONY: packages
+packages: $(STAMP) ## Build the four Python packages into dist/, and check them as the package index would.
+	rm -rf dist
+	for package in contract operator client trainer_image; do $(BIN)/python -m build --no-isolation --outdir dist $$package; done
+	$(BIN)/twine check --strict dist/*
+
 .PHONY: test-integration
 test-integration: $(STAMP) ## The operator against a real API server with scripted trainers.
 	$(BIN)/python -m tools.devcluster programs
@@ -105,11 +119,17 @@ generate: $(STAMP) ## Write what is generated: the CRD with the chart's copy, th
 docs: $(STAMP) ## Build the documentation into site/; a link that leads nowhere fails.
 	$(BIN)/mkdocs build --strict
 
+RESOLVE = $(UV) pip compile --quiet --no-annotate --no-header --python-platform linux --python-version 3.11 \
+	$(foreach package,-contract -operator -client,--no-emit-package pipetransformer$(package)) --no-emit-package pipetransformer
 .PHONY: constraints
-constraints: ## Resolve the versions that CI and the two commands use.
-	$(UV) pip compile --quiet --upgrade --no-annotate --no-header --python-platform linux --python-version 3.11 \
-		$(foreach package,contract operator client,--no-emit-package pipetransformer-$(package)) --no-emit-package pipetransformer \
-		requirements-dev.txt --output-file constraints.txt
+constraints: ## Resolve the versions that CI and the two commands use, and the oldest that the packages allow.
+	$(RESOLVE) --upgrade requirements-dev.txt --output-file constraints.txt
+	sed -i '1i # Versions that CI and the commands of the README use. `make constraints` resolves them again.' constraints.txt
+	grep '^-e' requirements-dev.txt > $(VENV)/packages.in
+	$(RESOLVE) --resolution lowest-direct $(VENV)/packages.in --output-file $(VENV)/floor.txt
+	cp constraints.txt constraints-floor.txt
+	$(RESOLVE) --constraint $(VENV)/floor.txt requirements-dev.txt --output-file constraints-floor.txt
+	sed -i '1i # The oldest versions that our packages allow, as `make test-floor` installs them. `make constraints` resolves them again.' constraints-floor.txt
 
 .PHONY: cluster-up cluster-down cluster-status images
 cluster-up: $(STAMP) ## Start the development cluster: real control plane, two kubelets (root).
@@ -157,4 +177,4 @@ bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing b
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and runs.
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(FLOOR) dist runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

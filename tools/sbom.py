@@ -1,4 +1,5 @@
-"""Prints the software bill of materials (CycloneDX 1.5, JSON) of the Python that runs it and of the Debian around it.
+"""Prints the software bill of materials (CycloneDX 1.5, JSON) of the Python that runs it and of the Debian around it,
+with the licence of each component as far as its package states one.
 
 It runs inside an image while that is built, so it needs nothing but the standard library: `python sbom.py NAME [DOC]`,
 NAME being the distribution that the image is for. DOC is /usr/share/doc of the image that will hold this Python, if
@@ -9,7 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,23 @@ def bill(name: str, doc: Path = Path("/usr/share/doc")) -> dict[str, Any]:
 
 def _python() -> list[dict[str, Any]]:
     found = {one.name.lower().replace("_", "-"): one for one in distributions()}
-    return [_component(key, one.version, f"pkg:pypi/{key}@{one.version}") for key, one in sorted(found.items())]
+    return [
+        _component(key, one.version, f"pkg:pypi/{key}@{one.version}", _python_licence(one))
+        for key, one in sorted(found.items())
+    ]
+
+
+def _python_licence(one: Distribution) -> dict[str, Any] | None:
+    """The SPDX expression of the package (PEP 639), otherwise the name in its older field or classifiers."""
+    if expression := one.metadata["License-Expression"]:
+        return {"expression": expression}
+    classifiers = one.metadata.get_all("Classifier") or []
+    names = [
+        text.split(" :: ")[-1] for text in classifiers if text.startswith("License :: ") and text.count(" :: ") > 1
+    ]
+    lines = (one.metadata["License"] or "").strip().splitlines()
+    name = ", ".join(names) or (lines[0] if lines else "")
+    return {"license": {"name": name}} if name else None
 
 
 def _debian(doc: Path) -> list[dict[str, Any]]:
@@ -38,14 +55,29 @@ def _debian(doc: Path) -> list[dict[str, Any]]:
     query = ["dpkg-query", "--show", "--showformat=${Package} ${Version} ${Architecture}\n"]
     lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     return [
-        _component(name, version, f"pkg:deb/debian/{name}@{version}?arch={architecture}")
+        _component(
+            name,
+            version,
+            f"pkg:deb/debian/{name}@{version}?arch={architecture}",
+            debian_licence(doc / name / "copyright"),
+        )
         for name, version, architecture in map(str.split, lines)
         if (doc / name).exists()
     ]
 
 
-def _component(name: str, version: str, url: str) -> dict[str, Any]:
-    return {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
+def debian_licence(copyright_file: Path) -> dict[str, Any] | None:
+    """The short names of all licences in a machine-readable copyright file (DEP-5); None for a file in prose."""
+    if not copyright_file.exists():
+        return None
+    text = copyright_file.read_text(errors="replace")
+    names = sorted({line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("License:")} - {""})
+    return {"license": {"name": ", ".join(names)}} if names else None
+
+
+def _component(name: str, version: str, url: str, licence: dict[str, Any] | None) -> dict[str, Any]:
+    component = {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
+    return {**component, "licenses": [licence]} if licence else component
 
 
 if __name__ == "__main__":
