@@ -109,6 +109,10 @@ types: $(STAMP) ## Check types (mypy, strict).
 imports: $(STAMP) ## Check which room imports which.
 	$(BIN)/lint-imports
 
+.PHONY: house
+house: $(STAMP) ## Measure how readable the code is; fails past the bars.
+	$(BIN)/python -m tools.house
+
 .PHONY: generate
 generate: $(STAMP) ## Write what is generated: the CRD with the chart's copy, the dashboards, references and pictures of the docs.
 	$(BIN)/python -m pipetransformer_operator.api.generate
