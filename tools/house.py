@@ -181,7 +181,10 @@ def imports_between_tests() -> Figure:
     found = []
     for path in sorted(Path("tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1].startswith("test_"):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            ours = node.level > 0 or node.module.startswith("tests.")
+            if ours and node.module.split(".")[-1].startswith("test_"):
                 found.append(path.name)
     return Figure("imports of a test module by another", len(found), 0, ", ".join(sorted(set(found))[:5]))
 
