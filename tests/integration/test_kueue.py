@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipetransformer_operator.api.job import QUEUE_LABEL
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
@@ -24,6 +25,13 @@ pytestmark = pytest.mark.timeout(240)
 GPU = "nvidia.com/gpu"
 QUEUE = "team-a"
 HELD = "tests/held"
+EXAMPLES = Path(__file__).parents[2] / "examples/kueue"
+PLURALS = {
+    "ResourceFlavor": "resourceflavors",
+    "ClusterQueue": "clusterqueues",
+    "LocalQueue": "localqueues",
+    "WorkloadPriorityClass": "workloadpriorityclasses",
+}
 SILENT = {"key": "gpus", "operator": "Exists"}
 
 
@@ -127,6 +135,21 @@ async def waits(namespace: Namespace, job: str) -> None:
         return await admitted(namespace, job) == ("False", "WaitingForQuota")
 
     await until(f"{job} waits", told)
+
+
+async def test_the_examples_queue_admits_the_examples_job(
+    asking: Operator, namespace: Namespace, layout: Layout
+) -> None:
+    for body in yaml.safe_load_all((EXAMPLES / "queue.yaml").read_text()):
+        scope = f"namespaces/{namespace.name}/" if body["kind"] == "LocalQueue" else ""
+        await namespace.api.request("POST", f"/apis/{API}/{scope}{PLURALS[body['kind']]}", body)
+    job = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
+    await namespace.api.request("POST", namespace.jobs, job)
+
+    async def reserved() -> bool:
+        return await admitted(namespace, "queued") == ("True", "QuotaReserved")
+
+    await until("the example's job has its quota", reserved)
 
 
 async def hold(namespace: Namespace, names: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -156,3 +157,13 @@ def test_every_example_is_shown_in_a_page() -> None:
     examples = [path for path in (ROOT / "examples").rglob("*") if path.is_file()]
     assert len(examples) > 5
     assert not [path.name for path in examples if path.name not in text]
+
+
+def test_the_readmes_figures_are_those_of_the_page_that_it_links() -> None:
+    cases = json.loads((ROOT / "benchmarks/results/regroup.json").read_text())["cases"]
+    moves = [move for case in cases.values() for move in case.values()]
+    pauses = [move["pause_seconds"]["median"] for move in moves]
+    restarts = [move["torchrun_seconds"]["median"] for move in moves if move["torchrun_seconds"]]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"The pause is {min(pauses):.2f} to {max(pauses):.2f} s for 10 MB to 1 GB of state" in readme
+    assert f"restart from a checkpoint takes {min(restarts):.0f} to {max(restarts):.0f} s" in readme

@@ -10,7 +10,11 @@ from pipetransformer_operator.api.job import trainer_spec
 from pipetransformer_operator.local.manifest import read_job
 
 _FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
-EXAMPLES = [file for file in _FILES if yaml.safe_load(file.read_text())["kind"] == "PipeTrainingJob"]
+EXAMPLES = [
+    file
+    for file in _FILES
+    if [document["kind"] for document in yaml.safe_load_all(file.read_text())] == ["PipeTrainingJob"]
+]
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])
