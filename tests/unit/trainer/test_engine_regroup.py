@@ -110,7 +110,7 @@ def test_a_joiner_waits_for_members_in_an_evaluation_also_where_its_first_genera
             cast(RegroupTools, tools),
             some if trained else WorkerState(LAYERS),
             in_doubt=some if in_doubt else None,
-            pending=False,
+            pending=None,
             in_group=False,
         )
 
