@@ -44,8 +44,10 @@ class Committer:
 
     def equip(self, state: WorkerState, layout: StageLayout) -> Gradients:
         """Make optimizer and gradients for what `state` trains at its boundary."""
+        # What the old ones hold goes before the new ones come: the moments of what no longer trains here, and gradients.
+        self._optimizer = None
         if self.gradients is None or not self.gradients.serve(state, layout):
-            self.gradients = None  # its memory goes before the next one's comes
+            self.gradients = None
             self.gradients = Gradients(state, layout, self._job.no_decay)
         self._optimizer = make_optimizer(
             self._job.spec.training.optimizer,

@@ -105,6 +105,17 @@ def test_a_forward_that_changes_its_unit_is_refused_by_the_name_of_what_changes(
         forward(unit)
 
 
+def test_of_parameters_that_lie_in_one_memory_the_one_that_changes_is_named() -> None:
+    unit = keyed(Changing(CHANGES["bias-through-data"][0]))
+    whole = torch.cat([parameter.detach().flatten() for parameter in unit.parameters()])
+    start = 0
+    for parameter in unit.parameters():
+        parameter.data = whole[start : (start := start + parameter.numel())].view_as(parameter)
+
+    with pytest.raises(SpecError, match=r"blocks\.0\.inner\.bias changes"):
+        forward(unit)
+
+
 @pytest.mark.parametrize("change", sorted(CHANGES.keys() - {"by-numpy"}))
 def test_what_operations_of_torch_write_is_refused_at_any_step(change: str) -> None:
     with pytest.raises(SpecError, match=r"changes in each forward"):
