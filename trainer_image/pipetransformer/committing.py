@@ -44,7 +44,7 @@ class Committer:
 
     def equip(self, state: WorkerState, layout: StageLayout) -> Gradients:
         """Make optimizer and gradients for what `state` trains at its boundary."""
-        # What the old ones hold goes before the new ones come: the moments of what no longer trains here, and gradients.
+        # The old ones go before the new ones come: with gradients, and moments of units that have left.
         self._optimizer = None
         if self.gradients is None or not self.gradients.serve(state, layout):
             self.gradients = None

@@ -112,8 +112,8 @@ class Membership:
         self.phases.leave_out(seconds)
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Let go of all groups, which the caller drops, and of the stage: whoever still refers to this keeps neither its
-        units nor its gradients."""
+        """Let go of the stage with its units and gradients, because a frame may still refer to this; and of all groups,
+        which the caller drops."""
         if self.reducer is not None:
             self.reducer.close()
             self.reducer = None

@@ -135,7 +135,7 @@ def _check(seen: Sequence[_Seen]) -> None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether both have the same bits: what is no number equals itself here."""
+    """Whether both have the same bits, so that NaN equals itself."""
     if one.is_meta or one.layout is not torch.strided:
         return True
     return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
