@@ -60,15 +60,16 @@ class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(size for _, size in self._made.values())
 
 
-def layout_of(number: int, spans: Sequence[range]) -> StageLayout:
-    """In which this worker has the last stage."""
-    members = [Member(name=f"w{rank}", uid="u", address="127.0.0.1:1") for rank in range(max(2, len(spans)))]
-    pipelines = len(members) // len(spans)
+def layout_of(number: int, span: range, stages: int) -> StageLayout:
+    """In which this worker has the last stage, which is the span."""
+    members = [Member(name=f"w{rank}", uid="u", address="127.0.0.1:1") for rank in range(max(2, stages))]
+    pipelines = len(members) // stages
     generation = Generation(
-        job_uid="job", layout_generation=number, stages=len(spans), pipelines=pipelines, members=members, leader="w0",
+        job_uid="job", layout_generation=number, stages=stages, pipelines=pipelines, members=members, leader="w0",
         nonce="n", reason=ResizeReason.PACK,
     )  # fmt: skip
-    return StageLayout(generation, RANK, [(0, 0), (0, 0)], list(spans), 1)
+    others = [range(span.start)] * (stages - 1)  # whatever they have
+    return StageLayout(generation, RANK, [(0, 0), (pipelines - 1, stages - 1)], [*others, span], 1)
 
 
 class Worker:
@@ -94,9 +95,7 @@ class Worker:
 
     def regroup(self, number: int, span: range, stages: int) -> None:
         """Commit a generation in which this worker has the span; what it lacks arrives with moments."""
-        spans = [range(0)] * (stages - 2) + [range(span.start), span] if stages > 1 else [span]
-        layout = layout_of(number, spans)
-        object.__setattr__(layout, "roles", [(0, 0), (layout.pipelines - 1, stages - 1)])
+        layout = layout_of(number, span, stages)
 
         def arrive(_: object, old: WorkerState, **__: object) -> Regrouped:
             before = self.held.now()
