@@ -162,6 +162,12 @@ def check_model(model: PipelineModel) -> None:
                     f"{path} is a {type(module).__name__} with scale_grad_by_freq, whose gradient would depend on the "
                     "layout: do without it",
                 )
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                raise SpecError(
+                    "spec.model",
+                    f"{path} is a {type(module).__name__} with max_norm, which changes its weight in each forward, and "
+                    "the layout decides how many there are: do without it",
+                )
             if isinstance(module, _DRAWING):
                 raise SpecError(
                     "spec.model", f"{path} is a {type(module).__name__}, whose draws would depend on the layout"

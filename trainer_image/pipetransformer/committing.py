@@ -24,8 +24,8 @@ class Committer:
     """One worker's, for as long as it lives.
 
     Attributes:
-        pending: whether this worker holds the complete gradients of a step that it may have voted for and has not
-            committed.
+        pending: the lasting generation in which this worker got the complete gradients of a step that it may have
+            voted for and has not committed; None for none.
         in_doubt: what this worker has assembled for a generation of which it does not know whether others committed it.
         layout: that it last trained in; None before the first.
         gradients: of what it trains there.
@@ -37,15 +37,17 @@ class Committer:
         self._ledger = Ledger(run_dir, worker)
         self._optimizer: torch.optim.Optimizer | None = None
         self._committed_in: StageLayout | None = None
-        self.pending = False
+        self.pending: int | None = None
         self.in_doubt: WorkerState | None = None
         self.layout: StageLayout | None = None
         self.gradients: Gradients | None = None
 
     def equip(self, state: WorkerState, layout: StageLayout) -> Gradients:
         """Make optimizer and gradients for what `state` trains at its boundary."""
+        # The old ones go before the new ones come: with gradients, and moments of units that have left.
+        self._optimizer = None
         if self.gradients is None or not self.gradients.serve(state, layout):
-            self.gradients = None  # its memory goes before the next one's comes
+            self.gradients = None
             self.gradients = Gradients(state, layout, self._job.no_decay)
         self._optimizer = make_optimizer(
             self._job.spec.training.optimizer,
@@ -57,9 +59,10 @@ class Committer:
         self.layout = layout
         return self.gradients
 
-    def hold(self) -> None:
+    def hold(self, control: Control) -> None:
         """The gradients of a round are complete. All took part in it, so the vote for another generation had failed."""
-        self.pending, self.in_doubt = True, None
+        assert self.layout is not None
+        self.pending, self.in_doubt = control.lasting_generation(self.layout.number), None
 
     def commit(self, control: Control, vote: Vote) -> None:
         """Step the optimizer with what all voted for, advance `control`, and write the ledger.
@@ -90,9 +93,10 @@ class Committer:
             "frozen_layers": control.boundary,
         }
         control.step += 1
+        control.last_generation = control.lasting_generation(layout.number)
         control.skipped_steps = 0 if vote.finite else control.skipped_steps + 1
         self._committed_in = layout
-        self.pending = False
+        self.pending = None
         self._note(control, layout, [layout.pipeline])
 
     def commit_late(self, state: WorkerState, control: Control) -> None:
@@ -119,7 +123,7 @@ class Committer:
             self._ledger.append(
                 step=step,
                 epoch=self._job.order.epoch(step),
-                layout_generation=control.lasting_generation(layout.number),
+                layout_generation=control.last_generation,
                 stages=layout.stages,
                 pipelines=layout.pipelines,
                 pipeline=pipeline,

@@ -101,6 +101,7 @@ class Membership:
         )
         if self.reducer is not None:
             self.reducer.close()
+            self.reducer = None  # it refers to gradients that the committer may replace
         self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
         if self.reducer.sums:
             self.runner.tell(self.reducer.passed)
@@ -111,10 +112,13 @@ class Membership:
         self.phases.leave_out(seconds)
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Let go of all groups; the caller drops them."""
+        """Let go of the stage with its units and gradients, because a frame may still refer to this; and of all groups,
+        which the caller drops."""
         if self.reducer is not None:
             self.reducer.close()
+            self.reducer = None
         del self.ballots  # it has a reference
+        vars(self).pop("runner", None)
         return [*self.groups.release(), *self.outgrown]
 
     def drop_outgrown(self) -> None:

@@ -66,7 +66,7 @@ class Rounds:
         """
         started = time.perf_counter()
         layout, control, step = member.layout, state.control, state.control.step
-        self.committer.pending = False
+        self.committer.pending = None
         micro_batches = self.job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
         reducer = member.reducer
         assert reducer is not None
@@ -78,7 +78,7 @@ class Rounds:
         norms = reducer.finish()
         self.hooks.reached(Moment.REDUCED, step)
         similar = self._similarities(state, policy, member)
-        self.committer.hold()
+        self.committer.hold(control)
         ballot = Vote(
             saw_next=float(self._pass_on_next(member)),
             leaving=float(self.hooks.stop_requested()),

@@ -32,6 +32,7 @@ class Control:
 
     Attributes:
         step: global steps committed so far.
+        last_generation: lasting layout generation that committed the last of them, 0 before the first.
         boundary: frozen blocks.
         boundary_step: step before which the boundary was last changed.
         fell_step: step before which it last fell, 0 for never: what was frozen then and is now has not changed since.
@@ -56,6 +57,7 @@ class Control:
     """
 
     step: int = 0
+    last_generation: int = 0
     boundary: int = 0
     boundary_step: int = 0
     fell_step: int = 0
@@ -86,6 +88,12 @@ class Control:
     def lasting_generation(self, number: int) -> int:
         """The layout generation `number` of this job, in what outlives it: above those of earlier jobs."""
         return self.earlier_generations + number
+
+    @property
+    def point(self) -> tuple[int, int]:
+        """Which committed state this is. Two generations that do the same step sum gradients in another order, so
+        their states differ in the last bits."""
+        return self.step, self.last_generation
 
     @property
     def best_is_kept(self) -> bool:
@@ -203,12 +211,12 @@ class WorkerState:
             self.moments[name] = {key: tensor.cpu() if key == STEP_COUNT else tensor for key, tensor in entries.items()}
 
     def joined(self, other: "WorkerState | None") -> "WorkerState":
-        """This state with the units that only `other` holds, if both are of the same step; nothing is copied."""
+        """This state with the units that only `other` holds, if both are of the same point; nothing is copied."""
         if other is None or not other.units:
             return self
         if not self.units:
             return other
-        if other.control.step != self.control.step:
+        if other.control.point != self.control.point:
             return self
         return WorkerState(
             self.num_layers, self.ties, self.control, {**other.units, **self.units}, {**other.moments, **self.moments}

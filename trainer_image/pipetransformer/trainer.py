@@ -361,7 +361,7 @@ class Trainer:
             if old is not None and old.leader is not None:
                 self._watcher.watch(self._handler.current)
             return None
-        self._committer.pending = False
+        self._committer.pending = None
         self._committer.in_doubt = None
         self._state = result.state
         self.why_broken = ""

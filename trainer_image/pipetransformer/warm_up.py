@@ -29,7 +29,7 @@ def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
     """Train a model of one block, all of it zeros, for one micro-batch; fill `reserve` with what a stage may need.
 
     Raises:
-        SpecError: a unit drops what does not have samples first.
+        SpecError: a unit drops what does not have samples first, draws what is not keyed, or changes itself.
         DeviceError: the accelerator is broken.
     """
     _check_dropout(job, device)
@@ -89,7 +89,7 @@ def _check_dropout(job: Job, device: torch.device) -> None:
     one that does not, on the meta device, where nothing is computed; one that needs values, as zeros on `device`.
 
     Raises:
-        SpecError: a unit drops what does not have samples first.
+        SpecError: a unit drops what does not have samples first, draws what is not keyed, or changes itself.
         DeviceError: the accelerator is broken.
     """
     meta = torch.device("meta")
@@ -105,6 +105,8 @@ def _check_dropout(job: Job, device: torch.device) -> None:
             error = _failure(job, partial(_put_zeros, job, state, index, device), x.to(device))
         if isinstance(error, SamplesFirstError):
             raise SpecError("spec.model", f"{name}: {error}") from error
+        if isinstance(error, SpecError):
+            raise error
         if error is not None:
             _pass_over(error, f"it is not known whether {name} drops what has samples first")
         x = torch.zeros(job.model.activation_shape(size), dtype=job.dtype)

@@ -1,9 +1,11 @@
 """The order of samples and their dealing to pipelines."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -54,13 +56,45 @@ def test_there_is_a_shard_for_each_sample_of_a_batch_up_to_what_is_enough(batch:
 
 @given(sizes)
 def test_every_batch_takes_its_share_of_every_shard(size: tuple[int, int, int, int]) -> None:
-    num_samples, global_batch, num_shards, _ = size
+    num_samples, global_batch, num_shards, epoch = size
     cursor = order(num_samples, global_batch, num_shards)
-    for step in range(cursor.steps_per_epoch):
-        batch = cursor.batch(step)
+    for place in range(cursor.steps_per_epoch):
+        batch = cursor.batch(epoch * cursor.steps_per_epoch + place)
         taken = [len(shard) for shard in batch]
-        assert sum(taken) == min(global_batch, num_samples - step * cursor.global_batch)
+        assert sum(taken) == min(global_batch, num_samples - place * cursor.global_batch)
         assert max(taken) - min(taken) <= 2
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "global_batch", "num_shards", "epochs"), [(1433, 100, 100, 400), (209, 40, 4, 400), (45, 8, 8, 300)]
+)
+def test_samples_stand_in_the_short_last_batch_as_often_and_weigh_as_much_as_in_a_plain_shuffle(
+    num_samples: int, global_batch: int, num_shards: int, epochs: int
+) -> None:
+    cursor, generator = order(num_samples, global_batch, num_shards), np.random.default_rng(0)
+    last = num_samples % global_batch
+
+    ours, plain = Counter[int](), Counter[int]()
+    for epoch in range(1, epochs + 1):
+        ours.update(i for shard in cursor.batch(epoch * cursor.steps_per_epoch - 1) for i in shard)
+        plain.update(generator.permutation(num_samples)[-last:].tolist())
+
+    assert ours.total() == plain.total() == epochs * last
+    assert len(ours) == len(plain) == num_samples, "each has stood in it"
+    spread, of_shuffle = (np.std([found[i] for i in range(num_samples)]) for found in (ours, plain))
+    assert spread < 1.15 * of_shuffle
+    sizes_of = Counter(map(cursor.shard, range(num_samples)))
+    stood = Counter(map(cursor.shard, ours.elements()))
+    mean = epochs * last / num_samples
+    assert all(stood[shard] / size == pytest.approx(mean, rel=0.1) for shard, size in sizes_of.items())
+
+
+def test_the_last_batches_of_following_epochs_take_from_other_shards() -> None:
+    cursor = order(1433, 100, 100)
+    last = [cursor.batch((epoch + 1) * cursor.steps_per_epoch - 1) for epoch in range(3)]
+
+    taken = [[shard for shard, ids in enumerate(batch) if ids] for batch in last]
+    assert taken == [list(range(33)), list(range(67, 100)), list(range(34, 67))]
 
 
 def test_a_sample_stays_in_its_shard_from_epoch_to_epoch() -> None:
@@ -101,6 +135,11 @@ def test_every_width_shares_a_batch_as_evenly_as_can_be(num_shards: int, global_
         batch = cursor.batch(step)
         shares = [sum(len(batch[s]) for s in shards_of(p, pipelines, num_shards)) for p in range(pipelines)]
         assert max(shares) <= -(-sum(shares) // pipelines) + (step == cursor.steps_per_epoch - 1)
+    for epoch in range(1, 4):  # that begin elsewhere
+        steps = range(epoch * cursor.steps_per_epoch, (epoch + 1) * cursor.steps_per_epoch - 1)
+        most = [max(sum(len(batch[s]) for s in shards_of(p, pipelines, num_shards)) for p in range(pipelines))
+                for batch in map(cursor.batch, steps)]  # fmt: skip
+        assert sum(share > -(-global_batch // pipelines) for share in most) <= 1, "where the round begins again"
 
 
 @given(sizes, st.integers(1, 9), st.integers(1, 10))

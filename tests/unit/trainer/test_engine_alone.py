@@ -94,7 +94,7 @@ def enter(job: Job, mirrors: Mirrors, hosted: tuple[TCPStore, str]) -> Regrouped
         watchdog=watchdog,
         reached=lambda moment, at: None,
     )
-    return regroup(tools, WorkerState(job.num_layers, job.model.ties), pending=False, in_group=False)
+    return regroup(tools, WorkerState(job.num_layers, job.model.ties), pending=None, in_group=False)
 
 
 def mirrored(job: Job, control: Control) -> Mirrors:

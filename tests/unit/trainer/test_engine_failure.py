@@ -67,6 +67,21 @@ def test_a_worker_that_missed_the_commit_commits_late_and_nothing_is_redone(
     assert findings.clean and findings.redone == 0
 
 
+def test_a_worker_with_gradients_of_another_generation_does_not_commit_the_step_that_was_redone_meanwhile(
+    stayed: Ran, tmp_path: Path
+) -> None:
+    """Both lose the vote of step 5. Worker 0 redoes it beside another, and worker 1 comes back after that."""
+    script = [Scripted(1, 2, [0, 1]), Scripted(1, 2, [0, 2], at_step=5), Scripted(1, 2, [0, 1], after_loss=2)]
+    faults = {0: Faults(loses_vote_of=5), 1: Faults(loses_vote_of=5), 2: Faults(killed_at=(Moment.ENDED, 5))}
+
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults=faults)
+
+    compare(run, stayed)
+    assert check(tmp_path, TRAINING_SAMPLES, EPOCHS).clean
+    lines = [json.loads(line) for file in tmp_path.glob("ledger/*") for line in file.read_text().splitlines()]
+    assert {line["layoutGeneration"] for line in lines if line["step"] == 5} == {2}
+
+
 def test_a_policy_is_asked_once_before_the_first_step_though_its_generation_breaks_in_it(tmp_path: Path) -> None:
     spec = make_spec(
         ADAMW,

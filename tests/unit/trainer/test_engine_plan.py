@@ -37,8 +37,11 @@ def cut(stages: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(edges)]
 
 
-def bring(units: range | list[int], step: int, *, pending: bool = False, boundary: int = 0) -> Inventory:
-    return Inventory(units=list(units), step=step, pending=pending, control={"step": step, "boundary": boundary})
+def bring(
+    units: range | list[int], step: int, *, pending: int | None = None, generation: int = 1, boundary: int = 0
+) -> Inventory:
+    control = {"step": step, "last_generation": generation, "boundary": boundary}
+    return Inventory(units=list(units), step=step, pending=pending, control=control)
 
 
 def plan_for(
@@ -70,7 +73,7 @@ def test_a_job_that_nobody_has_in_memory_starts_from_its_checkpoint() -> None:
 
 
 def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
-    quick, slow = bring(range(4), 8), bring(range(4, 8), 7, pending=True)
+    quick, slow = bring(range(4), 8), bring(range(4, 8), 7, pending=1)
 
     plan = plan_for([slow, quick], 2, 1)
 
@@ -109,7 +112,7 @@ def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> Non
 
 
 def test_a_step_that_nobody_has_committed_is_redone() -> None:
-    plan = plan_for([bring(range(4), 7, pending=True), bring(range(4, 8), 7)], 2, 1)
+    plan = plan_for([bring(range(4), 7, pending=1), bring(range(4, 8), 7)], 2, 1)
 
     assert (plan.origin, plan.step) == (Origin.PEERS, 7)
 
@@ -120,23 +123,74 @@ def test_what_is_behind_and_has_no_pending_step_does_not_count() -> None:
     assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 5)
 
 
+@pytest.mark.parametrize("origin", [Origin.PEERS, Origin.CHECKPOINT])
+def test_a_worker_with_gradients_of_another_generation_is_sent_the_step(origin: Origin) -> None:
+    """Worker 0 has redone step 5 alone in generation 2; what worker 1 holds of step 5 was summed in generation 1."""
+    alone = bring(range(NUM_UNITS if origin is Origin.PEERS else 4), 6, generation=2)
+    left = bring(range(NUM_UNITS) if origin is Origin.PEERS else range(4, 8), 5, pending=1)
+
+    plan = plan_for([alone, left], 1, 2, DurablePoint(step=6, boundary=0))
+
+    assert (plan.origin, plan.step) == (origin, 6)
+    moved = [(move.unit, move.source, move.target) for move in plan.moves]
+    assert moved == ([(unit, 0, 1) for unit in range(NUM_UNITS)] if origin is Origin.PEERS else [])
+
+
+def test_what_two_generations_made_of_a_step_is_not_mixed() -> None:
+    both = [bring(range(4), 6, generation=1), bring(range(4, 8), 6, generation=2)]
+    assert plan_for(both, 2, 1, DurablePoint(step=3, boundary=0)).origin is Origin.CHECKPOINT
+
+    plan = plan_for([*both, bring(range(4), 5, generation=1, pending=2)], 1, 3)
+
+    assert (plan.origin, plan.control["last_generation"]) == (Origin.PEERS, 2)
+    assert {move.source for move in plan.moves if move.unit < 4} == {2}
+
+
 @pytest.mark.parametrize(
-    ("step", "pending", "late"),
-    [(7, True, True), (7, False, False), (6, True, False), (8, False, False)],
-    ids=["has-voted", "never-voted", "two-behind", "not-behind"],
+    ("durable", "origin", "step"),
+    [(None, Origin.PEERS, 5), (5, Origin.PEERS, 5), (6, Origin.CHECKPOINT, 6)],
 )
-def test_only_who_holds_its_gradients_commits_a_step_late(step: int, pending: bool, late: bool) -> None:
-    state, committed = WorkerState(1, control=Control(step=step)), list[Control]()
-    others = Control(step=8, decided_step=8, boundary=1)
+def test_a_step_is_redone_where_only_its_start_is_whole_in_memory(
+    durable: int | None, origin: Origin, step: int
+) -> None:
+    """One that was away has committed step 5 in generation 1; the others have redone it in generation 2, in part."""
+    away = bring(range(4, 8), 6, generation=1)
+    others = [bring(units, 5, generation=1, pending=2) for units in (range(4), range(4, 8), range(4))]
+
+    plan = plan_for([*others, away], 2, 2, None if durable is None else DurablePoint(durable, 0))
+
+    assert (plan.origin, plan.step) == (origin, step)
+    assert all(move.source < 3 for move in plan.moves)
+
+
+@pytest.mark.parametrize(
+    ("step", "generation", "pending", "late"),
+    [
+        (7, 1, 2, True),
+        (7, 1, None, False),
+        (7, 1, 1, False),
+        (6, 1, 2, False),
+        (8, 2, None, False),
+        (8, 1, None, False),
+    ],
+    ids=["has-voted", "never-voted", "voted-in-another", "two-behind", "not-behind", "did-it-in-another"],
+)
+def test_only_a_worker_that_holds_its_gradients_commits_a_step_late(
+    step: int, generation: int, pending: int | None, late: bool
+) -> None:
+    state, committed = WorkerState(1, control=Control(step=step, last_generation=generation)), list[Control]()
+    others = Control(step=8, last_generation=2, decided_step=8, boundary=1)
 
     catch_up(state, others, pending=pending, commit_late=committed.append)
 
     assert committed == ([others] if late else [])
-    assert state.control.boundary == (1 if step == 8 else 0), "who is level takes over what was decided"
+    level = (step, generation) == (8, 2)
+    assert state.control.boundary == (1 if level else 0), "a worker that is level takes over what was decided"
 
 
-def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0) -> Inventory:
-    mirrored = Mirrored(step=step, units=list(units), control={"step": step, "boundary": boundary})
+def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0, generation: int = 1) -> Inventory:
+    control = {"step": step, "last_generation": generation, "boundary": boundary}
+    mirrored = Mirrored(step=step, units=list(units), control=control)
     return inventory.model_copy(update={"mirrors": [*inventory.mirrors, mirrored]})
 
 
@@ -152,6 +206,13 @@ def test_when_a_stage_is_lost_the_newest_step_that_all_mirrors_hold_together_cou
     assert {(move.unit, move.source, move.target) for move in plan.moves} == {
         (unit, int(unit >= 4), int(unit < 4)) for unit in range(NUM_UNITS)
     }
+
+
+def test_mirrors_that_two_generations_took_of_a_step_are_not_mixed() -> None:
+    old = mirror(mirror(bring([], 8), range(4), 5), range(4), 6, generation=1)
+    new = mirror(mirror(bring([], 8), range(4, 8), 5), range(4, 8), 6, generation=2)
+
+    assert (plan_for([old, new], 2, 1).origin, plan_for([old, new], 2, 1).step) == (Origin.MIRROR, 5)
 
 
 def test_a_checkpoint_that_is_newer_than_the_mirrors_counts() -> None:

@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from pipetransformer.elastic import assemble
 from pipetransformer.elastic.assemble import Assembly, StateSources
 from pipetransformer.elastic.connections import Connections
-from pipetransformer.elastic.mirror import Mirrors
+from pipetransformer.elastic.mirror import Mirror, Mirrors
 from pipetransformer.elastic.plan import Inventory, make_plan
 from pipetransformer.elastic.regroup import RegroupError, RegroupTools, regroup
 from pipetransformer.elastic.watchdog import Watchdog
@@ -52,18 +52,25 @@ def sources(read_ahead: dict[int, ReadUnit]) -> StateSources:
     )
 
 
+@pytest.mark.parametrize("behind", [Control(step=5), Control(step=9, last_generation=1)], ids=["step", "generation"])
 def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen_since_as_it_was_read(
-    monkeypatch: pytest.MonkeyPatch,
+    behind: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It has assembled units of an earlier step, or of the same one as another generation did it."""
     member = WorkerState(LAYERS, units={index: unit(9.0 if index > 1 else 6.0) for index in UNITS})
-    member.control = Control(step=9, boundary=1, boundary_step=6)
+    member.control = Control(step=9, last_generation=2, boundary=1, boundary_step=6)
     member.apply_boundary()
-    in_doubt = WorkerState(LAYERS, control=Control(step=5), units={index: unit(5.0) for index in UNITS})
+    in_doubt = WorkerState(LAYERS, control=behind, units={index: unit(5.0) for index in UNITS})
     joiner = WorkerState(LAYERS).joined(in_doubt)
     read = {index: ReadUnit(6, {f"{unit_name(index, LAYERS)}.weight": torch.full((2, 2), 6.0)}) for index in range(2)}
     inventories = [
         Inventory(units=list(member.units), step=9, control=member.control.to_dict()),
-        Inventory(units=list(joiner.units), step=5, frozen={index: each.step for index, each in read.items()}),
+        Inventory(
+            units=list(joiner.units),
+            step=behind.step,
+            control=behind.to_dict(),
+            frozen={index: each.step for index, each in read.items()},
+        ),
     ]
     count = len(UNITS)
     plan = make_plan(inventories, 2, lambda *_: Cut([range(count)], 1), 2, count, lambda _: [1] * count, durable=never)
@@ -77,6 +84,20 @@ def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen
 
     for index in UNITS:
         assert torch.equal(*[state.units[index].get_parameter("weight") for state in (new, member)]), index
+
+
+def test_what_was_assembled_in_doubt_joins_only_the_same_step_of_the_same_generation() -> None:
+    held = WorkerState(LAYERS, control=Control(step=9, last_generation=2), units={1: unit(1.0)})
+    for point, joined in (((9, 2), {1, 2}), ((9, 1), {1}), ((8, 2), {1})):
+        control = Control(step=point[0], last_generation=point[1])
+        assert set(held.joined(WorkerState(LAYERS, control=control, units={2: unit(2.0)})).units) == joined
+
+
+def test_a_mirror_is_of_a_step_as_one_generation_did_it() -> None:
+    old, new = (Mirror(6, Control(step=6, last_generation=number).to_dict(), {}) for number in (1, 2))
+    mirrors = Mirrors(1, never, never, [old, new])
+
+    assert (mirrors.at((6, 1)), mirrors.at((6, 2)), mirrors.at((6, 3))) == (old, new, None)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +131,7 @@ def test_a_joiner_waits_for_members_in_an_evaluation_also_where_its_first_genera
             cast(RegroupTools, tools),
             some if trained else WorkerState(LAYERS),
             in_doubt=some if in_doubt else None,
-            pending=False,
+            pending=None,
             in_group=False,
         )
 

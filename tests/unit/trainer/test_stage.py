@@ -78,6 +78,96 @@ def gradients(group: dist.ProcessGroup, schedule: type[PipelineScheduleSingle]) 
     }
 
 
+class Checked(nn.Linear):
+    """Looks at all values first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.isfinite(x).all():
+            raise ValueError("no numbers")
+        return super().forward(x)
+
+
+class Scaled(nn.Linear):
+    """Takes a number out of a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / max(1.0, x.detach().abs().max().item()))
+
+
+class Selected(nn.Linear):
+    """Computes some rows alone, by a mask of booleans and by their numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        chosen = x.detach().sum(-1) > 0
+        output = output.masked_fill(chosen.unsqueeze(-1), 0.0)
+        output[chosen] = output[chosen] + super().forward(x[chosen].tanh())
+        places = torch.nonzero(chosen)
+        return output + len(places) * 0.1
+
+
+class Repeated(nn.Linear):
+    """Runs as often as its input says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(1 + int(x.detach().abs().sum()) % 3):
+            x = x + x.tanh()
+        return super().forward(x)
+
+
+class Rows(nn.Linear):
+    """Gives the rows that are above a threshold, and no others: as many as there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = super().forward(x).flatten(0, -2)
+        return rows[rows.detach().sum(-1) > 0]
+
+
+class OfRows(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return output.square().sum(), weight.sum()
+
+
+BY_VALUES: list[type[nn.Linear]] = [Checked, Scaled, Selected, Repeated, Rows]
+
+
+def by_values(group: dist.ProcessGroup) -> list[tuple[dict[str, list[float]], float, float]]:
+    """Of models whose head and last block compute by values: gradients, the loss, and that of an evaluation."""
+    stage, stages, results = group.rank(), group.size(), []
+    for kind in BY_VALUES:
+        torch.manual_seed(0)
+        split = TensorSplit(torch.randn(SAMPLES, POSITIONS, WIDTH, dtype=torch.float64), torch.zeros(SAMPLES))
+        block = nn.Linear(WIDTH, WIDTH) if kind is Rows else kind(WIDTH, WIDTH)
+        units = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), block, kind(WIDTH, CLASSES)]
+        model = OfRows(units[0], units[1:3], units[3], (POSITIONS, WIDTH))
+        for unit in units:
+            unit.double()
+        span = range(stage * 4 // stages, (stage + 1) * 4 // stages)
+        spec = StageSpec(stage, stages, span, 0, Schedule1F1B, group, torch.device("cpu"), torch.float64)
+        runner, dealt = StageRunner(spec, model, units[span.start : span.stop]), deal([list(range(SAMPLES))], 1, 2)[0]
+        before, drawn = runner.evaluate(dealt, split, [model.loss], name="test"), torch.get_rng_state()
+        trained = runner.train(0, dealt, split).loss
+        assert torch.equal(torch.get_rng_state(), drawn)
+        gradients = {
+            f"{index}.{name}": parameter.grad.flatten().tolist()
+            for index in span
+            for name, parameter in units[index].named_parameters()
+            if parameter.grad is not None
+        }
+        results.append((gradients, trained, before[0, 0].item()))
+    return results
+
+
+def test_units_may_compute_by_values_in_every_cut() -> None:
+    """What they branch on, select or repeat no example of a tensor without values could tell."""
+    (alone,), cut = (run_ranks(stages, by_values) for stages in (1, 2))
+    for kind, (gradients, trained, evaluated), *parts in zip(BY_VALUES, alone, *cut, strict=True):
+        assert trained > 0 and len(gradients) == 8, kind
+        merged = {name: values for part in parts for name, values in part[0].items()}
+        assert merged == {name: pytest.approx(values, rel=1e-12) for name, values in gradients.items()}, kind
+        assert parts[-1][1:] == pytest.approx((trained, evaluated), rel=1e-12), kind
+
+
 @pytest.mark.parametrize("schedule", [Schedule1F1B, ScheduleGPipe])
 def test_units_may_give_views_and_change_their_input_in_place_in_every_cut(
     schedule: type[PipelineScheduleSingle],

@@ -201,7 +201,7 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
     found: dict[int, Regrouped] = {}
 
     def worker(rank: int) -> None:
-        found[rank] = regroup(tools(f"w{rank}", hosted[rank][0], source), held[rank], pending=False, in_group=True)
+        found[rank] = regroup(tools(f"w{rank}", hosted[rank][0], source), held[rank], pending=None, in_group=True)
 
     in_threads(2, worker)
 

@@ -3,7 +3,8 @@
 The samples are dealt to C shards once, when the job starts. Every epoch shuffles inside each shard, and every global
 batch takes its share of every shard, the short last batch of an epoch included. A pipeline serves whole shards, so
 what it caches of them stays useful when the data-parallel width changes, and the batch of a step never depends on
-that width. With as many shards as a batch has samples, each width shares it as evenly as can be.
+that width. With as many shards as a batch has samples, each width shares it as evenly as can be. Where the last batch
+is short, each epoch begins the round of the shards at another place: every sample may stand in it, as in a shuffle.
 """
 
 from functools import lru_cache
@@ -59,11 +60,17 @@ class EpochOrder:
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.global_batch
         turns = np.arange(first, min(first + self.global_batch, self.num_samples))
+        turns = (turns + self._first_turn(epoch)) % self.num_samples
         turns = turns[np.argsort(turns % self.num_shards, kind="stable")]  # shards give one sample each, in turn
         shards = turns % self.num_shards
         ids = self._shuffled(epoch)[self._firsts[shards] + turns // self.num_shards].tolist()
         ends = np.cumsum(np.bincount(shards, minlength=self.num_shards)).tolist()
         return [ids[start:end] for start, end in pairwise([0, *ends])]
+
+    def _first_turn(self, epoch: int) -> int:
+        """The turn that an epoch begins with. A short last batch takes the turns before those of the last batch of the
+        epoch before, so all turns come to stand in it equally often."""
+        return -epoch * (self.num_samples % self.global_batch) % self.num_samples
 
     def _shuffle(self, epoch: int) -> NDArray[np.int64]:
         """Sample ids of one shard after another."""

@@ -95,8 +95,6 @@ class Assembly:
             num_layers, ties = state_map.num_layers, state_map.ties
         new = WorkerState(num_layers, ties)
         control = Control.from_dict(plan.control)
-        if plan.origin is Origin.MIRROR:
-            control.kept_step = plan.kept_step
         new.control = control if state_map is None else state_map.control(control)
         if plan.origin is Origin.MIRROR:
             self._from_mirrors(new, wanted)
@@ -108,7 +106,7 @@ class Assembly:
         return new
 
     def _from_mirrors(self, new: WorkerState, wanted: range) -> None:
-        mirror = self.sources.mirrors.at(self.plan.step)
+        mirror = self.sources.mirrors.at(self._point)
         mirrored = {} if mirror is None else mirror.units
         received = self._receive(new.control.boundary, mirrored.__getitem__, torch.device("cpu"))
         for index in wanted:
@@ -147,10 +145,14 @@ class Assembly:
             unit.to(self.device)
 
     @property
+    def _point(self) -> tuple[int, int]:
+        return Control.from_dict(self.plan.control).point
+
+    @property
     def _held(self) -> Mapping[int, nn.Module]:
         """What the plan counts as held here: units of another step, which this worker had assembled when its first
         generation broke in the vote, are not what was frozen and read since."""
-        return self.state.units if self.state.control.step == self.plan.step else {}
+        return self.state.units if self.state.control.point == self._point else {}
 
     def _receive(self, boundary: int, give: Callable[[int], Parts], device: torch.device) -> dict[int, Parts]:
         codec, shells = self.sources.codec, self.sources.shells

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..layout import StageLayout
 from ..staging import HostCopies
-from ..state import WorkerState
+from ..state import Control, WorkerState
 from .plan import Mirrored, Move
 from .transfer import Parts, move_units
 
@@ -86,6 +86,6 @@ class Mirrors:
         """For the inventory of a regroup."""
         return [Mirrored(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
 
-    def at(self, step: int) -> Mirror | None:
-        """The mirror of that step, if this worker keeps one."""
-        return next((mirror for mirror in self.kept if mirror.step == step), None)
+    def at(self, point: tuple[int, int]) -> Mirror | None:
+        """The mirror of that committed state, if this worker keeps one."""
+        return next((mirror for mirror in self.kept if Control.from_dict(mirror.control).point == point), None)

@@ -5,7 +5,7 @@ alike in several places. Pure: no store, no tensors.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -50,7 +50,8 @@ class Inventory(_Message):
     Attributes:
         units: indices of the units that it holds, complete, at `step`.
         step: steps that it has committed; -1 when it has never trained.
-        pending: it holds complete gradients of step `step`, which it has not committed.
+        pending: the lasting generation in which it got complete gradients of step `step`, which it has not committed;
+            None for none.
         control: its `Control`, by field name.
         data: digest of the data that it sees.
         mirrors: what it has mirrored.
@@ -59,7 +60,7 @@ class Inventory(_Message):
 
     units: list[int]
     step: int
-    pending: bool = False
+    pending: int | None = None
     control: dict[str, Any] = {}
     data: str = ""
     mirrors: list[Mirrored] = []
@@ -81,7 +82,7 @@ class RegroupPlan(_Message):
         control: the state to go on from, as it is before a map; empty for `Fresh` and `Checkpoint`.
         checkpoint: what to load for `Checkpoint`: all load the same, whatever becomes durable meanwhile.
         kept_step: steps that the best model has been trained that the storage keeps, 0 for none; whatever was kept
-            when the state to go on from was. Not for `Peers`, who know.
+            when the state to go on from was. Only where the storage was asked: others know.
         earlier_generations: the highest layout generation of earlier jobs, for `Fresh` and `Checkpoint`.
     """
 
@@ -191,9 +192,10 @@ def make_plan(
     """The plan for participants that bring `inventories`, in the transfer group's order.
 
     If anyone has committed a step then everyone has voted for it, and holds its complete gradients: those that have not
-    committed it do so late (`RegroupPlan.step`), so the step is done everywhere. If nobody has, it is redone
-    everywhere. When a unit is lost, everybody goes back to the newest step that is whole in mirrors or in a checkpoint,
-    or to the start when there is none.
+    committed it do so late (`RegroupPlan.step`), so the step is done everywhere. Only gradients of the generation that
+    committed it count: another one that did the same step has summed them in another order. If nobody has committed
+    it, it is redone everywhere. When a unit is lost, everybody goes back to the newest state that is whole in memory,
+    in mirrors or in a checkpoint, or to the start when there is none.
 
     Args:
         inventories: of members, then leavers.
@@ -205,29 +207,14 @@ def make_plan(
         durable: looks the newest checkpoint up, None for none; only asked when a unit is lost.
         map_of: whether another list of units is made of what the participants hold; `cut_at` then cuts that list.
     """
-    step = max(inventory.step for inventory in inventories)
-    usable = [
-        set(inventory.units) if inventory.step == step or (inventory.step == step - 1 and inventory.pending) else set()
-        for inventory in inventories
-    ]
     recut = partial(_from_memory, num_members=num_members, cut_at=cut_at, pipelines=pipelines, unit_bytes=unit_bytes)
-    if step >= 0 and _whole(usable, num_units):
-        # One may have broken before it did what follows the step, and another not.
-        control = max(
-            (inventory.control for inventory in inventories if inventory.step == step),
-            key=lambda found: (found.get("decided_step", -1), found.get("evaluated_step", 0)),
-        )
-        read = [_still_frozen(bring, control) for bring in inventories]
-        return recut(Origin.PEERS, step, control, usable, read, state_map=map_of(Control.from_dict(control)))
+    found = next((each for each in _in_memory(inventories) if _whole(each.held, num_units)), None)
+    state_map = map_of(Control.from_dict(found.control)) if found is not None and found.origin is Origin.PEERS else None
+    if found is not None and found.origin is Origin.PEERS and found.step == max(bring.step for bring in inventories):
+        return recut(found, [_still_frozen(bring, found.control) for bring in inventories], state_map=state_map)
     checkpoint = durable()
-    mirrored = {mirror.step: mirror.control for inventory in inventories for mirror in inventory.mirrors}
-    for earlier in sorted(mirrored, reverse=True):
-        held = [
-            {unit for mirror in inventory.mirrors if mirror.step == earlier for unit in mirror.units}
-            for inventory in inventories
-        ]
-        if _whole(held, num_units) and (checkpoint is None or checkpoint.step <= earlier):
-            return recut(Origin.MIRROR, earlier, mirrored[earlier], held, [set[int]() for _ in inventories])
+    if found is not None and (checkpoint is None or checkpoint.step <= found.step):
+        return recut(found, [set[int]() for _ in inventories], state_map=state_map)
     boundary = 0 if checkpoint is None else checkpoint.boundary
     cut = cut_at(boundary, None)
     return RegroupPlan(
@@ -252,11 +239,49 @@ def _whole(held: Sequence[set[int]], num_units: int) -> bool:
     return set().union(*held) >= set(range(num_units))
 
 
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """A committed state of which participants hold units, by rank; maybe not all units."""
+
+    origin: Origin
+    step: int
+    control: dict[str, Any]
+    held: Sequence[set[int]]
+
+
+def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
+    """Newest first; what is held as it trains comes before mirrors of the same."""
+    committed: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    mirrored: dict[tuple[int, int], dict[str, Any]] = {}
+    for inventory in inventories:
+        if inventory.step >= 0:
+            committed[_point(inventory)].append(inventory.control)
+        mirrored |= {_point(mirror): mirror.control for mirror in inventory.mirrors}
+    for point in sorted({*committed, *mirrored}, reverse=True):
+        if controls := committed.get(point):
+            # One may have broken before it did what follows the step, and another not.
+            control = max(controls, key=lambda one: (one.get("decided_step", -1), one.get("evaluated_step", 0)))
+            held = [set(bring.units) if _has_done(bring, point) else set[int]() for bring in inventories]
+            yield _InMemory(Origin.PEERS, point[0], control, held)
+        if point in mirrored:
+            held = [
+                set().union(*(each.units for each in bring.mirrors if _point(each) == point)) for bring in inventories
+            ]
+            yield _InMemory(Origin.MIRROR, point[0], mirrored[point], held)
+
+
+def _point(brought: Inventory | Mirrored) -> tuple[int, int]:
+    """As `Control.point`."""
+    return brought.step, int(brought.control.get("last_generation", 0))
+
+
+def _has_done(inventory: Inventory, point: tuple[int, int]) -> bool:
+    """Whether a participant has committed this, or can, late."""
+    return point in (_point(inventory), (inventory.step + 1, inventory.pending))
+
+
 def _from_memory(
-    origin: Origin,
-    step: int,
-    control: dict[str, Any],
-    held: Sequence[set[int]],
+    found: _InMemory,
     read: Sequence[set[int]],
     *,
     num_members: int,
@@ -265,6 +290,7 @@ def _from_memory(
     unit_bytes: Callable[[int], Sequence[int]],
     state_map: StateMap | None = None,
 ) -> RegroupPlan:
+    control, held = found.control, found.held
     before = Control.from_dict(control)
     after = before if state_map is None else state_map.control(before)
     costs = ModelCosts.model_validate(after.costs) if after.costs else None
@@ -275,8 +301,8 @@ def _from_memory(
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)
     wanted = [needed[stage] - read[rank] for rank, (_, stage) in enumerate(roles)]
     return RegroupPlan(
-        origin=origin,
-        step=step,
+        origin=found.origin,
+        step=found.step,
         control=control,
         roles=roles,
         spans=[(span.start, span.stop) for span in cut.spans],

@@ -115,7 +115,7 @@ def regroup(
     state: WorkerState,
     *,
     in_doubt: WorkerState | None = None,
-    pending: bool,
+    pending: int | None,
     in_group: bool,
 ) -> Regrouped:
     """Meet the next generation, receive what this worker's new role needs, and commit.
@@ -124,7 +124,8 @@ def regroup(
         tools: see there.
         state: what this worker holds; changed only by a late commit of a step that others have committed.
         in_doubt: what it has assembled for a generation of which it does not know whether others committed it.
-        pending: whether this worker holds complete gradients of a step that it has not committed.
+        pending: the lasting generation in which this worker got complete gradients of a step that it has not committed;
+            None for none.
         in_group: whether its present generation is whole, which others count on in the next one, or for a checkpoint.
             Who is in none leaves the rendezvous of a job that has ended.
 
@@ -230,7 +231,7 @@ class _Attempt:
     def _leads(self) -> bool:
         return self.is_member and self.generation.members[self.rank].name == self.generation.leader
 
-    def run(self, *, pending: bool) -> tuple[RegroupPlan, WorkerState]:
+    def run(self, *, pending: int | None) -> tuple[RegroupPlan, WorkerState]:
         """Everything from the rendezvous to the vote."""
         tools, number = self.tools, self.generation.layout_generation
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
@@ -299,7 +300,7 @@ class _Attempt:
         self.transfers = [(*pair, size) for pair, size in totals.items()]
         self.deadline.put_off(self.tools.watchdog.limit_to_move(sum(totals.values())))
 
-    def _agree(self, pending: bool) -> RegroupPlan:
+    def _agree(self, pending: int | None) -> RegroupPlan:
         """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
         tools, state, store = self.tools, self.state, self.store
         control = state.control
@@ -356,6 +357,8 @@ class _Attempt:
             map_of=tools.map_of,
         )
         plan.kept_step, plan.earlier_generations = kept_step, earlier_generations
+        if plan.control and key == _PLAN_BY_STORAGE:  # an earlier state than the newest, whose best may be gone
+            plan.control["kept_step"] = kept_step
         store.set(key, plan.model_dump_json())
         return plan
 
@@ -384,20 +387,23 @@ class _Attempt:
         return self.tools.barrier.pass_within(work, transfer, self.deadline)
 
 
-def catch_up(state: WorkerState, control: Control, *, pending: bool, commit_late: Callable[[Control], None]) -> None:
+def catch_up(
+    state: WorkerState, control: Control, *, pending: int | None, commit_late: Callable[[Control], None]
+) -> None:
     """Do what others have done and this worker broke before: commit the step, decide what follows it. What it sends is
-    then as those expect it who have. Who is further behind is sent all that it needs, and gives nothing.
+    then as those expect it who have. A worker that is further behind, or has done the step in another generation, is
+    sent all that it needs, and gives nothing.
 
     Args:
         state: of this worker.
         control: what the plan goes on from.
-        pending: whether this worker holds complete gradients of the step after its last.
+        pending: the lasting generation in which this worker got complete gradients of the step after its last.
         commit_late: see `RegroupTools`.
     """
     present = state.control
-    if pending and present.step == control.step - 1:
+    if (present.step + 1, pending) == control.point:
         commit_late(control)
-    elif present.step == control.step and present.decided_step != control.decided_step:
+    elif present.point == control.point and present.decided_step != control.decided_step:
         state.go_on_from(control)
 
 

@@ -8,6 +8,7 @@ from .model import PipelineModel, target_weights, unit_name
 from .own import OwnModel
 from .run import run_unit
 from .ties import Tie, Ties
+from .unchanged import Unchanged
 
 __all__ = [
     "HUGGINGFACE",
@@ -18,6 +19,7 @@ __all__ = [
     "SamplesFirstError",
     "Tie",
     "Ties",
+    "Unchanged",
     "build_model",
     "build_units",
     "current_micro_batch",

@@ -1,8 +1,8 @@
 """What a unit draws from the process's random state in code that no module tells of, such as `functional.dropout`.
 
 That state is one of each process, so such draws would follow the layout. In training the usual functions are keyed as
-dropout's modules are; whatever else draws is refused. A unit's first forward shows what it draws. One that draws
-nothing then runs as if this module were not there.
+dropout's modules are; whatever else draws is refused. A unit's first forward shows what it draws, and whether it
+changes the unit. One that draws nothing then runs as if this module were not there.
 """
 
 import math
@@ -21,7 +21,9 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import SpecError
+from .context import current_micro_batch
 from .dropout import keyed_dropout, keyed_uniform, watchers
+from .unchanged import watching
 
 _ATTRIBUTE = "_pipetransformer_draws"
 #: Where units are run, also from torch's checkpoint, with the context of their micro-batch.
@@ -44,10 +46,10 @@ def drawing(unit: nn.Module, device: torch.device) -> AbstractContextManager[obj
     """In here the unit's forward may draw, on this device or the CPU.
 
     Raises:
-        SpecError: on the way out; it has drawn what is not keyed.
+        SpecError: on the way out; it has drawn what is not keyed, or changed a parameter or a buffer.
     """
     draws: _Draws | None = unit.__dict__.get(_ATTRIBUTE)
-    return nullcontext() if draws is None else draws.around(device, training=unit.training)
+    return nullcontext() if draws is None else draws.around(unit, device)
 
 
 @dataclass
@@ -59,19 +61,24 @@ class _Draws:
     place: int
     known: dict[bool, bool] = field(default_factory=dict)
 
-    def around(self, device: torch.device, *, training: bool) -> AbstractContextManager[object]:
-        known = self.known.get(training)
+    def around(self, unit: nn.Module, device: torch.device) -> AbstractContextManager[object]:
+        known = self.known.get(unit.training)
         if known is None:
-            return self._first(device, training)
+            return self._first(unit, device)
         return _Keyed(self.seed, self.place) if known else nullcontext()
 
     @contextmanager
-    def _first(self, device: torch.device, training: bool) -> Iterator[None]:
-        keyed = _Keyed(self.seed, self.place)
+    def _first(self, unit: nn.Module, device: torch.device) -> Iterator[None]:
+        keyed, training = _Keyed(self.seed, self.place), unit.training
+        begins = current_micro_batch().step == 0  # of the job
         # Not out of training: layers of torch's that know a quicker way do not take it under such a mode.
         watchers.append(self._refuse_checkpoint)
         try:
-            with _Watch(device) as watch, keyed if training else nullcontext():
+            with (
+                watching(unit, self.name, exactly=begins),
+                _Watch(device) as watch,
+                keyed if training else nullcontext(),
+            ):
                 yield
         finally:
             watchers.remove(self._refuse_checkpoint)

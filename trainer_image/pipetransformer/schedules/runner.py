@@ -14,7 +14,7 @@ from ..data import MicroBatch, Readers, Split, Wanted, weights_of
 from ..errors import RunningModel
 from ..freezing import first_trainable
 from ..metrics import Metric
-from ..models import PipelineModel
+from ..models import PipelineModel, Unchanged
 from ..partition import UnitCost
 from ..staging import to_device
 from .batch import Batch, sample_ids_of
@@ -78,9 +78,9 @@ class StageRunner:
         names = [model.unit_name(index) for index in spec.span]
         head = spec.span[-1] if spec.is_last else None  # before a worker is warm, of a model of one block
         blocks = [index not in (0, head) for index in spec.span]
-        self._module = StageModule(
-            dict(zip(names, units, strict=True)), blocks, num_frozen, self._prefix, sends=not spec.is_last
-        )
+        named = dict(zip(names, units, strict=True))
+        self._module = StageModule(named, blocks, num_frozen, self._prefix, sends=not spec.is_last)
+        self._unchanged = Unchanged(named)
         self._target = Target(model)
         self._stages = StaticStages(spec, model, self._module, self._target)
 
@@ -191,7 +191,15 @@ class StageRunner:
         return [some[start : start + most] for some in _by_length(micro_batches) for start in range(0, len(some), most)]
 
     def _run(self, batch: Batch) -> list[Tensor]:
-        """Run the batch; on the last stage the losses of its micro-batches."""
+        """Run the batch; on the last stage the losses of its micro-batches.
+
+        Raises:
+            SpecError: a forward has changed a parameter or a buffer.
+        """
+        with self._unchanged.over():
+            return self._run_forwards(batch)
+
+    def _run_forwards(self, batch: Batch) -> list[Tensor]:
         spec = self.spec
         self._module.upcoming = [batch.context(spec, micro_batch.sample_ids) for micro_batch in batch.micro_batches]
         if spec.is_last:

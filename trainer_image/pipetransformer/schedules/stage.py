@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..cache import FrozenPrefix
-from ..errors import BrokenGroupError, RunningModel, SpecError
+from ..errors import BrokenGroupError, RunningModel
 from ..models import MicroBatchContext, run_unit, set_micro_batch
 from .choice import ScheduleClass
 
@@ -102,18 +102,16 @@ class StageModule(nn.Module):
                 if self.passed is not None and x.grad_fn is not None:
                     # The engine runs what was computed later first, so all of the unit's gradients are there by then.
                     x.register_hook(partial(_tell, self.passed, number))  # type: ignore[no-untyped-call]
-                buffers = None if self.checked else _buffers(unit)
                 output = run_unit(unit, x)
-                if buffers is not None:
+                if not self.checked:
                     _check(x if self.blocks[number] else None, output)
                     if self.names[number] == "embedding":
                         _check_embedding(output, *self.activation)
-                    _check_buffers(self.names[number], unit, buffers)
                 x = output
         except Exception:  # only now it is known which unit it was
             with RunningModel(f"forward of {self.names[number]}"):
                 raise
-        # Shapes are static; an evaluation may leave buffers alone that training changes.
+        # Shapes are static, but training may give others than an evaluation.
         self.checked = torch.is_grad_enabled()
         return x.contiguous() if self.sends else x  # a unit may give a view, which no group takes
 
@@ -140,28 +138,6 @@ def _check_embedding(output: Tensor, shape: tuple[int, ...], dtype: torch.dtype)
     if (output.shape, output.dtype) != (shape, dtype):
         ours = f"{tuple(output.shape[1:])} in {output.dtype}"
         raise ValueError(f"it makes {ours} of a sample, but the model's activation is {shape[1:]} in {dtype}")
-
-
-def _buffers(unit: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """Buffers of a unit by name, and how often each has been changed in place."""
-    return {name: (buffer, buffer._version) for name, buffer in unit.named_buffers()}
-
-
-def _check_buffers(unit_name: str, unit: nn.Module, before: dict[str, tuple[Tensor, int]]) -> None:
-    """How often a forward runs depends on the layout, so it may change no buffer; but a table that is no part of the
-    state may be made anew, such as a longer one.
-
-    Raises:
-        SpecError: it does.
-    """
-    state = unit.state_dict(keep_vars=True)
-    for name, (buffer, version) in before.items():
-        if buffer._version != version or (name in state and state[name] is not buffer):
-            raise SpecError(
-                "spec.model",
-                f"{unit_name}.{name} changes in each forward, and the layout decides how many there are: do without "
-                "it, or make a constant of it",
-            )
 
 
 def _tell(passed: Callable[[int], None], number: int, _: Tensor) -> None:

@@ -1,0 +1,184 @@
+"""What no forward may change: the parameters and buffers of its unit.
+
+How often a forward runs depends on the layout, and so would what it changes. Version counters tell of most changes, at
+the cost of a look at each round. A unit's first forward is watched more closely, because a write through `.data` leaves
+no version, and numpy or a kernel of the user's no trace at all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a module keeps a tensor.
+
+    Attributes:
+        path: its whole-model name.
+        tensors: the module's parameters, or its buffers, by name.
+        name: among those.
+        kind: `parameter` or `buffer`.
+        lasts: whether it is part of the unit's state. A table that is not may be made anew, such as a longer one.
+    """
+
+    path: str
+    tensors: Mapping[str, Tensor | None]
+    name: str
+    kind: str
+    lasts: bool
+
+    def refuse(self) -> SpecError:
+        words = f"{self.path} changes in each forward, and the layout decides how many there are: "
+        if self.kind == "buffer":
+            return SpecError("spec.model", f"{words}do without it, or make a constant of it")
+        return SpecError(
+            "spec.model",
+            f"{words}leave the parameter as it is, and compute with a copy that is changed, as "
+            "functional.linear(x, self.weight.clamp(-1, 1)) does",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What stood at a place. Its memory is kept, so that no other tensor takes the same."""
+
+    place: _Place
+    tensor: Tensor
+    version: int
+    storage: torch.UntypedStorage | None
+
+    @classmethod
+    def at(cls, place: _Place) -> "_Seen | None":
+        tensor = place.tensors.get(place.name)
+        return None if tensor is None else cls(place, tensor, tensor._version, _storage(tensor))
+
+    @property
+    def changed(self) -> bool:
+        now = _storage(self.tensor)
+        moved = None not in (now, self.storage) and now._cdata != self.storage._cdata  # type: ignore[union-attr]
+        replaced = self.place.tensors.get(self.place.name) is not self.tensor
+        return self.tensor._version != self.version or (self.place.lasts and (moved or replaced))
+
+
+class Unchanged:
+    """Looks at the versions of all that some units hold, around each round.
+
+    Args:
+        units: by their names in the model.
+    """
+
+    def __init__(self, units: Mapping[str, nn.Module]) -> None:
+        self._places = [place for name, unit in units.items() for place in _places(name, unit)]
+
+    @contextmanager
+    def over(self) -> Iterator[None]:
+        """In here forwards, and backwards, may run.
+
+        Raises:
+            SpecError: on the way out; one of them has changed a parameter or a buffer.
+        """
+        seen = _look(self._places)
+        yield
+        _check(seen)
+
+
+@contextmanager
+def watching(unit: nn.Module, name: str, *, exactly: bool) -> Iterator[None]:
+    """In here one forward of the unit runs.
+
+    Args:
+        unit: whose forward it is.
+        name: of the unit in its model.
+        exactly: whether to compare all values, too, which takes a copy of the unit and is worth it once a job.
+
+    Raises:
+        SpecError: on the way out; the forward has written to a parameter or a buffer.
+    """
+    seen = _look(list(_places(name, unit)))
+    copies = [each.tensor.detach().clone() for each in seen] if exactly else []
+    with _Writes(seen) as writes:
+        yield
+    if writes.place is not None:
+        raise writes.place.refuse()
+    _check(seen)
+    for each, copy in zip(seen, copies, strict=False):
+        if not _same(copy, each.tensor):
+            raise each.place.refuse()
+
+
+def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
+    for name, module in unit.named_modules():
+        prefix = ".".join(filter(None, (unit_name, name)))
+        for own in module._parameters:
+            yield _Place(f"{prefix}.{own}", module._parameters, own, "parameter", lasts=True)
+        for own in module._buffers:
+            lasts = own not in module._non_persistent_buffers_set
+            yield _Place(f"{prefix}.{own}", module._buffers, own, "buffer", lasts)
+
+
+def _look(places: Sequence[_Place]) -> list[_Seen]:
+    return [seen for place in places if (seen := _Seen.at(place)) is not None]
+
+
+def _check(seen: Sequence[_Seen]) -> None:
+    for each in seen:
+        if each.changed:
+            raise each.place.refuse()
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether both have the same bits, so that NaN equals itself."""
+    if one.is_meta or one.layout is not torch.strided:
+        return True
+    return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    """None where a tensor has several, such as a sparse one."""
+    return tensor.untyped_storage() if tensor.layout is torch.strided else None
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operation that writes to memory of what was seen, by whatever tensor it does."""
+
+    def __init__(self, seen: Sequence[_Seen]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.place: _Place | None = None
+        self._held: dict[int, list[tuple[range, _Place]]] = {}
+        for each in seen:
+            if each.storage is not None:
+                self._held.setdefault(each.storage._cdata, []).append((_extent(each.tensor), each.place))
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.place is None and func._schema.is_mutable:
+            for number, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    self._note(args[number] if number < len(args) else kwargs.get(argument.name))
+        return func(*args, **kwargs)
+
+    def _note(self, written: Any) -> None:
+        for tensor in written if isinstance(written, list | tuple) else [written]:
+            storage = _storage(tensor) if isinstance(tensor, Tensor) else None
+            for extent, place in self._held.get(storage._cdata, ()) if storage is not None else ():
+                own = _extent(tensor)
+                if own.start < extent.stop and extent.start < own.stop:
+                    self.place = self.place or place
+
+
+def _extent(tensor: Tensor) -> range:
+    """The bytes of its storage that a tensor reaches over: several small parameters may lie in one."""
+    start = tensor.storage_offset()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    size = tensor.dtype.itemsize
+    return range(start * size, (start + last + 1) * size if tensor.numel() else start * size)
