@@ -62,7 +62,7 @@ def script_job() -> JobBuilder:
         .set("model", {"name": "script", "numLayers": 4})
         .set("data", {"name": "script"})
         .set("training", {"epochs": 4, "globalBatchSize": 100})
-        .set("freeze", {"policy": "PaperSchedule", "alpha": 0.5})
+        .set("freeze", {"policy": "PaperSchedule", "alpha": 0.5, "startAfterEpochs": 1})
         .stages(2)
         .workers(2)
     )
