@@ -211,8 +211,8 @@ class Freeze(SpecModel):
     policy: ImportPath = Field(
         default=FreezePolicyName.NONE.value,
         description="None (nothing freezes), PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze),"
-        " Plasticity (Egeria), Explicit, Script (the pod's own program passes it), or module:function of a policy in the"
-        " trainer's image.",
+        " Plasticity (Egeria), Explicit, Script (the pod's own program passes it), or module:function of a policy in"
+        " the trainer's image.",
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
@@ -307,8 +307,9 @@ class Pipeline(SpecModel):
     )
     packing: Packing = Field(
         default=Packing.PAPER,
-        description="Paper: halve the pipeline by PipeTransformer's rule. Measured: cut and change layouts by measured"
-        " times, where the remaining steps gain more than the change costs.",
+        description="Paper: halve the pipeline by PipeTransformer's rule, and cut stages anew where the remaining steps"
+        " gain ten. Measured: cut and change layouts by measured times, where the remaining steps gain more than the"
+        " change costs.",
     )
 
 

@@ -107,7 +107,7 @@ def test_the_script_runs_alone(tmp_path: Path) -> None:
 
     check_run(tmp_path / "run")
     assert layouts(tmp_path / "run") == [(1, 1)]
-    assert re.fullmatch(r"60 steps, 4 blocks frozen, accuracy 0\.\d+\n", printed)
+    assert re.fullmatch(r"60 steps, 3 blocks frozen, accuracy 0\.\d+\n", printed)
 
 
 @pytest.mark.parametrize("pipelines", [1, pytest.param(2, marks=pytest.mark.slow)])
