@@ -1,10 +1,14 @@
-"""Which layouts a job would take and what it would save, by the choice that the operator makes; nothing is trained."""
+"""Which layouts a job would take and what it would save; nothing is trained.
+
+The contract's functions decide on layouts and new cuts here as they do for a job that trains. The trainer's code makes
+the offers that they are asked with.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, change, choose
 from pipetransformer_contract.messages import Offer
 from pipetransformer_operator.api import JobSpec
 
@@ -23,6 +27,7 @@ class Phase:
         stage_layers: blocks of each stage.
         step_seconds: of a step in the layout; without measured costs it is only comparable with others.
         gpus: held while it lasts.
+        regroups: whether its workers regroup for it: into another layout, or with other stages.
     """
 
     first_step: int | None
@@ -31,6 +36,7 @@ class Phase:
     stage_layers: Sequence[int]
     step_seconds: float
     gpus: int
+    regroups: bool
 
 
 @dataclass(frozen=True)
@@ -54,20 +60,26 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
     else:
         points = [*points, *moves] if not moves or moves[0][0] > 0 else list(moves)
     found: list[Phase] = []
+    elastic, bounds = spec.elastic_policy, _bounds(spec, forecast)
     layout = _start(spec, forecast)
     cut = forecast.cut(0, layout)
     for step, boundary in points:
-        here = forecast.step_seconds(boundary, cut, layout.pipelines)
         left = None if step is None else forecast.job.total_steps - step
-        chosen = _choose(spec, forecast, boundary, Present(layout, here, left)) or layout
-        if chosen != layout or spec.pipeline.packing is Packing.PAPER:
-            layout, cut = chosen, forecast.cut(boundary, chosen)
+        to = change(
+            forecast.offers(boundary),
+            elastic.ceiling if elastic.on_pack.widens else elastic.workers,
+            bounds,
+            on_pack=elastic.on_pack,
+            packing=spec.pipeline.packing,
+            present=forecast.present(boundary, cut, layout, left),
+        )
+        if to is not None:
+            layout, cut = to, forecast.cut(boundary, to)
         seconds = forecast.step_seconds(boundary, cut, layout.pipelines)
         num_layers = forecast.job.num_layers
         layers = [len(range(max(span.start, 1), min(span.stop, num_layers + 1))) for span in cut.spans]
-        holds = spec.elastic_policy.on_pack is OnPack.HOLD
-        gpus = min(spec.elastic_policy.workers, spec.elastic_policy.ceiling) if holds else layout.workers
-        found.append(Phase(step, boundary, layout, layers, seconds, gpus))
+        gpus = min(elastic.workers, elastic.ceiling) if elastic.on_pack is OnPack.HOLD else layout.workers
+        found.append(Phase(step, boundary, layout, layers, seconds, gpus, regroups=to is not None))
     return found
 
 
@@ -105,16 +117,4 @@ def _bounds(spec: JobSpec, forecast: "Forecast") -> Bounds:
         min_pipelines=elastic.min_pipelines,
         max_pipelines=spec.max_pipelines,
         bytes_budget=forecast.job.bytes_budget,
-    )
-
-
-def _choose(spec: JobSpec, forecast: "Forecast", boundary: int, present: Present) -> Layout | None:
-    elastic = spec.elastic_policy
-    return choose(
-        forecast.offers(boundary),
-        elastic.ceiling if elastic.on_pack.widens else elastic.workers,
-        _bounds(spec, forecast),
-        on_pack=elastic.on_pack,
-        packing=spec.pipeline.packing,
-        present=present,
     )

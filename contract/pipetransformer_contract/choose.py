@@ -13,6 +13,9 @@ from .messages import Offer
 
 #: A narrower layout may be this much slower than the present one before releasing its workers counts as a loss.
 RELEASE_TOLERANCE = 1.05
+#: What a regroup costs by `Paper`, in steps of the present layout. It measures nothing, so that it decides alike on all
+#: machines and in a plan; measured pauses were 0.2 to 10 steps long.
+PAPER_PAUSE_STEPS = 10
 
 
 class OnPack(StrEnum):
@@ -80,6 +83,11 @@ class Present:
             return 0.0
         return pause_seconds / self.remaining_steps if self.remaining_steps else math.inf
 
+    @property
+    def ends(self) -> bool:
+        """Whether no other layout would train a step: members hear of it with the vote of the next one."""
+        return self.remaining_steps is not None and self.remaining_steps <= 1
+
 
 def choose(
     offers: Sequence[Offer],
@@ -108,9 +116,13 @@ def choose(
     costs: `Widen` counts seconds, `Release` and `Hold` count worker-seconds among the layouts whose steps are about as
     quick as the present ones. That test is all the hysteresis there is: what was worth leaving is never worth going
     back to. As long as nothing has been measured the present layout stays, or the longest pipeline is taken.
+
+    Before the last step a layout that is still possible stays, because no other one would train a step.
     """
     by_stages = {offer.stages: offer for offer in offers}
     limit = min(workers, bounds.max_workers)
+    if present is not None and present.ends and _possible(present.layout, by_stages, limit, bounds, on_pack):
+        return present.layout
     if packing is Packing.PAPER:
         stages = _paper_stages(by_stages, bounds)
         return _widest([s for s in sorted(by_stages, reverse=True) if s <= stages] or [stages], limit, bounds, on_pack)
@@ -138,12 +150,32 @@ def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing
     return found
 
 
-def pays_to_recut(offers: Sequence[Offer], present: Present) -> bool:
-    """Whether the present layout, its stages cut anew, gains more in the remaining steps than the pause costs."""
-    if present.step_seconds is None:
+def change(
+    offers: Sequence[Offer], workers: int, bounds: Bounds, *, on_pack: OnPack, packing: Packing, present: Present
+) -> Layout | None:
+    """The layout to regroup to: another one, or the present one where its stages are cut anew; None to train on.
+
+    Args are those of `choose`. The leader of a fixed world and `pipetransformer plan` ask this; the operator, which has
+    several numbers of workers to ask about, asks for both halves itself.
+    """
+    best = choose(offers, workers, bounds, on_pack=on_pack, packing=packing, present=present)
+    return None if best == present.layout and not pays_to_recut(offers, present, packing) else best
+
+
+def pays_to_recut(offers: Sequence[Offer], present: Present, packing: Packing) -> bool:
+    """Whether the present layout, its stages cut anew, gains more in the remaining steps than the pause costs.
+
+    `Paper` takes the pause for `PAPER_PAUSE_STEPS` steps. A layout that was cut anew promises no further gain.
+    """
+    if present.step_seconds is None or present.ends:
         return False
+
+    def pause(offer: Offer) -> float:
+        assert present.step_seconds is not None
+        return PAPER_PAUSE_STEPS * present.step_seconds if packing is Packing.PAPER else offer.pause_seconds
+
     return any(
-        time.seconds + present.share_of(offer.pause_seconds) < present.step_seconds
+        time.seconds + present.share_of(pause(offer)) < present.step_seconds
         for offer in offers
         for time in offer.step_seconds
         if Layout(offer.stages, time.pipelines) == present.layout

@@ -48,7 +48,7 @@ class ResizeReason(StrEnum):
     FAILURE = "Failure"  #: a member was lost, or members that live lost each other
     DRAIN = "Drain"  #: a member was taken away: preempted, evicted, drained or deleted
     SPEC = "Spec"  #: the user changed elasticPolicy
-    BALANCE = "Balance"  #: the same layout, its stages cut anew
+    BALANCE = "Balance"  #: the same layout, its stages cut anew for what is frozen now
     UNDO = "Undo"  #: the generation before could not be committed, or trained in its memory: back to what could
 
 

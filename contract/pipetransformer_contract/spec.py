@@ -206,13 +206,13 @@ class FreezePoint(SpecModel):
 
 
 class Freeze(SpecModel):
-    """Which blocks no longer train. `options` is passed to an imported policy as keyword arguments."""
+    """Which blocks no longer train; by default none. `options` is passed to an imported policy as keyword arguments."""
 
     policy: ImportPath = Field(
-        default=FreezePolicyName.PAPER_SCHEDULE.value,
-        description="None, PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze), Plasticity"
-        " (Egeria), Explicit, Script (the pod's own program passes it), or module:function of a policy in the trainer's"
-        " image.",
+        default=FreezePolicyName.NONE.value,
+        description="None (nothing freezes), PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze),"
+        " Plasticity (Egeria), Explicit, Script (the pod's own program passes it), or module:function of a policy in"
+        " the trainer's image.",
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
@@ -277,6 +277,13 @@ class Freeze(SpecModel):
         ),
     )
 
+    @property
+    def ignored(self) -> list[str]:
+        """Fields that were set although no policy reads them: policy None has none."""
+        if self.policy != FreezePolicyName.NONE:
+            return []
+        return sorted(self.model_dump(by_alias=True, exclude_defaults=True))
+
 
 class ScheduleName(StrEnum):
     GPIPE = "GPipe"
@@ -300,8 +307,9 @@ class Pipeline(SpecModel):
     )
     packing: Packing = Field(
         default=Packing.PAPER,
-        description="Paper: halve the pipeline by PipeTransformer's rule. Measured: cut and change layouts by measured"
-        " times, where the remaining steps gain more than the change costs.",
+        description="Paper: halve the pipeline by PipeTransformer's rule, and cut stages anew where the remaining steps"
+        " gain ten. Measured: cut and change layouts by measured times, where the remaining steps gain more than the"
+        " change costs.",
     )
 
 

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choices, choose, pays_to_recut
+from pipetransformer_contract.choose import (
+    Bounds,
+    Layout,
+    OnPack,
+    Packing,
+    Present,
+    change,
+    choices,
+    choose,
+    pays_to_recut,
+)
 from pipetransformer_contract.messages import Offer, StepTime
 
 PAPER_START = Layout(4, 1)
@@ -146,10 +156,48 @@ def test_as_long_as_nothing_is_measured_the_layout_stays() -> None:
 
 def test_the_same_layout_is_cut_anew_where_that_pays() -> None:
     offered = offers({2: 1, 4: 1}, {(4, 1): 0.8, (2, 2): 0.9}, pause=10.0)
-    assert pays_to_recut(offered, Present(Layout(4, 1), 1.0, 60))
-    assert not pays_to_recut(offered, Present(Layout(4, 1), 1.0, 50))
-    assert not pays_to_recut(offered, Present(Layout(4, 1)))
+    assert pays_to_recut(offered, Present(Layout(4, 1), 1.0, 60), Packing.MEASURED)
+    assert not pays_to_recut(offered, Present(Layout(4, 1), 1.0, 50), Packing.MEASURED)
+    assert not pays_to_recut(offered, Present(Layout(4, 1)), Packing.MEASURED)
     assert measured({(4, 1): 0.8, (2, 2): 0.9}, Present(Layout(4, 1), 1.0, 60), pause=10.0) == Layout(4, 1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 60.0])
+@pytest.mark.parametrize(("remaining", "pays"), [(60, True), (45, False), (None, True), (1, False)])
+def test_by_the_papers_packing_a_pause_counts_as_so_many_steps_on_every_machine(
+    remaining: int | None, pays: bool, scale: float
+) -> None:
+    """A fifth of a step is gained in each, and ten are paid."""
+    offered = offers({4: 30}, {(4, 1): 0.8 * scale}, pause=1e6)
+    present = Present(Layout(4, 1), scale, remaining)
+    assert pays_to_recut(offered, present, Packing.PAPER) is pays
+    to = change(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=Packing.PAPER, present=present)
+    assert to == (Layout(4, 1) if pays else None)
+
+
+def test_a_layout_that_was_just_cut_is_not_cut_anew_and_another_layout_needs_no_new_cut() -> None:
+    offered = offers({2: 30, 4: 20}, {(4, 1): 1.0, (2, 2): 0.5})
+    for present, to in ((Layout(4, 1), Layout(2, 2)), (Layout(2, 2), None)):
+        seconds = 0.5 if to is None else 1.0
+        assert to == change(
+            offered,
+            4,
+            bounds(),
+            on_pack=OnPack.WIDEN,
+            packing=Packing.PAPER,
+            present=Present(present, seconds, 100),
+        )
+
+
+@pytest.mark.parametrize("packing", Packing)
+@pytest.mark.parametrize(("remaining", "changes"), [(2, True), (1, False), (0, False)])
+def test_no_layout_is_chosen_that_would_train_no_step(packing: Packing, remaining: int, changes: bool) -> None:
+    """Members hear of it with the vote of the next step."""
+    offered = offers({2: 30, 4: 20}, {(4, 1): 1.0, (2, 2): 0.5})
+    present = Present(Layout(4, 1), 1.0, remaining)
+    to = change(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=packing, present=present)
+    assert to == (Layout(2, 2) if changes else None)
+    assert choose(offered, 2, bounds(), on_pack=OnPack.WIDEN, packing=packing, present=present) == Layout(2, 1)
 
 
 LAYOUTS = [(4, 1), (3, 1), (2, 1), (2, 2), (1, 1), (1, 2), (1, 3), (1, 4)]

@@ -23,3 +23,10 @@ def test_an_example_can_be_trained(file: Path, tmp_path: Path) -> None:
     job = Job.load(trainer_spec(manifest.spec, num_shards=4))
     assert job.num_layers == manifest.spec.model.num_layers
     assert len(job.dataset.train) > len(job.dataset.test) > 50
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])
+def test_an_example_names_its_freeze_policy_and_freezes_nothing_in_its_first_epochs(file: Path) -> None:
+    freeze = yaml.safe_load(file.read_text())["spec"]["freeze"]
+    assert freeze["policy"] == "PaperSchedule"
+    assert freeze["startAfterEpochs"] > 0

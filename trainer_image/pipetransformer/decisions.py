@@ -86,3 +86,19 @@ def is_done(job: Job, control: Control) -> bool:
     """Whether there is nothing left to train, or no hope of a better model."""
     patience = job.spec.evaluation.patience
     return control.step >= job.total_steps or (patience is not None and control.evaluations_since_best >= patience)
+
+
+def stages_too_few(job: Job, control: Control, stages: int, first_step: int) -> int | None:
+    """How many stages were too few for the memory of a worker; None where longer pipelines are no way out.
+
+    A pipeline as long as the spec's whose blocks train again has the stages that were cut while they were frozen. The
+    next generation cuts them for what trains now, so it may well fit with as many.
+
+    Args:
+        job: of the worker.
+        control: of its last round.
+        stages: of its pipeline.
+        first_step: steps that were committed when its stages were cut.
+    """
+    cut_for_more_frozen = control.fell_step > first_step
+    return None if cut_for_more_frozen and stages >= job.spec.pipeline.stages else stages

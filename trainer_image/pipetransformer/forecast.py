@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipetransformer_contract.choose import Layout, Packing
+from pipetransformer_contract.choose import Layout, Present
 from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
@@ -14,7 +14,7 @@ from .errors import SpecError
 from .freeze import Explicit, FreezeObservation, NoFreeze, PaperSchedule
 from .job import Job
 from .models import MicroBatchContext
-from .partition import Cut, ModelCosts, Prediction, make_offers, paper_bytes
+from .partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts
 from .schedules.probe import Probe
 from .worker import choose_device
 
@@ -65,36 +65,23 @@ class Forecast:
 
     def cut(self, boundary: int, layout: Layout) -> Cut:
         """How the trainer would cut a layout."""
-        costs = None if self._by_paper else self.costs
+        costs = None if self.job.cuts_by_paper else self.costs
         return self.job.cut(boundary, layout.stages, layout.pipelines, costs)
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Of a step; without costs in forwards of one sample through one block."""
         return self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
 
+    def present(self, boundary: int, cut: Cut, layout: Layout, remaining_steps: int | None) -> Present:
+        """What the leader would report of a layout in which it trains."""
+        seconds = self.job.choice_model(self.costs).step_seconds(boundary, cut, layout.pipelines)
+        return Present(layout, seconds, remaining_steps)
+
     def offers(self, boundary: int) -> list[Offer]:
-        """What the leader would offer at this boundary; pauses are not known."""
-        spec, model = self.job.spec, self.job.step_model(None if self._by_paper else self.costs)
-
-        def predict(stages: int, pipelines: int) -> Prediction:
-            cut = model.cut(boundary, stages, pipelines)
-            if self._by_paper:
-                needed = paper_bytes(self.job.unit_bytes, boundary, stages)
-            else:
-                needed = model.bytes_per_worker(boundary, cut, pipelines)
-            return Prediction(needed, model.step_seconds(boundary, cut, pipelines))
-
-        return make_offers(
-            predict,
-            initial_stages=spec.pipeline.stages,
-            max_workers=max(spec.workers, spec.num_shards * spec.pipeline.stages),
-            max_pipelines=spec.num_shards,
-            pause_seconds=0.0,
-        )
-
-    @property
-    def _by_paper(self) -> bool:
-        return self.job.spec.pipeline.packing is Packing.PAPER
+        """What the leader would offer at this boundary before it has measured a pause; without costs pauses are left
+        out, because no time is known to compare them with."""
+        pause = 0.0 if self.costs is None else ASSUMED_PAUSE_SECONDS
+        return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause)
 
 
 def _check_named(spec: TrainerSpec) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipetransformer_contract.choose import Packing
+from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import CachePolicy, Goal, Precision, TrainerSpec
 
 from .callbacks import Callback
@@ -38,7 +40,17 @@ from .layout import StageLayout
 from .metrics import LOSS, Metric, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_units
 from .optimizer import moment_shapes, names_without_decay
-from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
+from .partition import (
+    Cut,
+    MemoryBoundError,
+    ModelCosts,
+    Prediction,
+    StepModel,
+    assumed_costs,
+    make_offers,
+    paper_bytes,
+    spans,
+)
 from .parts import Overruled, Parts
 from .schedules import ScheduleClass, one_forward_one_backward, schedule_class
 
@@ -249,6 +261,45 @@ class Job:
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
             num_samples=len(self.dataset.train),
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
+        )
+
+    @property
+    def cuts_by_paper(self) -> bool:
+        """Whether nothing that was measured decides about layouts and cuts."""
+        return self.spec.pipeline.packing is Packing.PAPER
+
+    def choice_model(self, costs: ModelCosts | None) -> StepModel:
+        """The model that predicts steps for a choice of layout: with packing Paper by assumed costs alone."""
+        return self.step_model(None if self.cuts_by_paper else costs)
+
+    def offers(
+        self, boundary: int, costs: ModelCosts | None, *, scale: float | None, pause_seconds: float
+    ) -> list[Offer]:
+        """What the job could do with `boundary` blocks frozen, at each number of stages: the leader reports it, and a
+        plan made before the training asks it of the same job.
+
+        Args:
+            boundary: frozen blocks.
+            costs: of the units, once they are measured.
+            scale: what predicted seconds are multiplied by; None to offer none.
+            pause_seconds: expected cost of one regroup.
+        """
+        model = self.choice_model(costs)
+
+        def predict(stages: int, pipelines: int) -> Prediction:
+            cut = model.cut(boundary, stages, pipelines)
+            if self.cuts_by_paper:
+                needed = paper_bytes(self.unit_bytes, boundary, stages)
+            else:
+                needed = model.bytes_per_worker(boundary, cut, pipelines)
+            return Prediction(needed, None if scale is None else scale * model.step_seconds(boundary, cut, pipelines))
+
+        return make_offers(
+            predict,
+            initial_stages=self.spec.pipeline.stages,
+            max_workers=max(self.spec.workers, self.spec.num_shards * self.spec.pipeline.stages),
+            max_pipelines=self.spec.num_shards,
+            pause_seconds=pause_seconds,
         )
 
     def blank_unit(self, index: int) -> nn.Module:

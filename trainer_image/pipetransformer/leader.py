@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report, ResizeReason
 
 from .callbacks import Callback, Teller
 from .errors import StorageError
 from .job import Job
 from .layout import StageLayout
-from .partition import Cut, ModelCosts, Prediction, StepModel, make_offers, paper_bytes
+from .partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts, StepModel
 from .record import Role, RunRecord
 from .state import Control
 from .vote import Vote
@@ -30,8 +29,6 @@ _STEPS_MEASURED = 20
 _REPORT_SECONDS = 1.0
 #: Steps after a change of layout or boundary until its times are worth an offer.
 _STEPS_TO_OFFER = 5
-#: Expected pause of a regroup before one was measured.
-_ASSUMED_PAUSE_SECONDS = 1.0
 #: Their pauses say little of what a planned change costs: members may have waited long for a pod.
 _UNPLANNED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
@@ -80,7 +77,7 @@ class Leader:
         self._measured_boundary = 0
         self._measured_costs: dict[str, Any] | None = None
         self._step_seconds: float | None = None
-        self._pause_seconds = _ASSUMED_PAUSE_SECONDS
+        self._pause_seconds = ASSUMED_PAUSE_SECONDS
         self._loss: float | None = None
         self.idle_share: float | None = None
         self._submitted_at = 0.0
@@ -104,7 +101,7 @@ class Leader:
             self.record.step(**control.last_step, samples_per_second=None)
         if self._offered.boundary == control.boundary:
             self._offered.offers = self._offered.lengths()
-            self._predict_present(control, self._model(control), scale=None)
+            self._predict_present(control, self._job.choice_model(self._costs(control)), scale=None)
         else:
             self._predict(control)
         self._submit(control, urgent=True)
@@ -249,29 +246,12 @@ class Leader:
 
     def _predict(self, control: Control) -> None:
         """Renew what is told of the step in the present layout and in others, as soon as both are measured."""
-        spec = self._job.spec
-        model = self._model(control)
-        scale = self._scale(model) if self._by_paper or control.costs is not None else None
+        job, costs = self._job, self._costs(control)
+        model = job.choice_model(costs)
+        scale = self._scale(model) if job.cuts_by_paper or costs is not None else None
         self._measured_costs = control.costs
-
-        def predict(stages: int, pipelines: int) -> Prediction:
-            cut = model.cut(control.boundary, stages, pipelines)
-            if self._by_paper:
-                needed = paper_bytes(self._job.unit_bytes, control.boundary, stages)
-            else:
-                needed = model.bytes_per_worker(control.boundary, cut, pipelines)
-            return Prediction(
-                needed, None if scale is None else scale * model.step_seconds(control.boundary, cut, pipelines)
-            )
-
         self._offered.boundary = control.boundary
-        self._offered.offers = make_offers(
-            predict,
-            initial_stages=spec.pipeline.stages,
-            max_workers=max(spec.workers, spec.num_shards * spec.pipeline.stages),
-            max_pipelines=spec.num_shards,
-            pause_seconds=self._pause_seconds,
-        )
+        self._offered.offers = job.offers(control.boundary, costs, scale=scale, pause_seconds=self._pause_seconds)
         self._predict_present(control, model, scale)
 
     def _predict_present(self, control: Control, model: StepModel, scale: float | None) -> None:
@@ -280,13 +260,8 @@ class Leader:
         present = model.step_seconds(control.boundary, self._cut, pipelines)
         self._step_seconds = None if scale is None else scale * present
 
-    def _model(self, control: Control) -> StepModel:
-        assumed = self._by_paper or control.costs is None
-        return self._job.step_model(None if assumed else ModelCosts.model_validate(control.costs))
-
-    @property
-    def _by_paper(self) -> bool:
-        return self._job.spec.pipeline.packing is Packing.PAPER
+    def _costs(self, control: Control) -> ModelCosts | None:
+        return None if control.costs is None else ModelCosts.model_validate(control.costs)
 
     def _scale(self, model: StepModel) -> float | None:
         """What a prediction is multiplied by so that the present layout takes the seconds that were measured."""

@@ -102,7 +102,7 @@ def train(
         loader_processes: of each worker, that read samples ahead; as `Data` says it.
         training: how long, and how; in a pod the manifest's, as `freeze`, `pipeline`, `cache`, `evaluation` and
             `checkpoint` are.
-        freeze: a `Freeze` of ours or a policy of yours; the paper's schedule by default.
+        freeze: a `Freeze` of ours or a policy of yours; by default nothing freezes.
         pipeline: stages and micro-batches. Fewer processes than stages make shorter pipelines.
         schedule: a pipeline schedule class of torch or of yours, with one stage a worker.
         cache: where to keep what frozen layers made of samples; by default in memory, where that was measured to pay.

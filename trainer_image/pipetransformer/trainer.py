@@ -24,7 +24,7 @@ from .caching import WorkerCache
 from .callbacks import Teller
 from .committing import Committer
 from .data import Readers
-from .decisions import check_progress, is_done, move_boundary
+from .decisions import check_progress, is_done, move_boundary, stages_too_few
 from .durable import Checkpointer
 from .elastic.barrier import Barrier
 from .elastic.groups import Transport
@@ -148,10 +148,12 @@ class Trainer:
         )
 
     @property
-    def stages(self) -> int | None:
-        """Of the pipelines that this worker trains in, or trained in last; None before the first."""
-        layout = self._committer.layout if self._member is None else self._member.layout
-        return None if layout is None else layout.stages
+    def stages_too_few(self) -> int | None:
+        """How many stages were too few, where this worker has too little memory; None where more would not help."""
+        member = self._member
+        layout = self._committer.layout if member is None else member.layout
+        first_step = self.step if member is None else member.first_step
+        return None if layout is None else stages_too_few(self._job, self._state.control, layout.stages, first_step)
 
     @property
     def lost_peers(self) -> list[str]:
@@ -239,12 +241,13 @@ class Trainer:
         return generation is None or len(generation.members) == 1
 
     def _train(self, member: Membership) -> Ending | None:
+        self._rehearse(member)
         # First what a broken group may have kept from being done after the last step.
-        self._settle_step(member)
         if not self._evaluate(member):
             self._leave_checkpoint(member)
             self._state.control.round_ended_at = wall_clock()
             return self._part(member)
+        self._decide(member)
         if is_done(self._job, self._state.control):
             self._finish(member)
             return Ending.FINISHED
@@ -262,13 +265,11 @@ class Trainer:
             self._barrier.pass_after(self._teller.catch_up, member.groups)
         self._hooks.reached(Moment.COMMITTED, self.step - 1)
         # Who leaves is killed before long: first its checkpoint. The next generation begins with what follows the step.
-        leaving, moved = vote.leaving > 0, False
-        if not leaving:
-            moved = self._settle_step(member)
-            leaving = not self._evaluate(member)
+        leaving = vote.leaving > 0 or not self._evaluate(member)
         if leaving:
             self._leave_checkpoint(member)
         else:
+            moved = self._decide(member)
             self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
         if not leaving and not vote.saw_next:
             self._measure(member, round_seconds)
@@ -290,16 +291,23 @@ class Trainer:
         self._barrier.pass_after(None, member.groups)
         return None
 
-    def _settle_step(self, member: Membership) -> bool:
-        """Do what belongs to the last step, or comes before the first, and is not done, but for its evaluation: ask the
-        freeze policy, once however many generations break. Whether the boundary moved."""
-        control = self._state.control
-        moved = False
-        begins = member.layout.generation.reason is ResizeReason.START and control.step == member.first_step
-        if (begins or control.step == 0) and len(self._job.dataset.test):
+    def _rehearse(self, member: Membership) -> None:
+        """Before the first step of a run, score a few held-out samples: what fails in an evaluation fails at once."""
+        step = self._state.control.step
+        begins = member.layout.generation.reason is ResizeReason.START and step == member.first_step
+        if (begins or step == 0) and len(self._job.dataset.test):
             rehearse(self._job, member, self._watchdog)
-        if control.decided_step != control.step:
-            moved = move_boundary(self._job, self._policy, self._state)
+
+    def _decide(self, member: Membership) -> bool:
+        """Ask the freeze policy after the last step or before the first, once even if generations break in between.
+        Returns whether the boundary moved.
+
+        The evaluation comes first, because it may end the training: then nothing that froze would ever train frozen.
+        """
+        control = self._state.control
+        if control.decided_step == control.step or is_done(self._job, control):
+            return False
+        moved = move_boundary(self._job, self._policy, self._state)
         if moved:
             self._equip(member)
             if member.leader is not None:

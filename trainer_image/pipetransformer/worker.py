@@ -219,7 +219,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     except DeviceError as error:
         return _give_up(identity, error, error.reason)
     except DeviceMemoryError as error:
-        return _give_up(identity, error, error.reason, stages=trainer.stages)
+        return _give_up(identity, error, error.reason, stages=trainer.stages_too_few)
     finally:
         heartbeats.stop()
         reports.stop()

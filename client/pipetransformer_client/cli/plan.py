@@ -60,6 +60,9 @@ def plan(
         print_object(_object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None), output)
         return
     _print(found, saved, measured=forecast.costs is not None)
+    if spec.freeze.ignored:
+        fields = ", ".join(spec.freeze.ignored)
+        errors().print(f"warning: spec.freeze: policy None freezes nothing, so {fields} has no effect; name a policy")
 
 
 def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | None) -> dict[str, Any]:
@@ -71,6 +74,7 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
                 "stages": phase.layout.stages,
                 "pipelines": phase.layout.pipelines,
                 "gpus": phase.gpus,
+                "regroups": phase.regroups,
                 "stageLayers": list(phase.stage_layers),
                 "stepSeconds" if costs else "relativeStepSeconds": phase.step_seconds
                 / (1 if costs else found[0].step_seconds),
@@ -102,8 +106,9 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
     if saved is None:
         out.print("When blocks freeze is decided by their gradients; these are the layouts that would follow.")
         return
+    regroups = sum(phase.regroups for phase in found)
     out.print(
-        f"Against the first layout with nothing frozen, pauses not counted: {saved.time:.0%} of the time and"
-        f" {saved.gpu_time:.0%} of the GPU time saved.",
+        f"Against the first layout with nothing frozen: {saved.time:.0%} of the time and {saved.gpu_time:.0%} of the"
+        f" GPU time saved. Not counted: the pauses of {regroups} {'regroup' if regroups == 1 else 'regroups'}.",
         highlight=False,
     )

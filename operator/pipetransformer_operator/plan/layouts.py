@@ -88,8 +88,8 @@ def limited(draft: Draft, workers: int) -> int:
 def pays_to_recut(draft: Draft) -> bool:
     """Whether the members should go on in the same layout with other stages."""
     report, present = draft.status.last_report, _present(draft)
-    measured = draft.spec.pipeline.packing is Packing.MEASURED
-    return measured and report is not None and present is not None and cut_pays(report.offers, present)
+    packing = draft.spec.pipeline.packing
+    return report is not None and present is not None and cut_pays(report.offers, present, packing)
 
 
 def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:

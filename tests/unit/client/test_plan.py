@@ -65,6 +65,30 @@ def test_the_demos_plan_is_what_its_run_does(
     assert plan["saved"]["time"] == pytest.approx(plan["saved"]["gpuTime"])
 
 
+def test_a_plan_says_how_many_regroups_its_savings_leave_out_and_which_fields_freeze_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    for job, said in (
+        (packing_job().set("training.epochs", 20), "Not counted: the pauses of 2 regroups."),
+        (make_job().set("freeze", {"startAfterEpochs": 1}), "startAfterEpochs has no effect"),
+    ):
+        file.write_text(yaml.safe_dump(job.manifest()))
+        assert command(monkeypatch, "plan", str(file)) == 0
+        assert said in " ".join("".join(capsys.readouterr()).split())
+
+
+def test_near_the_end_stages_stay_as_they_are_where_a_new_cut_does_not_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 100 steps; seven of twelve blocks frozen let a third of each be saved, and a pause counts as ten."""
+    for step, layers in ((20, [6, 3, 2, 1]), (80, [3, 3, 3, 3])):
+        freeze = {"policy": "Explicit", "boundaries": [{"step": step, "boundary": 7}]}
+        job = make_job().stages(4).workers(4).set("freeze", freeze).set("training", {"steps": 100})
+        last = planned(job, tmp_path, monkeypatch, capsys)["phases"][-1]
+        assert (last["stageLayers"], last["regroups"]) == (layers, layers != [3, 3, 3, 3])
+
+
 def test_giving_workers_back_saves_gpu_time_and_keeping_them_idle_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

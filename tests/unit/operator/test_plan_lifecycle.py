@@ -11,7 +11,7 @@ from pipetransformer_operator.api.status import ConditionType, JobStatus, State
 from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.builders import make_job
 from tests.unit.operator.fake_queue import FakeQueue
-from tests.unit.operator.world import World
+from tests.unit.operator.world import TOTAL_STEPS, World, offers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,6 +60,34 @@ def test_stages_are_cut_anew_in_the_same_layout_where_that_pays() -> None:
     world.commit(offered=offered, step_seconds=0.8)
     assert world.plan.layout_generation == 2
     assert world.condition(ConditionType.RESIZING).reason == "Settled"
+
+
+def test_a_freeze_that_packs_nothing_cuts_the_stages_anew_where_that_pays_by_the_papers_packing() -> None:
+    """A pause counts as ten steps, and a tenth is gained in each that remains."""
+    world = widening()
+    world.start()
+    members = world.plan.members
+    offered = [offer.model_copy(update={"step_seconds": [StepTime(pipelines=1, seconds=0.9)]}) for offer in offers(7)]
+    world.commit(boundary=7, offered=offered, step_seconds=1.0)
+    assert (world.plan.layout_generation, world.shape, world.plan.members) == (2, (4, 1), members)
+    assert world.plan.reason is ResizeReason.BALANCE
+    world.commit(offered=offered, step_seconds=0.9)
+    assert world.plan.layout_generation == 2, "it is cut"
+
+    world.commit(steps=900, offered=offered, step_seconds=1.0)
+    assert world.plan.layout_generation == 2, "too few steps are left"
+
+
+def test_no_generation_is_published_that_would_train_no_step() -> None:
+    world = widening()
+    world.start()
+    world.commit(boundary=8, steps=TOTAL_STEPS - 2)
+    assert (world.shape, world.plan.layout_generation) == ((4, 1), 1)
+
+    other = widening()
+    other.start()
+    other.commit(boundary=8, steps=TOTAL_STEPS - 3)
+    assert (other.shape, other.plan.layout_generation) == ((2, 2), 2)
 
 
 def test_leavers_are_deleted_only_after_the_commit_and_a_durable_checkpoint_at_the_new_boundary() -> None:

@@ -38,6 +38,11 @@ CLAIM = [
     Scripted(2, 2, [0, 1, 2, 3], at_step=6),
     Scripted(4, 1, [3, 2, 1, 0], at_step=17),
 ]
+RECUT = [
+    Scripted(4, 1, [0, 1, 2, 3]),
+    Scripted(4, 1, [0, 1, 2, 3], at_step=6),
+    Scripted(4, 1, [0, 1, 2, 3], at_step=17),
+]
 UNEVEN = [
     Scripted(3, 1, [0, 1, 2]),
     Scripted(1, 3, [2, 0, 1], at_step=6),
@@ -104,7 +109,9 @@ def stayed(optimizer: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize(
-    "script", [WIDEN, RELEASE, CLAIM, UNEVEN, STAY_ALONE], ids=["widen", "release", "claim", "uneven", "alone"]
+    "script",
+    [WIDEN, RELEASE, CLAIM, UNEVEN, STAY_ALONE, RECUT],
+    ids=["widen", "release", "claim", "uneven", "alone", "recut"],
 )
 def test_a_run_that_regroups_computes_what_one_that_stays_does(
     script: Sequence[Scripted], optimizer: dict[str, Any], stayed: Ran, tmp_path: Path

@@ -126,6 +126,34 @@ def test_a_boundary_that_holds_from_the_first_step_on_is_told_too(tmp_path: Path
     assert [(event["step"], event["frozenLayers"]) for event in events(tmp_path, "Frozen")] == [(0, 2), (3, 1)]
 
 
+@pytest.mark.parametrize(
+    ("training", "evaluation", "ends_at"),
+    [
+        (Training(epochs=2, global_batch_size=16), Evaluation(), 8),
+        (Training(epochs=9, global_batch_size=16), Evaluation(best_metric="positives", patience=2), 12),
+    ],
+    ids=["after the last step", "where patience ends the training"],
+)
+def test_no_block_freezes_once_there_is_no_step_left_to_train(
+    training: Training, evaluation: Evaluation, ends_at: int, tmp_path: Path
+) -> None:
+    log = Log()
+    points = [FreezePoint(step=3, boundary=1), FreezePoint(step=ends_at, boundary=2)]
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"))
+    freeze = Freeze(policy=FreezePolicyName.EXPLICIT, boundaries=points)
+    said: dict[str, Any] = {"freeze": freeze, "checkpoint": checkpoint, "callbacks": [log], "metrics": [positives]}
+
+    result = run(tmp_path, training=training, evaluation=evaluation, **said)
+
+    assert (result.steps, result.frozen_layers) == (ends_at, 1)
+    assert log.of("freeze") == [(3, 1)]
+    assert [(event["step"], event["frozenLayers"]) for event in events(tmp_path, "Frozen")] == [(3, 1)]
+
+    longer = Training(steps=ends_at + 1, global_batch_size=16)
+    result = run(tmp_path, training=longer, **said)
+    assert (result.steps, result.frozen_layers) == (ends_at + 1, 2), "what the last step left open is decided now"
+
+
 def test_a_metric_is_a_quotient_of_sums_whatever_the_layout(tmp_path: Path) -> None:
     spec = TrainerSpec.model_validate(
         {

@@ -25,7 +25,7 @@ from pipetransformer.elastic.fixed_world import Chooser, Follower, World, worker
 from pipetransformer.elastic.groups import TCPStore
 from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, GenerationSource
 from pipetransformer_contract.choose import Bounds, Layout, Packing
-from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason, StepTime
 from tests.ranks import run_ranks
 from tests.unit.trainer.test_evaluation import run
 
@@ -183,12 +183,24 @@ def test_the_end_of_the_run_makes_the_newest_generation_void_for_who_waits_in_it
         handler.find_next()
 
 
-def test_no_layout_is_chosen_after_the_last_step() -> None:
+@pytest.mark.parametrize(("total_steps", "newest"), [(5, 1), (6, 1), (7, 2)])
+def test_no_layout_is_chosen_that_would_train_no_step(total_steps: int, newest: int) -> None:
     chooser, _ = make_chooser(Layout(2, 1))
 
-    chooser.submit(report(1, total_steps=5), urgent=True)
+    chooser.submit(report(1, total_steps=total_steps), urgent=True)
 
-    assert chooser.newest() == 1
+    assert chooser.newest() == newest
+
+
+def test_a_leader_whose_stages_wait_for_each_other_has_them_cut_anew_in_the_same_layout() -> None:
+    chooser, _ = make_chooser(Layout(2, 2))
+    times = [StepTime(pipelines=2, seconds=0.8)]
+    offers = [Offer(stages=2, bytes_per_worker=60, step_seconds=times), Offer(stages=1, bytes_per_worker=110)]
+
+    chooser.submit(report(1, offers=offers, step_seconds=1.0, total_steps=100), urgent=True)
+
+    again = chooser.next_generation(1)
+    assert shape(again) == (2, 2, 2) and again.reason is ResizeReason.BALANCE
 
 
 def test_a_rank_that_is_left_over_waits_in_silence(capfd: pytest.CaptureFixture[str]) -> None:

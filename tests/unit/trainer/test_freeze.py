@@ -23,6 +23,7 @@ from pipetransformer.freeze import (
     make_policy,
 )
 from pipetransformer_contract.spec import Freeze, FreezePoint
+from tests.builders import make_job
 
 EVERY_STEP = Instants(start=0, interval=1)
 
@@ -259,6 +260,24 @@ class EveryOther(FreezePolicy):
     def decide(self, observation: FreezeObservation) -> int:
         number = self.instants.number(observation.step)
         return observation.boundary if number is None else self.blocks * (number % 2)
+
+
+def test_a_job_that_does_not_mention_freeze_freezes_nothing() -> None:
+    job = make_job().manifest()
+    assert "freeze" not in job["spec"]
+    for freeze in (make_job().job().spec.freeze, Freeze()):
+        assert isinstance(make_policy(freeze, steps_per_epoch=10), NoFreeze)
+
+
+def test_fields_of_a_freeze_without_a_policy_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    make_policy(Freeze(policy="PaperSchedule", start_after_epochs=3), steps_per_epoch=10)
+    make_policy(Freeze(policy="None"), steps_per_epoch=10)
+    assert not caplog.messages
+
+    make_policy(Freeze(alpha=0.5, start_after_epochs=3), steps_per_epoch=10)
+
+    (said,) = caplog.messages
+    assert "alpha, startAfterEpochs has no effect" in said
 
 
 def not_a_policy(instants: Instants) -> str:

@@ -10,10 +10,12 @@ import torch
 
 from pipetransformer.checkpoint.files import Folder
 from pipetransformer.checkpoint.store import MARKER, CheckpointInfo, load_unit
+from pipetransformer.decisions import stages_too_few
 from pipetransformer.freezing import first_trainable
 from pipetransformer.job import Job
 from pipetransformer.models import unit_name
 from pipetransformer.moments import Moment
+from pipetransformer.state import Control
 from pipetransformer_contract.spec import TrainerSpec
 from tests.ledger_checker import check
 from tests.trainer_harness import Faults, Ran, Scripted, run_job
@@ -134,3 +136,16 @@ def test_going_back_to_a_mirror_goes_back_to_its_boundary(
 def test_a_restart_begins_with_the_pipeline_that_its_boundary_needs() -> None:
     job = Job.load(spec_of(ADAMW))
     assert [job.min_stages(boundary) for boundary in (0, 2, 4, 6)] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("stages", "fell_step", "too_few"),
+    [(4, 0, 4), (4, 10, 4), (4, 11, None), (2, 11, 2)],
+    ids=["never fell", "cut since it fell", "cut before it fell", "packed"],
+)
+def test_a_pipeline_of_the_specs_length_is_not_too_short_for_blocks_that_were_frozen_when_it_was_cut(
+    stages: int, fell_step: int, too_few: int | None
+) -> None:
+    """Otherwise the job would end as the user's error, where the next generation, cut anew, may fit."""
+    job, control = Job.load(spec_of(ADAMW)), Control(step=12, boundary=1, fell_step=fell_step)
+    assert stages_too_few(job, control, stages, first_step=10) == too_few

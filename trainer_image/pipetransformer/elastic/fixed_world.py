@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose, pays_to_recut
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, change
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 
 from .groups import Store
@@ -209,11 +209,11 @@ class Chooser:
             newest = self._generations[-1]
             if report.outcome is not None:
                 self._tell_followers_of_end()
-            if report.outcome is not None or report.remaining_steps == 0 or not self._may_choose(report):
+            if report.outcome is not None or not self._may_choose(report):
                 return
             assert self._present is not None
             present = Present(_layout(self._present), report.step_seconds, report.remaining_steps)
-            best = choose(
+            best = change(
                 report.offers,
                 len(self._world.addresses),
                 replace(self._bounds, bytes_budget=report.bytes_budget),
@@ -221,9 +221,9 @@ class Chooser:
                 packing=self._packing,
                 present=present,
             )
-            recut = self._packing is Packing.MEASURED and pays_to_recut(report.offers, present)
-            if best is not None and (best != present.layout or recut):
-                self._publish(best, newest.layout_generation + 1, ResizeReason.PACK)
+            if best is not None:
+                reason = ResizeReason.BALANCE if best == present.layout else ResizeReason.PACK
+                self._publish(best, newest.layout_generation + 1, reason)
                 self._condition.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:

@@ -1,5 +1,7 @@
 """From the spec's `freeze` to its policy."""
 
+import logging
+
 from pipetransformer_contract.spec import Freeze, FreezePolicyName
 
 from ..errors import SpecError
@@ -12,6 +14,8 @@ from .paper_schedule import PaperSchedule
 from .plasticity import Plasticity
 from .policy import FreezePolicy, Instants
 
+logger = logging.getLogger(__name__)
+
 
 def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None = None) -> FreezePolicy:
     """The policy that the spec names, as it is before the first step; `own` for `Script`.
@@ -22,6 +26,9 @@ def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None 
         SpecError: the policy is unknown, does not import or refuses its options.
     """
     instants = _instants(spec, steps_per_epoch)
+    if spec.ignored:
+        fields = ", ".join(spec.ignored)
+        logger.warning("spec.freeze: policy None freezes nothing, so %s has no effect; name a policy", fields)
     match spec.policy:
         case FreezePolicyName.NONE:
             return NoFreeze()

@@ -3,11 +3,12 @@
 from .contiguous import MemoryBound, MemoryBoundError, partition
 from .costs import ModelCosts, UnitCost, assumed_costs, training_seconds
 from .memory import paper_bytes
-from .offers import Prediction, make_offers, offered_stages
+from .offers import ASSUMED_PAUSE_SECONDS, Prediction, make_offers, offered_stages
 from .spans import cut_units, spans
 from .step_model import Cut, StepModel
 
 __all__ = [
+    "ASSUMED_PAUSE_SECONDS",
     "Cut",
     "MemoryBound",
     "MemoryBoundError",

@@ -10,6 +10,8 @@ from pipetransformer_contract.messages import MAX_OFFERS, Offer, StepTime
 
 from .contiguous import MemoryBoundError
 
+#: Expected pause of a regroup before one was measured.
+ASSUMED_PAUSE_SECONDS = 1.0
 _MAX_WIDTHS = 64
 
 
