@@ -148,9 +148,12 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-tuning
+.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-tuning
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
+
+bench-channel: $(STAMP) ## One generation told to 1,500 and to 4,096 workers over TLS: the operator's loop and memory (2 min).
+	$(BIN)/python -m benchmarks.channel
 
 bench-digits: $(STAMP) ## Accuracy of the demo's run with and without freezing, 3 seeds.
 	$(BIN)/python -m benchmarks.digits

@@ -71,7 +71,8 @@ class Worker:
         present = self.generation.layout_generation if self.generation else 0
         while True:
             self.call("POST", Route.READY, Ready(address="127.0.0.1:1"))
-            body = self.call("GET", f"{Route.GENERATION}?after={present}&timeoutSeconds=5")
+            # It hosts no store, so it asks as one whose leader is silent.
+            body = self.call("GET", f"{Route.GENERATION}?after={present}&timeoutSeconds=5&members=true")
             if body:
                 self.generation = Generation.model_validate_json(body)
                 self.newest = self.generation.layout_generation

@@ -22,6 +22,7 @@ class StubChannel:
 
     Attributes:
         told: workers whose heartbeats were answered so.
+        asked_for_members: workers that asked for a generation with all its members.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class StubChannel:
         self.beats: list[Heartbeat] = []
         self.waiting: set[str] = set()
         self.told: set[str] = set()
+        self.asked_for_members: list[str] = []
         self.polls = 0
         self.refused = 0
         self.connections = 0
@@ -179,8 +181,11 @@ class StubChannel:
                 query = parse_qs(url.query)
                 worker = self.headers["X-Pipetransformer-Worker"]
                 found = channel.generation(worker, int(query["after"][0]), float(query["timeoutSeconds"][0]))
-                if found is not None:
+                if found is not None and "members" in query:
+                    channel.asked_for_members.append(worker)
                     return self._answer(200, found.to_wire())
+                if found is not None:
+                    return self._answer(200, found.notice().to_wire())
                 return self._answer(410 if channel.ended else 204)
 
             def do_POST(self) -> None:

@@ -5,6 +5,7 @@ Thousands of workers live in one process here, so each connection must be cheap:
 
 import asyncio
 import contextlib
+import gzip
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -75,6 +76,8 @@ class Line:
                 self.close()
         if not well:
             raise Refused(code, text.decode(), float(answered.get("retry-after", 0)))
+        if answered.get("content-encoding") == "gzip":
+            text = gzip.decompress(text)
         return json.loads(text) if text else None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Workers that only speak: each beats, asks and reports as a trainer does, at the pace that the operator asks for.
 
-All live in one process. What trainers agree on among themselves is shared memory here: the leader hands the next
-generation to its peers (in reality by the vote), and a checkpoint is durable as soon as it is wanted.
+All live in one process. What trainers agree on among themselves is shared memory here: the leader hands a generation
+on to its peers (in reality by its store), and a checkpoint is durable as soon as it is wanted.
 """
 
 import asyncio
@@ -10,7 +10,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipetransformer_contract.messages import DurableCheckpoint, Generation, Heartbeat, Offer, Ready, Report
+from pipetransformer_contract.messages import (
+    DurableCheckpoint,
+    Generation,
+    GenerationNotice,
+    Heartbeat,
+    Offer,
+    Ready,
+    Report,
+)
 from pipetransformer_contract.wire import Path, Wire
 
 from .request import ChannelClient, Line, Refused
@@ -128,40 +136,52 @@ class Worker:
         """Beats from the start on, joins, trains and leaves."""
         beating = asyncio.create_task(self._beat())
         try:
-            generation = await self._next_generation(0)
+            generation = await self._join()
             while self._uid in {member.uid for member in generation.members}:
                 self._committed = generation.layout_generation
                 lead = generation.leader == self._name
-                generation = await (self._lead(generation) if lead else self._follow())
+                generation = await (self._lead() if lead else self._follow(self._committed + 1))
         except JobEnded:
             return
         finally:
             beating.cancel()
 
-    async def _next_generation(self, after: int) -> Generation:
+    async def _join(self) -> Generation:
+        """The first generation: from the channel for its leader, else from that."""
+        notice = GenerationNotice.model_validate(await self._poll("after=0"))
+        if notice.leader.name != self._name:
+            return await self._follow(notice.layout_generation)
+        return await self._learn(0)
+
+    async def _learn(self, after: int) -> Generation:
+        """The next generation, for its leader or the present one, which hands it on."""
+        generation = Generation.model_validate(await self._poll(f"after={after}&members=true"))
+        await self._job.meet(generation)
+        return generation
+
+    async def _poll(self, query: str) -> Any:
+        path = f"{Path.GENERATION}?{query}&timeoutSeconds={POLL_SECONDS}"
         async with self._channel.line() as line:
             while True:
                 await self._call(line, "POST", Path.READY, Ready(address=f"{self._address}:29400"))
-                path = f"{Path.GENERATION}?after={after}&timeoutSeconds={POLL_SECONDS}"
-                answer = await self._call(line, "GET", path, timeout=POLL_SECONDS + 10)
-                if answer:
-                    return Generation.model_validate(answer)
+                if answer := await self._call(line, "GET", path, timeout=POLL_SECONDS + 10):
+                    return answer
 
-    async def _follow(self) -> Generation:
+    async def _follow(self, number: int) -> Generation:
+        """The generation of that number, or a newer one, once the leader hands it on."""
         job = self._job
         async with job.changed:
             await job.changed.wait_for(
-                lambda: job.generation is not None and job.generation.layout_generation > self._committed
+                lambda: job.generation is not None and job.generation.layout_generation >= number
             )
             assert job.generation is not None
             return job.generation
 
-    async def _lead(self, generation: Generation) -> Generation:
+    async def _lead(self) -> Generation:
         job = self._job
-        await job.meet(generation)
         reporting = asyncio.create_task(self._report())
         try:
-            newer = await self._next_generation(generation.layout_generation)
+            newer = await self._learn(self._committed)
             job.learned = time.monotonic()
             return newer
         finally:

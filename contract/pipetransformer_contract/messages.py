@@ -52,6 +52,22 @@ class ResizeReason(StrEnum):
     UNDO = "Undo"  #: the generation before could not be committed, or trained in its memory: back to what could
 
 
+class GenerationNotice(Wire):
+    """Tells a worker that a generation names it, and where its members meet: all that most workers ask the channel for.
+
+    The leader hands the `Generation` on in the store that it hosts, under the same three keys.
+    """
+
+    job_uid: Name
+    layout_generation: Positive
+    nonce: Name
+    leader: Member
+
+    def announces(self, generation: "Generation") -> bool:
+        """Whether this is the notice of `generation`, and of no other."""
+        return generation.leader in [member.name for member in generation.members] and generation.notice() == self
+
+
 class Generation(Wire):
     """One published layout and its members, in rank order. Written once, never changed.
 
@@ -69,6 +85,19 @@ class Generation(Wire):
     leader: Name
     nonce: Name
     reason: ResizeReason
+
+    def notice(self) -> GenerationNotice:
+        """What each worker of it is told first.
+
+        Raises:
+            ValueError: the leader is not among the members.
+        """
+        return GenerationNotice(
+            job_uid=self.job_uid,
+            layout_generation=self.layout_generation,
+            nonce=self.nonce,
+            leader=self.leader_member(),
+        )
 
     def leader_member(self) -> Member:
         """The member that hosts the store.

@@ -54,8 +54,9 @@ class Path:
 
     #: POST `Ready`: this worker is imported and warm, and listens on its store. 204.
     READY: Final = "/v1/ready"
-    #: GET ?after=G&timeoutSeconds=T: the newest `Generation` above G that names this worker; 204: none came in time;
-    #: 410 when the job has ended, so that a worker that was created again exits.
+    #: GET ?after=G&timeoutSeconds=T: the `GenerationNotice` of the newest generation above G that names this worker,
+    #: with members=true the `Generation` itself; 204: none came in time; 410 when the job has ended, so that a worker
+    #: that was created again exits.
     GENERATION: Final = "/v1/generation"
     #: POST `Heartbeat` by members; answers `HeartbeatReply`.
     HEARTBEAT: Final = "/v1/heartbeat"

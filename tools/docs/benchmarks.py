@@ -40,6 +40,17 @@ FIGURES = {
         Figure("choice_right", "`Auto` reads where that is quicker"),
         Figure("jobs_right", "whole jobs: losses, samples and hits as they ought to be"),
     ),
+    "channel": (
+        Figure("seconds_all_told_1500", "1,500 workers: seconds until all know of a generation"),
+        Figure("loop_lag_seconds_1500", "1,500 workers: longest time the operator's loop did nothing else"),
+        Figure("rss_growth_mb_1500", "1,500 workers: growth of the operator in MB"),
+        Figure("seconds_all_told_4096", "4,096 workers: seconds until all know of a generation", at_most=30),
+        Figure("loop_lag_seconds_4096", "4,096 workers: longest time the operator's loop did nothing else", at_most=1),
+        Figure("rss_growth_mb_4096", "4,096 workers: growth of the operator in MB", at_most=200),
+        Figure("seconds_all_told_4096_silent_leader", "the same, all ask for all members: seconds"),
+        Figure("loop_lag_seconds_4096_silent_leader", "the same: longest time", at_most=1),
+        Figure("rss_growth_mb_4096_silent_leader", "the same: growth in MB", at_most=200),
+    ),
     "digits": (
         Figure("accuracy_difference", "accuracy with freezing, less that without", at_least=-0.01),
         Figure("speedup", "time without freezing, over that with it"),

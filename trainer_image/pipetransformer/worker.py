@@ -28,7 +28,8 @@ from pipetransformer_contract.wire import Env
 
 from .checks import check_storage
 from .elastic.agent import OneGeneration
-from .elastic.channel import Channel, ChannelSource, HeartbeatSender, ReportSender
+from .elastic.channel import Channel, HeartbeatSender, ReportSender
+from .elastic.channel_source import ChannelSource
 from .elastic.groups import Transport
 from .elastic.rendezvous import GenerationRendezvousHandler, GenerationSource, host_store
 from .elastic.watcher import GenerationWatcher
@@ -139,7 +140,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     transport = Transport(identity.address, device=choose_device())
     channel = identity.channel()
     store, address = host_store(identity.address, TIMEOUT)
-    asked = ChannelSource(channel, address)
+    asked = ChannelSource(channel, address, store)
     source: GenerationSource = asked if agent is None else agent
     handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
     #: The generation that this worker left with; until it meets a newer one it holds nothing.
@@ -165,7 +166,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         handler.set_closed()
 
     reports = ReportSender(channel, asked)
-    watcher = GenerationWatcher(source)
+    watcher = GenerationWatcher(asked.watched() if agent is None else agent)
     meter = Meter()
     hooks = Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=lambda: stop.is_set() or ended.is_set())
 

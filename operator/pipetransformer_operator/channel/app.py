@@ -18,10 +18,12 @@ from pydantic import ValidationError
 from pipetransformer_contract.messages import Heartbeat, HeartbeatReply, Ready, Report, ReportReply
 from pipetransformer_contract.wire import Path, Wire
 
+from .announcement import Announcement
 from .authenticator import Authenticator, CannotTell, Identity, Unauthenticated
 from .board import Board, Ended, NotYetDurable, Reporter
 from .rate import Rate
 from .refusal import Refusal, RefusedError
+from .tls_buffers import WRITE_BYTES
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
@@ -31,8 +33,11 @@ DURABLE_SECONDS = 10.0
 FULL_SECONDS = 20.0
 #: For so many polls that may wait one more of a member may: heartbeats, which say that members wait, need the rest.
 MEMBERS_OF = 10
+#: Within this time an answer with all members is read.
+WHOLE_SECONDS = 10.0
 #: Within this time a request's body has come.
 BODY_SECONDS = 10.0
+JSON = "application/json"
 JOB_HEADER = "X-Pipetransformer-Job"
 WORKER_HEADER = "X-Pipetransformer-Worker"
 #: A worker beats every two seconds, polls every twenty, and reports a few times a second at most.
@@ -80,6 +85,11 @@ class Channel:
         self._bad_tokens = Rate(*BAD_TOKEN_RATE)
         self._logged = Rate(*LOG_RATE)
 
+    @property
+    def polls(self) -> int:
+        """Long-polls that wait for an answer now."""
+        return self._polls
+
     def application(self) -> web.Application:
         """A new application with all routes."""
 
@@ -119,7 +129,7 @@ class Channel:
         board.put_ready(reporter, await _body(request, Ready))
         return web.Response(status=204)
 
-    async def _generation(self, request: web.Request) -> web.Response:
+    async def _generation(self, request: web.Request) -> web.StreamResponse:
         board, reporter = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
@@ -127,13 +137,17 @@ class Channel:
         full = self._polls >= self._most_polls + extra
         self._polls += 1
         try:
-            generation = await board.generation_after(reporter, after, timeout=0 if full else timeout)
+            announced = await board.generation_after(reporter, after, timeout=0 if full else timeout)
         finally:
             self._polls -= 1
-        if full and timeout and generation is None:
+        if full and timeout and announced is None:
             text = f"{self._most_polls + extra} workers wait for a generation already"
             raise RefusedError(Refusal.TOO_MANY, text, retry_after=FULL_SECONDS)
-        return web.json_response(generation.to_wire()) if generation else web.Response(status=204)
+        if announced is None:
+            return web.Response(status=204)
+        if request.query.get("members") == "true":
+            return await _whole(request, announced)
+        return web.Response(body=announced.notice, content_type=JSON)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         board, reporter = await self._identify(request)
@@ -218,6 +232,29 @@ class Channel:
             logger.warning("%s %s from %s: %r: %s", request.method, request.path, request.remote, claims, text)
         headers = {"Retry-After": str(math.ceil(error.retry_after))} if error.retry_after else {}
         return web.Response(status=error.kind.code, text=text, headers=headers)
+
+
+async def _whole(request: web.Request, announced: Announcement) -> web.StreamResponse:
+    """The generation with all members. Where thousands ask for it only a few answers are under way at a time, so that
+    they take no memory; one that is not read in time is cut off."""
+    compressed = "gzip" in request.headers.get("Accept-Encoding", "")
+    body = announced.compressed if compressed else announced.whole
+    response = web.StreamResponse(headers={"Content-Encoding": "gzip"} if compressed else {})
+    response.content_type, response.content_length = JSON, len(body)
+    async with announced.turn:
+        await asyncio.sleep(0)
+        if (transport := request.transport) is None:
+            return response  # the worker has gone
+        transport.set_write_buffer_limits(high=WRITE_BYTES)
+        try:
+            async with asyncio.timeout(WHOLE_SECONDS):
+                await response.prepare(request)
+                for first in range(0, len(body), WRITE_BYTES):
+                    await response.write(body[first : first + WRITE_BYTES])
+                    await request.writer.drain()
+        except (TimeoutError, ConnectionError):
+            transport.abort()
+    return response
 
 
 def _number(request: web.Request, name: str) -> float:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
+from pipetransformer_contract.messages import Heartbeat, Ready, Report
 
 from ..api.status import PublishedPlan
 from ..plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
+from .announcement import Announcement
 from .pulse import Pulse
 
 #: Without a word of any worker for so long, at the shortest pace, the operator may be deaf: when it hears again, it
@@ -21,6 +22,8 @@ from .pulse import Pulse
 DEAF = timedelta(seconds=10)
 #: Of one worker, that wait at once: two of its threads ask, and a connection that broke may not have been noticed yet.
 MAX_POLLS = 4
+#: Polls that are answered before the event loop does anything else; each answer takes it half a millisecond.
+TOLD_AT_ONCE = 32
 
 
 class Ended(Exception):
@@ -65,15 +68,15 @@ class Board:
         self.pulse = pulse
         self._counted = 0, 0
         self.since = self._newest = clock()
-        self._changed = asyncio.Condition()
+        self._settling = asyncio.Condition()
         self._workers: dict[str, str] = {}
         self._ready: dict[str, Ready] = {}
         self._heard: dict[str, datetime] = {}
         self._beats: dict[str, Beat] = {}
         self._lost_peers: dict[str, frozenset[str]] = {}
-        self._polls: dict[str, list[asyncio.Timeout]] = {}
+        self._polls: dict[str, list[asyncio.Future[bool]]] = {}
         self._report: Report | None = None
-        self._generation: Generation | None = None
+        self._announced: Announcement | None = None
         self._shown = False
         self._ended = False
         self._arrived = 0
@@ -120,7 +123,8 @@ class Board:
     # What the loop says.
 
     async def show(self, plan: PublishedPlan | None, *, job_uid: str, ended: bool) -> None:
-        """Shows the durable plan to workers and forgets those that are gone.
+        """Shows the durable plan to workers and forgets those that are gone. Returns once all whose polls wait for it
+        are told.
 
         Args:
             plan: as it stands in the written status.
@@ -128,11 +132,12 @@ class Board:
             ended: whether the job has ended.
         """
         generation = plan.generation(job_uid) if plan else None
-        async with self._changed:
-            self._shown = True
-            if generation != self._generation or ended != self._ended:
-                self._generation, self._ended = generation, ended
-                self._changed.notify_all()
+        self._shown = True
+        present = self._announced.generation if self._announced else None
+        changed = generation != present or ended != self._ended
+        if changed:
+            self._announced, self._ended = Announcement(generation) if generation else None, ended
+            await self._tell()
         self._learn_workers()
         for memory in (self._ready, self._heard, self._beats, self._lost_peers, self._polls):
             for uid in memory.keys() - self._workers.keys():
@@ -140,9 +145,9 @@ class Board:
 
     async def settle(self, arrived: int) -> None:
         """Lets the senders of the first `arrived` reports know that the status holds what they said."""
-        async with self._changed:
+        async with self._settling:
             self._settled = max(self._settled, arrived)
-            self._changed.notify_all()
+            self._settling.notify_all()
 
     def close(self) -> None:
         """The job is gone."""
@@ -159,12 +164,12 @@ class Board:
     @property
     def job_uid(self) -> str:
         """Of the job that the published generations belong to; empty before the first."""
-        return self._generation.job_uid if self._generation else ""
+        return self._announced.generation.job_uid if self._announced else ""
 
     @property
     def layout_generation(self) -> int:
         """Number of the newest published generation, 0 before the first."""
-        return self._generation.layout_generation if self._generation else 0
+        return self._announced.generation.layout_generation if self._announced else 0
 
     def knows(self, reporter: Reporter) -> bool:
         """Whether the reporter is a worker of this job; it may have been created after the last turn."""
@@ -174,7 +179,7 @@ class Board:
 
     def belongs(self, reporter: Reporter) -> bool:
         """Whether the reporter is a member or a leaver of the published generation."""
-        return _names(self._generation, reporter.uid)
+        return self._announced is not None and reporter.uid in self._announced.uids
 
     def put_ready(self, reporter: Reporter, ready: Ready) -> None:
         """Notes that the worker is warm."""
@@ -205,7 +210,7 @@ class Board:
             self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
         else:
             self._lost_peers.pop(uid, None)
-        waits_anew = since == now and self._generation is not None
+        waits_anew = since == now and self._announced is not None
         if waits_anew or self.lost_peers != lost:
             self._wake()
         return pause
@@ -222,14 +227,14 @@ class Board:
         self._arrived += 1
         mine = self._arrived
         self._wake()
-        async with self._changed:
+        async with self._settling:
             try:
                 async with asyncio.timeout(timeout):
-                    await self._changed.wait_for(lambda: self._settled >= mine)
+                    await self._settling.wait_for(lambda: self._settled >= mine)
             except TimeoutError as error:
                 raise NotYetDurable(f"the report is not in the job's status after {timeout:g} s") from error
 
-    async def generation_after(self, reporter: Reporter, after: int, *, timeout: float) -> Generation | None:
+    async def generation_after(self, reporter: Reporter, after: int, *, timeout: float) -> Announcement | None:
         """The newest generation above `after` that names the reporter, or None when none came within `timeout` seconds,
         or before `MAX_POLLS` newer ones of the reporter waited.
 
@@ -237,27 +242,42 @@ class Board:
             Ended: the job has ended.
         """
         self._hear(reporter)
-        polls = self._polls.setdefault(reporter.uid, [])
+        try:
+            async with asyncio.timeout(timeout):
+                # Looked at anew each time: what woke the poll may be out of date when its turn comes.
+                while not self._has_news(reporter, after):
+                    if not await self._waited(reporter.uid):
+                        return None
+        except TimeoutError:
+            return None
+        if self._ended:
+            raise Ended("the job has ended")
+        return self._announced
 
-        def found() -> bool:
-            return self._ended or (self.layout_generation > after and _names(self._generation, reporter.uid))
+    def _has_news(self, reporter: Reporter, after: int) -> bool:
+        return self._ended or (self.layout_generation > after and self.belongs(reporter))
 
-        async with self._changed:
-            try:
-                async with asyncio.timeout(timeout) as patience:
-                    polls.append(patience)
-                    if len(polls) > MAX_POLLS:
-                        _end(polls.pop(0))
-                    try:
-                        await self._changed.wait_for(found)
-                    finally:
-                        if patience in polls:
-                            polls.remove(patience)
-            except TimeoutError:
-                return None
-            if self._ended:
-                raise Ended("the job has ended")
-            return self._generation
+    async def _waited(self, uid: str) -> bool:
+        """Waits for the next change; False where newer polls of the same worker took the place."""
+        polls = self._polls.setdefault(uid, [])
+        poll: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        polls.append(poll)
+        if len(polls) > MAX_POLLS:
+            _wake(polls.pop(0), changed=False)
+        try:
+            return await poll
+        finally:
+            if poll in polls:
+                polls.remove(poll)
+
+    async def _tell(self) -> None:
+        """Wakes the polls of all who have something to hear. Between two batches the event loop serves others."""
+        uids = self._polls if self._ended or not self._announced else self._announced.uids
+        waiting = [poll for uid, polls in self._polls.items() if uid in uids for poll in polls]
+        for first in range(0, len(waiting), TOLD_AT_ONCE):
+            for poll in waiting[first : first + TOLD_AT_ONCE]:
+                _wake(poll, changed=True)
+            await asyncio.sleep(0)
 
     def _hear(self, reporter: Reporter) -> datetime:
         now = self._clock()
@@ -289,14 +309,7 @@ class Board:
         self._counted = workers, jobs
 
 
-def _end(poll: asyncio.Timeout) -> None:
-    """Ends one poll; to notify the condition would wake all that wait on it, thousands of the job's workers."""
-    if not poll.expired():
-        poll.reschedule(0)
-
-
-def _names(generation: Generation | None, uid: str) -> bool:
-    """Whether the worker is a member or a leaver of the generation."""
-    return generation is not None and any(
-        member.uid == uid for group in (generation.members, generation.leavers) for member in group
-    )
+def _wake(poll: asyncio.Future[bool], *, changed: bool) -> None:
+    """Wakes one poll, unless it is over."""
+    if not poll.done():
+        poll.set_result(changed)

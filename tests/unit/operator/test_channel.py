@@ -1,6 +1,9 @@
 """The channel: who is told what, and when a report is acknowledged. What it refuses is in test_channel_refusals."""
 
 import asyncio
+import contextlib
+import itertools
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -9,12 +12,14 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from pipetransformer_contract.messages import Heartbeat, Member, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, GenerationNotice, Heartbeat, Member, Report, ResizeReason
 from pipetransformer_operator.api.status import PublishedPlan
-from pipetransformer_operator.channel import board as channel_board
+from pipetransformer_operator.channel import announcement as channel_announcement
+from pipetransformer_operator.channel import app as channel_app
+from pipetransformer_operator.channel.announcement import Announcement
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
-from pipetransformer_operator.channel.board import MAX_POLLS, Board, Reporter
+from pipetransformer_operator.channel.board import MAX_POLLS, TOLD_AT_ONCE, Board, Ended, Reporter
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.plan import Worker
 
@@ -101,23 +106,140 @@ async def test_of_one_worker_few_polls_wait_and_the_newest_are_kept() -> None:
     assert done == set(polls[:2]) and all(one.result() is None for one in done)
     await show(board, plan(1, "digits-w0", "digits-w1"))
     generations = await asyncio.gather(other, *waiting)
-    assert [one.layout_generation for one in generations] == [1] * (1 + MAX_POLLS)
+    assert [one.generation.layout_generation for one in generations] == [1] * (1 + MAX_POLLS)
 
 
-async def test_a_poll_wakes_nobody_else_and_those_that_are_over_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_wakes_no_other_and_those_that_are_over_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     board, looked = new_board(), list[str]()
     await show(board, plan(1, "digits-w0"))
-    monkeypatch.setattr(channel_board, "_names", lambda _, uid: looked.append(uid))
+    has_news = Board._has_news
+
+    def look(board: Board, reporter: Reporter, after: int) -> bool:
+        looked.append(reporter.uid)
+        return has_news(board, reporter, after)
+
+    monkeypatch.setattr(Board, "_has_news", look)
     first, second = (Reporter(worker.name, worker.uid) for worker in WORKERS)
-    waiting = asyncio.create_task(board.generation_after(first, 0, timeout=600))
+    waiting = asyncio.create_task(board.generation_after(first, 1, timeout=600))
     for _ in range(2 * MAX_POLLS):
         assert await board.generation_after(second, 0, timeout=0) is None
     kept = [asyncio.create_task(board.generation_after(second, 0, timeout=600)) for _ in range(MAX_POLLS)]
+    await board.settle(1)  # a report became durable
+    await show(board, plan(2, "digits-w1"))
     done, _ = await asyncio.wait([waiting, *kept], timeout=0.1)
-    assert not done
-    assert looked.count(first.uid) == 1, "it looked when it came, and was woken by nobody"
-    for poll in (waiting, *kept):
-        poll.cancel()
+    assert done == set(kept)
+    assert looked.count(first.uid) == 1, "it looked when it came, and nothing woke it"
+    waiting.cancel()
+
+
+async def test_of_a_generation_a_worker_hears_where_to_meet_and_all_members_only_if_it_asks() -> None:
+    board = new_board()
+    await show(board, published := plan(3, "digits-w0", "digits-w1"))
+    async with client_of(board) as client:
+
+        async def ask(more: str, **given: str) -> Any:
+            path = f"/v1/generation?after=2&timeoutSeconds=0{more}"
+            return await client.get(path, headers=headers("token-1") | given)
+
+        notice = GenerationNotice.model_validate(await (await ask("")).json())
+        assert notice == published.generation("job").notice()
+        assert (notice.job_uid, notice.layout_generation, notice.nonce) == ("job", 3, "n")
+        for encoding in ("gzip", "identity"):
+            whole = await ask("&members=true", **{"Accept-Encoding": encoding})
+            assert (whole.headers.get("Content-Encoding") == "gzip") is (encoding == "gzip")
+            assert Generation.model_validate(await whole.json()) == published.generation("job")
+
+
+async def test_a_worker_that_does_not_read_the_members_is_cut_off_and_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_app, "WHOLE_SECONDS", 0.2)
+    monkeypatch.setattr(channel_announcement, "WHOLES_AT_ONCE", 1)
+    board = new_board()
+    await show(board, plan(1, "digits-w0", "digits-w1"))
+    monkeypatch.setattr(Announcement, "whole", b"x" * 2**24)  # more than the kernel keeps for a reader
+    path = "/v1/generation?after=0&timeoutSeconds=0&members=true"
+    given = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
+    async with client_of(board) as client:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((client.host, client.port))
+            slow.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{given}\r\n".encode())
+            other = await client.get(path, headers=headers("token-1"))
+            assert len(await other.read()) == 2**24
+            slow.settimeout(10)
+            assert await asyncio.to_thread(_length_of_all, slow) < 2**24
+
+
+def _length_of_all(connection: socket.socket) -> int:
+    """How many bytes come until the connection ends."""
+    length = 0
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            length += len(part)
+    return length
+
+
+class Crowd:
+    """So many workers of one job that wait for generation 1, and what each was told."""
+
+    def __init__(self, workers: int = 2 * TOLD_AT_ONCE + 1) -> None:
+        self.names = [f"digits-w{number}" for number in range(workers)]
+        pods = [Worker(number, name, name.replace("digits-w", "uid-")) for number, name in enumerate(self.names)]
+        self.board = Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: pods)
+        self.told: list[int] = []
+        self.polls = [asyncio.create_task(self._poll(Reporter(pod.name, pod.uid))) for pod in pods]
+
+    async def _poll(self, reporter: Reporter) -> None:
+        announced = await self.board.generation_after(reporter, 0, timeout=600)
+        assert announced is not None
+        self.told.append(announced.generation.layout_generation)
+
+    async def until_waiting(self) -> None:
+        """All polls wait."""
+        await asyncio.sleep(0)
+
+    async def until_told(self) -> None:
+        """All polls are answered."""
+        await asyncio.gather(*self.polls)
+
+
+async def test_a_generation_is_told_to_a_few_at_a_time_and_the_event_loop_serves_others_in_between() -> None:
+    crowd = Crowd()
+    await crowd.until_waiting()
+    showing = asyncio.create_task(show(crowd.board, plan(1, *crowd.names)))
+    told = [0]
+    while not showing.done():
+        await asyncio.sleep(0)
+        told.append(len(crowd.told))
+    await crowd.until_told()
+    assert max(after - before for before, after in itertools.pairwise(told)) <= TOLD_AT_ONCE
+
+
+async def test_a_generation_that_is_superseded_while_it_is_told_reaches_none_of_those_who_have_not_heard_of_it() -> (
+    None
+):
+    crowd = Crowd()
+    await crowd.until_waiting()
+    first = asyncio.create_task(show(crowd.board, plan(1, *crowd.names)))
+    while len(crowd.told) < TOLD_AT_ONCE:  # noqa: ASYNC110 - each turn of the loop counts
+        await asyncio.sleep(0)
+    await show(crowd.board, plan(2, *crowd.names[:-1]))
+    await first
+    assert crowd.told == [1] * TOLD_AT_ONCE + [2] * TOLD_AT_ONCE
+    await show(crowd.board, plan(3, *crowd.names))
+    await crowd.until_told()
+    assert crowd.told[-1] == 3, "the last one was not named, and went on waiting"
+
+
+async def test_the_end_of_a_job_is_told_to_all_who_wait_named_or_not() -> None:
+    crowd = Crowd()
+    await crowd.until_waiting()
+    await show(crowd.board, plan(1, "digits-w0"))
+    await show(crowd.board, plan(1, "digits-w0"), ended=True)
+    ends = await asyncio.gather(*crowd.polls, return_exceptions=True)
+    assert crowd.told == [1]
+    assert [type(end) for end in ends[1:]] == [Ended] * (len(crowd.names) - 1)
 
 
 async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from datetime import UTC, datetime
+from unittest import mock
 
 import pytest
 
@@ -75,9 +76,13 @@ async def test_finished_jobs_and_the_pods_that_they_keep_slow_nobody() -> None:
     assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)
 
 
-async def test_a_tls_connection_has_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SSLProtocol, "max_size", SSLProtocol.max_size)
+async def test_a_tls_connection_has_small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("max_size", "connection_made"):
+        monkeypatch.setattr(SSLProtocol, name, getattr(SSLProtocol, name))
     tls_buffers.shrink()
     loop = asyncio.get_running_loop()
     protocol = SSLProtocol(loop, asyncio.Protocol(), server_context(), loop.create_future(), server_side=True)
     assert len(protocol.get_buffer(-1)) == tls_buffers.READ_BYTES
+    below = mock.Mock(asyncio.WriteTransport)
+    protocol.connection_made(below)
+    below.set_write_buffer_limits.assert_called_once_with(high=tls_buffers.WRITE_BYTES)

@@ -18,18 +18,19 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from pipetransformer.elastic import channel
+from pipetransformer.elastic import channel, channel_source
 from pipetransformer.elastic.channel import (
     Backoff,
     Channel,
-    ChannelSource,
     ChannelUnavailableError,
     HeartbeatSender,
     JobEndedError,
     ReportSender,
 )
-from pipetransformer.elastic.groups import PrefixStore
-from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store, split_address
+from pipetransformer.elastic.channel_source import ChannelSource
+from pipetransformer.elastic.groups import HashStore, PrefixStore
+from pipetransformer.elastic.member_list import split_address
+from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, LeaverError, host_store
 from pipetransformer.elastic.watcher import GenerationWatcher
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Ready, Report, ResizeReason
@@ -56,17 +57,17 @@ def make_report(step: int) -> Report:
 
 
 def test_a_worker_says_that_it_is_ready_and_gets_its_generation(stub: StubChannel) -> None:
-    generation = ChannelSource(client(stub), "127.0.0.1:1").next_generation(0)
+    generation = ChannelSource(client(stub), "127.0.0.1:1", HashStore()).next_generation(0)
 
     assert generation.layout_generation == 1
     assert generation.members[0].address == "127.0.0.1:1"
 
 
 def test_the_polls_of_a_worker_share_a_connection_until_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "POLL_SECONDS", 0)
+    monkeypatch.setattr(channel_source, "POLL_SECONDS", 0)
     stub = StubChannel(2, Layout(2, 1))
     try:
-        source = ChannelSource(client(stub), "127.0.0.1:1")
+        source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
         threading.Thread(target=source.next_generation, args=(0,), daemon=True).start()
         assert stub.wait_for(lambda: stub.polls >= 3, 30)
         assert stub.connections == 1
@@ -83,7 +84,7 @@ def test_the_polls_of_a_worker_share_a_connection_until_one_is_refused(monkeypat
 
 def test_a_worker_waits_until_the_operator_is_back(stub: StubChannel) -> None:
     stub.down.set()
-    source = ChannelSource(client(stub), "127.0.0.1:1")
+    source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     found: list[Generation] = []
     thread = threading.Thread(target=lambda: found.append(source.next_generation(0)))
     thread.start()
@@ -96,7 +97,7 @@ def test_a_worker_waits_until_the_operator_is_back(stub: StubChannel) -> None:
 
 
 def test_a_report_is_sent_again_until_it_is_acknowledged(stub: StubChannel) -> None:
-    source = ChannelSource(client(stub), "127.0.0.1:1")
+    source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     source.next_generation(0)
     stub.down.set()
     sender = ReportSender(client(stub), source)
@@ -175,7 +176,7 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
     """A projected volume is exchanged: the file is not there for a moment."""
     token, tried = tmp_path / "token", threading.Semaphore(0)
     speaks = Channel(stub.url, "ns/job", "job-w0", token)
-    source = ChannelSource(speaks, "127.0.0.1:1")
+    source = ChannelSource(speaks, "127.0.0.1:1", HashStore())
 
     def beat() -> Heartbeat:
         tried.release()
@@ -244,7 +245,7 @@ def test_an_answer_that_is_not_the_operators_is_none(ask: Callable[[Channel], ob
 
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
-    source = ChannelSource(client(stub), "127.0.0.1:1")
+    source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     sender = HeartbeatSender(
         client(stub), source, lambda: Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"]), lambda: None
     )
@@ -257,7 +258,7 @@ def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
 
 def test_a_heartbeat_that_hears_of_the_jobs_end_says_so_once_and_is_the_last(stub: StubChannel) -> None:
     ended: list[bool] = []
-    source = ChannelSource(client(stub), "127.0.0.1:1")
+    source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     sender = HeartbeatSender(
         client(stub), source, lambda: Heartbeat(layout_generation=1, step=5), lambda: ended.append(True)
     )
@@ -270,7 +271,7 @@ def test_a_heartbeat_that_hears_of_the_jobs_end_says_so_once_and_is_the_last(stu
 
 
 def test_a_job_that_has_ended_closes_the_rendezvous(stub: StubChannel) -> None:
-    source = ChannelSource(client(stub), "127.0.0.1:1")
+    source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     source.next_generation(0)
     stub.report(make_report(9).model_copy(update={"outcome": Outcome.SUCCEEDED}))
 

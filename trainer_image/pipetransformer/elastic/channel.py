@@ -6,29 +6,37 @@ with back-off, until acknowledged.
 """
 
 import contextlib
+import gzip
 import http.client
 import json
 import logging
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import torch
-from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from pipetransformer_contract.messages import Generation, Heartbeat, HeartbeatReply, Ready, Report, ReportReply
+from pipetransformer_contract.messages import (
+    Generation,
+    GenerationNotice,
+    Heartbeat,
+    HeartbeatReply,
+    Ready,
+    Report,
+    ReportReply,
+)
 from pipetransformer_contract.wire import Path, Wire
 
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=Wire)
 
-POLL_SECONDS = 20
 HEARTBEAT_SECONDS = 2.0
 REPORT_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 10.0
@@ -112,12 +120,19 @@ class Channel:
         """Say that this worker is warm and that its store listens at `address` (host:port)."""
         self._call("POST", Path.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
 
+    def notice(self, after: int, timeout_seconds: int) -> GenerationNotice | None:
+        """Notice of the newest generation above `after` that names this worker, or None when none came in time."""
+        body = self._poll(after, timeout_seconds)
+        return _read(GenerationNotice, body) if body else None
+
     def generation(self, after: int, timeout_seconds: int) -> Generation | None:
-        """The newest generation above `after` that names this worker, or None when none came in time."""
-        body = self._call(
-            "GET", f"{Path.GENERATION}?after={after}&timeoutSeconds={timeout_seconds}", None, timeout_seconds + 10
-        )
+        """The same generation with all its members: for its leader, and for whom its leader is silent."""
+        body = self._poll(after, timeout_seconds, "&members=true")
         return _read(Generation, body) if body else None
+
+    def _poll(self, after: int, timeout_seconds: int, more: str = "") -> bytes:
+        path = f"{Path.GENERATION}?after={after}&timeoutSeconds={timeout_seconds}{more}"
+        return self._call("GET", path, None, timeout_seconds + 10)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Give a sign of life; returns the newest published generation, and the pace that the operator asks for."""
@@ -132,7 +147,7 @@ class Channel:
         try:
             response, body = self._request(method, path, data, timeout)
         # Also of the token and the authority's file: whoever exchanges or mends them has done so by another request.
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, EOFError, ValueError, zlib.error, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
         if response.status == http.HTTPStatus.GONE:
             raise JobEndedError(f"{self.job} has ended")
@@ -144,7 +159,11 @@ class Channel:
     def _request(
         self, method: str, path: str, data: bytes | None, timeout: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        headers = {"X-Pipetransformer-Job": self.job, "X-Pipetransformer-Worker": self.worker}
+        headers = {
+            "X-Pipetransformer-Job": self.job,
+            "X-Pipetransformer-Worker": self.worker,
+            "Accept-Encoding": "gzip",
+        }
         if self.token_file is not None:
             headers["Authorization"] = f"Bearer {self.token_file.read_text().strip()}"
         if data is not None:
@@ -156,6 +175,8 @@ class Channel:
             connection.request(method, server.path.rstrip("/") + path, data, headers)
             response = connection.getresponse()
             body = response.read()
+            if response.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
             if self._kept is not None and response.status < http.HTTPStatus.BAD_REQUEST:
                 kept.connection = connection
         finally:
@@ -201,47 +222,10 @@ class Backoff:
         self._seconds = 0.5
 
 
-class ChannelSource:
-    """Generations by long-poll (`GenerationSource`). Says `ready` before each poll: a restarted operator has forgotten
-    it."""
+class Sightings(Protocol):
+    """Told which generations are published; `ChannelSource`."""
 
-    def __init__(self, channel: Channel, address: str) -> None:
-        self._channel = channel
-        self._address = address
-        self._stop = threading.Event()
-        self._newest = 0
-
-    def next_generation(self, after: int) -> Generation:
-        with self._channel.kept() as channel:
-            return self._ask(channel, after)
-
-    def _ask(self, channel: Channel, after: int) -> Generation:
-        backoff = Backoff(self._stop)
-        while not self._stop.is_set():
-            try:
-                channel.ready(self._address)
-                generation = channel.generation(after, POLL_SECONDS)
-                backoff.reset()
-            except JobEndedError as error:
-                raise RendezvousClosedError(str(error)) from error
-            except ChannelUnavailableError as error:
-                logger.info("channel: %s; trying again", error)
-                backoff.wait(error.retry_after)
-                continue
-            if generation is not None and generation.layout_generation > after:
-                self.saw(generation.layout_generation)
-                return generation
-        raise RendezvousClosedError("this worker is closing")
-
-    def newest(self) -> int:
-        return self._newest
-
-    def saw(self, layout_generation: int) -> None:
-        """Note that a generation is published, as heartbeats and reports learn."""
-        self._newest = max(self._newest, layout_generation)
-
-    def close(self) -> None:
-        self._stop.set()
+    def saw(self, layout_generation: int) -> None: ...
 
 
 class HeartbeatSender:
@@ -249,7 +233,7 @@ class HeartbeatSender:
     for. `state` says what the next heartbeat tells; `ended` is called when the answer is that the job has ended."""
 
     def __init__(
-        self, channel: Channel, source: ChannelSource, state: Callable[[], Heartbeat], ended: Callable[[], None]
+        self, channel: Channel, source: Sightings, state: Callable[[], Heartbeat], ended: Callable[[], None]
     ) -> None:
         self._channel = channel
         self._source = source
@@ -293,7 +277,7 @@ class ReportSender:
     """A thread that sends the newest report: at once when urgent, else at the pace that the operator asks for, again
     until acknowledged."""
 
-    def __init__(self, channel: Channel, source: ChannelSource) -> None:
+    def __init__(self, channel: Channel, source: Sightings) -> None:
         self._channel = channel
         self._source = source
         self._lock = threading.Condition()

@@ -26,6 +26,7 @@ from .connections import Connections
 __all__ = [
     "OPERATION_TIMEOUT",
     "GenerationGroups",
+    "HashStore",
     "PrefixStore",
     "Store",
     "TCPStore",

@@ -8,7 +8,6 @@ leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer
 
 import contextlib
 import datetime
-import socket
 import threading
 import time
 from typing import Protocol
@@ -28,7 +27,8 @@ from torch.distributed.elastic.rendezvous import (
 from pipetransformer_contract.messages import Generation
 
 from .connections import Connections
-from .groups import PrefixStore, Store, TCPStore
+from .groups import Store, TCPStore
+from .member_list import connect, forget, hand_on, place_of, split_address
 
 BACKEND = "pipetransformer"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
@@ -106,8 +106,10 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return BACKEND
 
     def announce(self, generation: Generation) -> None:
-        """Take a generation that the leader passed on, so that the next rendezvous need not ask the source."""
+        """Take a generation that the leader passed on, so that the next rendezvous need not ask the source. Joiners
+        that wait for its list find it in this worker's store, if it leads there."""
         self._announced = generation
+        hand_on(generation, self._worker, self._own_store)
 
     def await_next(self) -> None:
         """Wait until a generation after the current one names this worker, and leave it to the next rendezvous.
@@ -170,6 +172,8 @@ class GenerationRendezvousHandler(RendezvousHandler):
             store.set(keys[rank], _COMES)
             self._wait(store, keys)
             said = store.multi_get(keys)
+            if leader.name == self._worker:
+                forget(store)
         except dist.DistNetworkError as error:
             raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
         except dist.DistStoreError as error:
@@ -203,19 +207,13 @@ class GenerationRendezvousHandler(RendezvousHandler):
         """A client of the leader's store. The leader, too, is one: a wait on the store that it hosts could not be ended
         without ending the store."""
         leader = generation.leader_member()
-        host, port = split_address(leader.address)
         limit = min(_CONNECT_TIMEOUT, self._timeout)
-
-        def make() -> TCPStore:
-            # A client that cannot connect tries on by itself, for seconds, and cannot be told to stop. It gets little
-            # time, and is only made once somebody listens.
-            socket.create_connection((host, port), limit.total_seconds()).close()
-            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
-
         deadline = time.monotonic() + seconds
         while True:
             try:
-                client = connections.connect(make, lambda _: None, deadline - time.monotonic())
+                client = connections.connect(
+                    lambda: connect(leader.address, limit), lambda _: None, deadline - time.monotonic()
+                )
                 break
             except (dist.DistNetworkError, OSError) as error:
                 if self.given_up() or connections.is_shut or time.monotonic() > deadline:
@@ -223,7 +221,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
                     raise RendezvousConnectionError(message) from error
                 time.sleep(_RETRY_SECONDS)
         client.set_timeout(self._timeout)
-        return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", client)
+        return place_of(generation, client)
 
     def _wait(self, store: Store, keys: list[str]) -> None:
         while True:
@@ -265,12 +263,6 @@ class GenerationRendezvousHandler(RendezvousHandler):
 def _key(worker: str) -> str:
     """In the generation's store: whether the worker comes."""
     return f"here/{worker}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`; an IPv6 host may stand in brackets."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def host_store(address: str, timeout: datetime.timedelta) -> tuple[TCPStore, str]:

@@ -24,11 +24,12 @@ def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
 
     from ..worker import WorkerIdentity
     from .agent import AgentRendezvousHandler
-    from .channel import ChannelSource
+    from .channel_source import ChannelSource
     from .rendezvous import host_store
 
     identity = WorkerIdentity.from_environment()
     seconds = params.get_as_int("join_timeout", _JOIN_TIMEOUT_SECONDS) or _JOIN_TIMEOUT_SECONDS
     timeout = datetime.timedelta(seconds=seconds)
     store, address = host_store(identity.address, timeout)
-    return AgentRendezvousHandler(identity.name, store, ChannelSource(identity.channel(), address), timeout=timeout)
+    source = ChannelSource(identity.channel(), address, store)
+    return AgentRendezvousHandler(identity.name, store, source, timeout=timeout)
