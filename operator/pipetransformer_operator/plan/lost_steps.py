@@ -1,0 +1,33 @@
+"""Says which steps are lost when no worker is left that holds them, and the job goes on from its checkpoint."""
+
+from ..api.status import Reason
+from .draft import Draft
+from .finish import saved_step
+from .types import EventType
+
+
+def forget_plan(draft: Draft) -> None:
+    """Forgets the published plan, but never its number, because no worker holds its state."""
+    if draft.status.plan is not None:
+        tell_lost(draft)
+    draft.update(plan=None, stop=None)
+
+
+def tell_lost(draft: Draft) -> None:
+    """Tells how many steps no checkpoint holds. A job whose first generation is not confirmed has made none."""
+    plan, stop, checkpoint = draft.status.plan, draft.status.stop, draft.status.checkpoint
+    if plan is None or not plan.confirmed_generation or (stop is not None and draft.spec.checkpoint is None):
+        return  # the stop began with the words that all are lost
+    left = [saved_step(worker) for worker in draft.observed.workers]
+    durable = max([*left, stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0])
+    newest = newest_step(draft)
+    if newest > durable:
+        steps = f"{newest - durable} steps are lost: step {newest} was reached, and "
+        steps += f"the newest durable checkpoint is of step {durable}" if durable else "no checkpoint is durable"
+        draft.tell(Reason.STEPS_LOST, steps, EventType.WARNING)
+
+
+def newest_step(draft: Draft) -> int:
+    """Committed steps that the operator knows of; the workers may have made a few more."""
+    reports = (draft.status.last_report, draft.observed.report)
+    return max((one.step for one in reports if one is not None and one.job_uid == draft.observed.uid), default=0)
