@@ -3,8 +3,9 @@
 A worker that a generation left out waits for one that names it again, or for the operator to end it: its pod would give
 its accelerator away by ending, and that is for the operator to do, once a checkpoint is durable.
 
-Exit 0 means that the worker left as told or that the job has ended, 2 that the user's spec cannot be trained, 1
-anything else. The outcome also stands in the termination log, where it is found after any outage of the channel.
+Exit 0 means that the worker left as the operator told it or that the job has ended, 2 that the user's spec cannot be
+trained, 143 that a signal ended it, 1 anything else. The outcome also stands in the termination log, where it is found
+after any outage of the channel.
 """
 
 import datetime
@@ -154,7 +155,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             raise SystemExit(0)
         elif handler.generation is None or handler.waiting_after is not None:
             # It holds nothing yet; or its group broke, and no plan will name a pod that is being deleted.
-            _end_as_told(identity, trainers[-1].saved_step if trainers else 0)
+            _end_as_told(identity, "Failed", trainers[-1].saved_step if trainers else 0)
             raise SystemExit(EXIT_STOPPED)
 
     trainers: list[Trainer] = []
@@ -247,10 +248,13 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     if ending is Ending.STOPPED and not (stop.is_set() or asked.is_set()):
         ending = Ending.CLOSED
     logger.info("%s: %s", identity.name, ending.value)
-    if ending is Ending.STOPPED:
-        _end_as_told(identity, trainer.saved_step)
+    if ending is Ending.STOPPED and stop.is_set():
+        _end_as_told(identity, "Failed", trainer.saved_step)
         return WorkerEnd(EXIT_STOPPED, ending, trainer)
-    _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
+    if ending is Ending.STOPPED:
+        _end_as_told(identity, "Left", trainer.saved_step)
+    else:
+        _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
     return WorkerEnd(0, ending, trainer)
 
 
@@ -284,10 +288,10 @@ def _give_up(
     return WorkerEnd(EXIT_WORKER)
 
 
-def _end_as_told(identity: WorkerIdentity, saved: int) -> None:
+def _end_as_told(identity: WorkerIdentity, outcome: str, saved: int) -> None:
     """Say that the worker ends because it was told to, and of which step it left a durable checkpoint; 0 for none."""
     words = f"told to stop; a checkpoint of step {saved} is durable" if saved else "told to stop"
-    _terminate(identity, "Failed", "Stopped", words, **({"savedStep": saved} if saved else {}))
+    _terminate(identity, outcome, "Stopped", words, **({"savedStep": saved} if saved else {}))
 
 
 def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str, **more: int) -> None:

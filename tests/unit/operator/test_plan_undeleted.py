@@ -57,7 +57,7 @@ def test_a_suspended_job_says_who_is_not_deleted_and_why_until_they_are(deleted:
     let_go(world)
     assert says(world, ConditionType.SUSPENDED)[1] == reason
     assert (world.status.gpus.held, world.workers) == (0, {})
-    assert reasons(world) == [reason, "DeletionRefused"]
+    assert reasons(world) == [reason, "StepsLost", "DeletionRefused"]
 
 
 def test_a_job_that_trains_says_so_while_it_trains_on_and_recovers() -> None:

@@ -161,7 +161,7 @@ class World:
         step = self.report.step if self.report else 0
         for name in told & self.workers.keys():
             if self.workers[name].alive:
-                self.end(name, 143, json.dumps({"outcome": "Failed", "reason": "Stopped", "savedStep": step}))
+                self.end(name, 0, json.dumps({"outcome": "Left", "reason": "Stopped", "savedStep": step}))
 
     def bury(self) -> None:
         """Pods that are terminating are gone."""
