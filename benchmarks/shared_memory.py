@@ -1,4 +1,4 @@
-"""What it costs that each pod has a `/dev/shm` of its own: `python -m benchmarks.shared_memory` (root, one minute).
+"""Measures what a private `/dev/shm` in each pod costs: `python -m benchmarks.shared_memory` (root, one minute).
 
 Two processes send tensors to each other by gloo, once with the `/dev/shm` of the machine in common and once with a
 private one of 64 MB each, as containers have by default. Then they send the same bytes through a segment of shared

@@ -278,7 +278,7 @@ def test_what_follows_an_uninstall_deletes_the_budgets_of_jobs_that_train_on(nam
     (pod,) = (one["spec"]["template"]["spec"] for one in after if one["kind"] == "Job")
     assert pod["containers"][0]["command"][-1] == RELEASE_BUDGETS
     roles = [one for one in after if one["kind"] == kind]
-    assert [role["metadata"].get("namespace") for role in roles] == (namespaces or [None])
+    assert [role["metadata"].get("namespace", "") for role in roles] == (namespaces or [""])
     rule = {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": ["list", "delete"]}
     assert all(role["rules"] == [rule] for role in roles)
     assert {one["subjects"][0]["name"] for one in after if "subjects" in one} == {pod["serviceAccountName"]}

@@ -64,7 +64,7 @@ def end_finished(draft: Draft) -> None:
 
 
 def words(draft: Draft) -> str:
-    """What the stop waits for, for a condition; empty where it waits for nothing."""
+    """Says in a condition what the stop waits for; empty where it waits for nothing."""
     stop, plan = draft.status.stop, draft.status.plan
     if stop is None or plan is None or not draft.status.worker_ids:
         return ""
