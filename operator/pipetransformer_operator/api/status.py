@@ -396,6 +396,11 @@ class JobStatus(Wire):
         default=None, description="When it first asked for its workers, since it was resumed last."
     )
     stop: Stop | None = None
+    unsettled_step: Count | None = Field(
+        default=None,
+        description="Step that was reached when others took all workers away: these may have left a checkpoint. The"
+        " next start shows how many steps are lost.",
+    )
     completion_time: datetime | None = Field(default=None, description="When it ended, one way or the other.")
     failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
     resize_failures: Count = Field(

@@ -55,7 +55,7 @@ def clean(draft: Draft) -> None:
         draft.wake_at(ended + FINISH_GRACE)
     if policy.ttl_seconds_after_finished is not None:
         expiry = ended + timedelta(seconds=policy.ttl_seconds_after_finished)
-        draft.expired = draft.now >= expiry and draft.observed.kept_by is None
+        draft.expired = draft.now >= expiry and draft.observed.kept_by is None and status.stop is None
         if draft.now < expiry:
             draft.wake_at(expiry)
 

@@ -1,4 +1,4 @@
-"""Says which steps are lost when no worker is left that holds them, and the job goes on from its checkpoint."""
+"""Says which steps are lost when no worker is left that holds them, and the job resumes from its checkpoint."""
 
 from ..api.status import Reason
 from .draft import Draft
@@ -7,10 +7,29 @@ from .types import EventType
 
 
 def forget_plan(draft: Draft) -> None:
-    """Forgets the published plan, but never its number, because no worker holds its state."""
-    if draft.status.plan is not None:
-        tell_lost(draft)
+    """Forgets the published plan, but never its number, because no worker holds its state.
+
+    Members that others take away may still leave a checkpoint. Then the next start tells what is lost.
+    """
+    plan = draft.status.plan
+    if plan is not None:
+        ending = [worker for member in plan.members if (worker := draft.worker(member)) and worker.exit_code is None]
+        if any(worker.terminating and worker.holds for worker in ending) and draft.spec.checkpoint is not None:
+            draft.update(unsettled_step=newest_step(draft))
+        else:
+            tell_lost(draft)
     draft.update(plan=None, stop=None)
+
+
+def settle(draft: Draft, step: int) -> None:
+    """Tells what was lost, now that the job has resumed from `step`."""
+    reached = draft.status.unsettled_step
+    if reached is None:
+        return
+    if reached > step:
+        words = f"{reached - step} steps are lost: step {reached} was reached, and the job resumed from step {step}"
+        draft.tell(Reason.STEPS_LOST, words, EventType.WARNING)
+    draft.update(unsettled_step=None)
 
 
 def tell_lost(draft: Draft) -> None:

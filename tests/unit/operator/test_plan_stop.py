@@ -114,6 +114,18 @@ def test_a_job_without_a_checkpoint_says_what_is_lost_before_its_pods_go() -> No
     assert not world.workers and world.state() is State.FAILED
 
 
+def test_a_job_past_its_deadline_is_not_deleted_before_its_members_have_left_their_checkpoint() -> None:
+    world = World(make_job().stages(2).workers(2).checkpoint().set("runPolicy.ttlSecondsAfterFinished", 0))
+    world.builder.set("runPolicy.activeDeadlineSeconds", 600)
+    world.start()
+    world.stubborn = set(world.workers)
+    stop(world, "late")
+    assert not world.turn().expired and world.state() is State.FAILED
+    world.stubborn = set()
+    world.settle()
+    assert world.turn().expired
+
+
 def test_the_time_of_a_stop_begins_anew_with_an_operator_that_may_have_to_tell_it_first() -> None:
     world = stopping("suspended")
     world.wait(400)
@@ -185,6 +197,26 @@ def test_preemption_of_a_whole_job_tells_how_many_steps_its_checkpoint_lacks() -
         world.kill(name)
     world.settle()
     assert [words.partition(":")[0] for words in warnings(world)] == ["10 steps are lost"]
+
+
+@pytest.mark.parametrize(("redone", "told"), [(4, ["4 steps are lost"]), (0, [])])
+def test_after_a_preemption_the_next_start_shows_whether_the_evicted_workers_left_a_checkpoint(
+    redone: int, told: list[str]
+) -> None:
+    world = World(make_job().stages(2).workers(2).checkpoint())
+    world.start()
+    world.commit(checkpoint=0)
+    world.commit(steps=10)
+    for name in list(world.workers):
+        world.change(name, terminating=True, disrupted=True)
+    world.settle()
+    assert not warnings(world), "they have their grace period for a checkpoint"
+    world.bury()
+    world.warm_up()
+    world.commit(steps=-redone)
+    assert [words.partition(":")[0] for words in warnings(world)] == told
+    world.commit()
+    assert world.status.unsettled_step is None and len(warnings(world)) == len(told)
 
 
 def test_steps_are_not_lost_twice() -> None:
