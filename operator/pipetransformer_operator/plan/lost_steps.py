@@ -37,13 +37,20 @@ def tell_lost(draft: Draft) -> None:
     plan, stop, checkpoint = draft.status.plan, draft.status.stop, draft.status.checkpoint
     if plan is None or not plan.confirmed_generation or (stop is not None and draft.spec.checkpoint is None):
         return  # the stop began with the words that all are lost
-    left = [saved_step(worker) for worker in draft.observed.workers]
-    durable = max([*left, stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0])
+    durable = max(saved_by_members(draft), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
     newest = newest_step(draft)
     if newest > durable:
         steps = f"{newest - durable} steps are lost: step {newest} was reached, and "
         steps += f"the newest durable checkpoint is of step {durable}" if durable else "no checkpoint is durable"
         draft.tell(Reason.STEPS_LOST, steps, EventType.WARNING)
+
+
+def saved_by_members(draft: Draft) -> int:
+    """Steps of the durable checkpoint that members left which have ended; 0 while none has. One that left a generation
+    before this one knows nothing of the steps since."""
+    plan = draft.status.plan
+    ended = [worker for member in plan.members if (worker := draft.worker(member))] if plan else []
+    return max(map(saved_step, ended), default=0)
 
 
 def newest_step(draft: Draft) -> int:

@@ -13,8 +13,7 @@ from pipetransformer_contract.messages import Member, ResizeReason
 from ..api.status import ConditionType, Reason, ResizePhase, Stop
 from . import commit, failure, layouts
 from .draft import Draft
-from .finish import saved_step
-from .lost_steps import forget_plan, newest_step, tell_lost
+from .lost_steps import forget_plan, newest_step, saved_by_members, tell_lost
 from .types import EventType
 
 #: Members whose trouble with the storage a condition names.
@@ -107,7 +106,7 @@ def _saving(draft: Draft) -> list[Member]:
 
 
 def _note_saved(draft: Draft, stop: Stop) -> None:
-    saved = max((saved_step(worker) for worker in draft.observed.workers), default=0)
+    saved = saved_by_members(draft)
     if saved > stop.saved_step:
         draft.update(stop=stop.model_copy(update={"saved_step": saved}))
 

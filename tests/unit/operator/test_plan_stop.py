@@ -154,6 +154,21 @@ def test_survivors_that_are_too_few_to_save_anything_are_given_back_at_once() ->
     assert [words.partition(":")[0] for words in warnings(world)] == ["10 steps are lost"]
 
 
+def test_the_checkpoint_of_a_worker_that_left_earlier_ends_no_stop() -> None:
+    world = World(make_job().stages(1).workers(2).checkpoint())
+    world.lingering = True
+    world.start()
+    world.commit(steps=10)
+    world.end("digits-w1", 143, '{"outcome": "Failed", "reason": "Stopped", "savedStep": 11}')
+    world.change("digits-w1", terminating=True)
+    world.settle()
+    world.commit(steps=10)
+    world.stubborn = set(world.workers)
+    world.builder.suspended()
+    world.settle()
+    assert not world.workers["digits-w0"].terminating
+
+
 def test_workers_that_are_to_join_are_not_waited_for() -> None:
     builder = make_job().stages(2).workers(2, most=4).checkpoint()
     world = World(builder)
