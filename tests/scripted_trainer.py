@@ -37,6 +37,10 @@ class JobEnded(Exception):
     """The channel says that the job has ended."""
 
 
+class ToldToStop(Exception):
+    """The channel says that this worker is to leave a checkpoint and end."""
+
+
 class Worker:
     """One scripted worker."""
 
@@ -65,6 +69,14 @@ class Worker:
                     self.follow()
         except JobEnded:
             return 0
+        except ToldToStop:
+            step, boundary = self.load()
+            assert self.generation is not None
+            if self.generation.leader == self.name:
+                self.report(step, boundary)
+            said = {"outcome": "Left", "reason": "Stopped"} | ({"savedStep": step} if self.spec.checkpoint else {})
+            Path(os.environ[Env.TERMINATION_LOG]).write_text(json.dumps(said))
+            return 0
 
     def join(self) -> None:
         """Waits for a generation newer than the present one."""
@@ -83,8 +95,7 @@ class Worker:
         assert self.generation is not None
         present = self.generation.layout_generation
         while self.newest <= present:
-            beat = Heartbeat(layout_generation=present, step=0)
-            self.newest = HeartbeatReply.model_validate_json(self.call("POST", Route.HEARTBEAT, beat)).layout_generation
+            self.newest = self.beat(present, 0)
             if self.call("GET", f"{Route.GENERATION}?after={present}&timeoutSeconds=1"):
                 self.newest = present + 1
 
@@ -99,9 +110,7 @@ class Worker:
                 self.report(step, boundary, Outcome.SUCCEEDED)
                 raise JobEnded
             if step >= self.allowed():
-                beat = Heartbeat(layout_generation=present, step=step)
-                reply = HeartbeatReply.model_validate_json(self.call("POST", Route.HEARTBEAT, beat))
-                self.newest = reply.layout_generation
+                self.newest = self.beat(present, step)
                 time.sleep(RETRY_SECONDS)
                 continue
             step += 1
@@ -110,6 +119,14 @@ class Worker:
             if frozen != boundary:
                 boundary = frozen
                 self.report(step, boundary)
+
+    def beat(self, present: int, step: int) -> int:
+        """Gives a sign of life; returns the newest published generation."""
+        beat = Heartbeat(layout_generation=present, step=step)
+        reply = HeartbeatReply.model_validate_json(self.call("POST", Route.HEARTBEAT, beat))
+        if reply.stop:
+            raise ToldToStop
+        return reply.layout_generation
 
     def frozen(self, step: int) -> tuple[int, int]:
         """Frozen blocks after `step`, and since which step."""

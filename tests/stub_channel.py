@@ -48,6 +48,7 @@ class StubChannel:
         self._packing = packing
         self._ready: dict[str, str] = {}
         self._ended = False
+        self._stops = False
         self._unheard: frozenset[str] = frozenset()
         self._condition = threading.Condition()
         self._server = _Server(("127.0.0.1", 0), self._handler_class())
@@ -73,6 +74,10 @@ class StubChannel:
         with self._condition:
             self._ended, self._unheard = True, frozenset(unheard)
             self._condition.notify_all()
+
+    def stop(self) -> None:
+        """Workers that beat are told to leave a checkpoint and end."""
+        self._stops = True
 
     def close(self) -> None:
         self._server.shutdown()
@@ -199,7 +204,8 @@ class StubChannel:
                     case ChannelPath.HEARTBEAT:
                         worker = self.headers["X-Pipetransformer-Worker"]
                         newest = channel.beat(worker, Heartbeat.model_validate_json(body))
-                        return self._answer(410) if newest is None else self._answer(200, {"layoutGeneration": newest})
+                        reply = {"layoutGeneration": newest, "stop": channel._stops}
+                        return self._answer(410) if newest is None else self._answer(200, reply)
                     case ChannelPath.REPORT:
                         return self._answer(200, {"layoutGeneration": channel.report(Report.model_validate_json(body))})
                     case _:

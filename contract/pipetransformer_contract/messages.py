@@ -249,7 +249,8 @@ class Heartbeat(Wire):
     `layout_generation` is the newest that this worker has committed, or left with, 0 for none. A worker that is in no
     group says in `waiting_after` above which generation the next one must be: it left with the generation of that
     number, or that broke, or did not come about. `lost_peers` are then those that it may have lost: a broken connection
-    does not say whom. `because` is why, as it saw it, until it is in a group again.
+    does not say whom. `because` is why, as it saw it, until it is in a group again. `unsaved` is why the checkpoint
+    that the worker was told to leave cannot be written yet.
     """
 
     layout_generation: Count
@@ -257,13 +258,16 @@ class Heartbeat(Wire):
     waiting_after: Count | None = None
     lost_peers: list[Name] = Field(default_factory=list, max_length=MAX_LOST_PEERS)
     because: str = Field(default="", max_length=MAX_MESSAGE)
+    unsaved: str = Field(default="", max_length=MAX_MESSAGE)
 
 
 class HeartbeatReply(Wire):
     """The newest published generation, so that a leader learns of it without a long-poll.
 
     `next_seconds` is when the next is expected, unless something happens; without it the worker uses its own pace.
+    `stop` tells the members to end once a checkpoint of their state is durable; it is never taken back.
     """
 
     layout_generation: Count
     next_seconds: Seconds | None = None
+    stop: bool = False

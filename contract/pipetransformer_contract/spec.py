@@ -358,7 +358,12 @@ class Checkpoint(SpecModel):
     location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="Absolute path of a mounted volume, or an fsspec URL."
     )
-    every_steps: Positive | None = Field(default=None, description="Besides those that a release needs.")
+    every_steps: Positive | None = Field(
+        default=None,
+        description="Steps between checkpoints, besides those that a freeze or another layout needs. By default the"
+        " measured cost says how often: training stands still for them for at most 1 % of the time, and the storage is"
+        " busy with them for at most 10 %. The time between two is never below one minute or above 30 minutes.",
+    )
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=2, description="Newest checkpoints that are kept.")
     rules = (_IS_A_LOCATION,)
 

@@ -1,13 +1,19 @@
-"""`python -m pipetransformer_operator`: the operator on a cluster, configured by its environment (see `settings`)."""
+"""`python -m pipetransformer_operator`: the operator on a cluster, configured by its environment (see `settings`).
+
+With the argument `release-budgets` it only deletes the budgets that an operator has left, as at the end of a release.
+"""
 
 import asyncio
 import gc
 import logging
+import os
 import sys
 
 from .handlers import operate
+from .kube.api import Api
 from .kube.lease import LeaseLost
-from .settings import Settings
+from .kube.protection import release_budgets
+from .settings import Settings, served_namespaces
 
 #: New objects, collections of the young, and of the middle-aged, after which the next older ones are looked through.
 #: Python's own 700 are for small programs: all pods and jobs are kept here, and a quarter of the time went into that.
@@ -18,7 +24,32 @@ _COLLECT_AFTER = (20_000, 20, 100)
 _RECURSION = 40_000
 
 
+RELEASE_BUDGETS = "release-budgets"
+
+
 def main() -> int:
+    """Runs what the command line asks for and returns its exit code."""
+    if sys.argv[1:] == [RELEASE_BUDGETS]:
+        return release()
+    return run()
+
+
+def release() -> int:
+    """Deletes the budgets of all jobs, in the namespaces that the environment names, and returns the exit code."""
+    namespaces = served_namespaces(os.environ)
+
+    async def connect_and_release() -> None:
+        api = await Api.connect()
+        try:
+            await release_budgets(api, namespaces)
+        finally:
+            await api.close()
+
+    asyncio.run(connect_and_release())
+    return 0
+
+
+def run() -> int:
     """Runs the operator and returns its exit code."""
     try:
         settings = Settings.from_environment()

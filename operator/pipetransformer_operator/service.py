@@ -5,7 +5,7 @@ An operator that waits for the lease listens already, so that its metrics show, 
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from .channel.app import Channel
 from .channel.certificate import Certificate, MountedCertificate
 from .channel.entrance import Entrance, allow_files, listen, serve
 from .controller.manager import Controller
-from .controller.ports import Conflict, JobKey, Unavailable
+from .controller.ports import Conflict, JobKey, Refused, Unavailable
 from .health import Health
 from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
@@ -30,6 +30,7 @@ from .kube.lease import Lease
 from .kube.nodes import Nodes
 from .kube.pod_watch import PodWatch
 from .kube.pool import KubePool
+from .kube.protection import release_budgets
 from .kube.rendering import PriorityClasses
 from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 WATCH_PATIENCE_SECONDS = 2 * WATCH_SECONDS + 30
 CRD_POLL_SECONDS = 2.0
 CERTIFICATE_SECONDS = 600.0
+#: For the budgets that an operator takes with it; its pod has 30 s to end.
+RELEASE_SECONDS = 15.0
 
 
 class _Watching(Protocol):
@@ -71,6 +74,7 @@ class Service:
         watching: list[_Watching],
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
+        namespaces: Sequence[str],
     ) -> None:
         self.health = health
         self.metrics = metrics
@@ -82,6 +86,7 @@ class Service:
         self._watching = watching
         self._runners = runners
         self._renewing = renewing
+        self._namespaces = namespaces
 
     @classmethod
     async def start(cls, settings: Settings) -> "Service":
@@ -185,6 +190,7 @@ class Service:
             [jobs, pods, keeper, quota, *filter(None, [others])],
             runners,
             renewing,
+            settings.namespaces,
         )
 
     async def lead(self) -> None:
@@ -213,11 +219,22 @@ class Service:
         """Stops everything; jobs and workers go on."""
         self._renewing.cancel()
         await self._controller.stop()
+        await self._release_budgets()
         await self._lease.release()
         for runner in self._runners:
             await runner.cleanup()
         for api in self._apis:
             await api.close()
+
+    async def _release_budgets(self) -> None:
+        """Lets nodes be drained until an operator leads again, which makes the budgets anew."""
+        if not self._lease.held:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await release_budgets(self._apis[-1], self._namespaces)
+        except (Refused, Unavailable, TimeoutError) as error:
+            logger.warning("budgets of jobs are left, and refuse evictions while no operator runs: %r", error)
 
     def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its end."""

@@ -67,7 +67,7 @@ class Settings:
             metrics_port=_port(environment, "METRICS", cls.metrics_port),
             health_port=_port(environment, "HEALTH", cls.health_port),
             host=environment.get("PIPETRANSFORMER_HOST", cls.host),
-            namespaces=tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(","))),
+            namespaces=served_namespaces(environment),
             certificate_dir=environment.get("PIPETRANSFORMER_CERTIFICATE_DIR", ""),
             base_priority_class=environment.get("PIPETRANSFORMER_BASE_PRIORITY_CLASS", ""),
             claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
@@ -86,6 +86,11 @@ class Settings:
     def channel_hosts(self) -> tuple[str, ...]:
         """Names that the channel's certificate is for."""
         return (urlsplit(self.channel_url).hostname or "",)
+
+
+def served_namespaces(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Namespaces that `PIPETRANSFORMER_NAMESPACES` names; empty for all."""
+    return tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(",")))
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

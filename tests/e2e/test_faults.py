@@ -160,7 +160,7 @@ def evict(place: Place) -> None:
 
 
 def drain(place: Place) -> None:
-    """The only copy of a stage: the eviction is refused until another worker has it."""
+    """The eviction is refused until another worker has the stage, however many pipelines there are."""
     pod = place.member()
     try:
         said = place.kube.run(
@@ -349,7 +349,7 @@ ROWS = [
     Row(kill, failures=1),
     Row(stop, failures=1),
     Row(delete),
-    Row(evict),
+    Row(drain),
     Row(evict_where_nodes_are_not_seen, stages=2, epochs=400, checkpoints=False),
     Row(drain, stages=2),
     Row(drain_without_room, stages=2, epochs=200, checkpoints=False),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipetransformer_operator.__main__ import RELEASE_BUDGETS
 from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound, Object
 from tools.devcluster import gobuild
 
@@ -133,7 +134,7 @@ def test_a_namespaced_operator_has_no_right_over_the_cluster_but_to_check_tokens
     documents = render("x", namespaces='["team-a", "team-b"]')
     (cluster,) = (document for document in documents if document["kind"] == "ClusterRole")
     assert [rule["resources"] for rule in cluster["rules"]] == [["tokenreviews"]]
-    roles = [document["metadata"]["namespace"] for document in documents if document["kind"] == "Role"]
+    roles = [one["metadata"]["namespace"] for one in documents if one["kind"] == "Role" and not _hook(one)]
     assert roles == ["team-a", "team-b", SYSTEM, SYSTEM]
 
 
@@ -268,3 +269,20 @@ def test_a_namespaced_release_scrapes_the_workers_of_its_namespaces() -> None:
     documents = render("x", MONITORS, namespaces='["team-a"]', monitoring=monitoring_values())
     (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
+
+
+@pytest.mark.parametrize(("namespaces", "kind"), [([], "ClusterRole"), (["team-a", "team-b"], "Role")])
+def test_what_follows_an_uninstall_deletes_the_budgets_of_jobs_that_train_on(namespaces: list[str], kind: str) -> None:
+    documents = render("x", namespaces=json.dumps(namespaces))
+    after = [one for one in documents if _hook(one) == "post-delete"]
+    (pod,) = (one["spec"]["template"]["spec"] for one in after if one["kind"] == "Job")
+    assert pod["containers"][0]["command"][-1] == RELEASE_BUDGETS
+    roles = [one for one in after if one["kind"] == kind]
+    assert [role["metadata"].get("namespace", "") for role in roles] == (namespaces or [""])
+    rule = {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": ["list", "delete"]}
+    assert all(role["rules"] == [rule] for role in roles)
+    assert {one["subjects"][0]["name"] for one in after if "subjects" in one} == {pod["serviceAccountName"]}
+
+
+def _hook(document: Object) -> str:
+    return str(document["metadata"].get("annotations", {}).get("helm.sh/hook", ""))

@@ -1,15 +1,19 @@
 """What protects a job's workers, as the real API server takes it."""
 
 import contextlib
+import os
 import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pipetransformer_operator.__main__ import release
 from pipetransformer_operator.api import GROUP
+from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE
+from tests.forked import Forked
 
 from .fake_kubelet import FakeKubelet
 from .namespace import Namespace, until
@@ -20,7 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 JOB_LABEL = f"{GROUP}/job"
 
 
-async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_a_second_copy(
+async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_replacements(
     namespace: Namespace, operator: Operator, kubelet: FakeKubelet
 ) -> None:
     await namespace.apply(packing_job())
@@ -45,7 +49,7 @@ async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_a
     await stay(4)
     namespace.advance(15)
     assert await namespace.layout(2) == (2, 2)
-    await stay(3)
+    await stay(4)
     owner = (await namespace.api.get(budget))["metadata"]["ownerReferences"][0]
     assert (owner["kind"], owner["name"], owner["controller"]) == ("PipeTrainingJob", "digits", True)
 
@@ -139,6 +143,88 @@ async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
     await namespace.told("WorkersDraining", "GenerationConfirmed")
     namespace.advance(30)
     assert (await namespace.state("Complete")).get("failures", 0) == 0
+
+
+async def lasting(namespace: Namespace) -> Object | None:
+    """The job's budget; None where there is none."""
+    with contextlib.suppress(NotFound):
+        return await namespace.api.get(_budget(namespace))
+    return None
+
+
+def _budget(namespace: Namespace) -> str:
+    return f"/apis/policy/v1/namespaces/{namespace.name}/poddisruptionbudgets/digits-workers"
+
+
+async def evicted(namespace: Namespace, name: str) -> bool:
+    """Whether the API server takes an eviction, as `kubectl drain` asks for it."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    path = f"{namespace.core}/pods/{name}"
+    try:
+        await namespace.api.request("POST", f"{path}/eviction", eviction)
+    except Unavailable as error:
+        assert " 429 " in str(error)
+        return False
+    return "deletionTimestamp" in (await namespace.api.get(path))["metadata"]
+
+
+async def guarded(namespace: Namespace, node: str) -> None:
+    """A job trains, and its budget refuses the eviction of a worker that runs on a node and is ready."""
+    await namespace.apply(packing_job())
+    assert await namespace.layout(1) == (4, 1)
+    await namespace.bind("digits-w1", node)
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    path = f"{namespace.core}/pods/digits-w1/status"
+    await namespace.api.request("PATCH", path, ready, content_type=MERGE_PATCH)
+
+    async def is_there() -> Object | None:
+        return await lasting(namespace)
+
+    budget = await until("the job has a budget", is_there)
+    none = {"currentHealthy": 4, "desiredHealthy": 4, "expectedPods": 4, "disruptionsAllowed": 0}
+    seen = {"status": none | {"observedGeneration": budget["metadata"]["generation"]}}
+    await namespace.api.request("PATCH", f"{_budget(namespace)}/status", seen, content_type=MERGE_PATCH)
+    assert not await evicted(namespace, "digits-w1")
+
+
+async def test_an_operator_that_is_scaled_to_zero_takes_its_budgets_with_it_and_nodes_can_be_drained(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str
+) -> None:
+    await guarded(namespace, node)
+
+    await operator.signal(signal.SIGTERM)
+    await operator.exit_code()
+
+    assert await lasting(namespace) is None
+    assert await evicted(namespace, "digits-w1")
+
+
+async def test_an_operator_that_comes_back_protects_the_jobs_that_train_again(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str
+) -> None:
+    await guarded(namespace, node)
+    await operator.signal(signal.SIGTERM)
+    await operator.exit_code()
+
+    await operator.start()
+
+    async def is_there() -> bool:
+        return await lasting(namespace) is not None
+
+    await until("the job has a budget again", is_there)
+
+
+async def test_the_budgets_that_a_killed_operator_left_are_deleted_by_one_command(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet, node: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    await guarded(namespace, node)
+    await operator.kill()
+    assert not await evicted(namespace, "digits-w1")
+
+    environment = {"KUBECONFIG": str(kubeconfig), "PIPETRANSFORMER_NAMESPACES": namespace.name}
+    assert await Forked(release, {**os.environ, **environment}, tmp_path / "release.log").wait() == 0
+
+    assert await evicted(namespace, "digits-w1")
 
 
 async def test_where_nodes_are_not_seen_the_only_copy_of_a_stage_may_be_evicted_and_that_is_no_failure(

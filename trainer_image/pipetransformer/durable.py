@@ -5,11 +5,17 @@ which the others wait (a GPU's copies are only begun by then); a thread writes t
 how many still write; once nobody does, a thread of the leader writes the marker, with which the checkpoint counts. One
 is written at a time: what was asked for meanwhile is written after it, as training stands then. A checkpoint that a
 regroup overtakes is given up, and the new generation begins its own.
+
+Where the spec does not say how often, the leader's clock does, by what the newest one has cost (`interval_seconds`).
 """
 
+import logging
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -30,25 +36,65 @@ from .checks import check_resumed
 from .elastic.barrier import Barrier
 from .elastic.groups import GenerationGroups
 from .elastic.plan import DurablePoint
-from .errors import storing
+from .errors import StorageError, storing
 from .job import Job
 from .layout import StageLayout
 from .models import unit_name
+from .moments import Hooks
 from .prefetch import Prefetcher
 from .staging import HostCopies
 from .state import Control, WorkerState
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+#: Of the time, what training may stand still for checkpoints, and what the storage may be busy with them.
+LARGEST_SHARE = 0.01
+LARGEST_SHARE_OF_STORAGE = 0.1
+#: Seconds between checkpoints, whatever they cost: what a loss costs at most, where it is more than that by the shares.
+SHORTEST_INTERVAL = 60.0
+LONGEST_INTERVAL = 1800.0
+#: Between two attempts to leave a checkpoint that the storage does not take.
+_AGAIN_SECONDS = 2.0
+
+
+def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
+    """How long training goes on between two checkpoints that the spec does not ask for.
+
+    Args:
+        pause_seconds: for which training stood still for the newest.
+        writing_seconds: until the parts of all workers were written.
+    """
+    wanted = max(pause_seconds / LARGEST_SHARE, writing_seconds / LARGEST_SHARE_OF_STORAGE)
+    return min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, wanted))
 
 
 class Checkpointer:
     """Saves and loads at the spec's location; without a location it does nothing and finds nothing.
 
-    All members call `want`, `begin` and `advance` alike, between rounds; only `writing` differs.
+    All members call `want`, `begin` and `advance` alike, between rounds; only `writing` and `overdue` differ.
+
+    Args:
+        job: that trains.
+        hooks: which say whether this worker shall leave, and how long it may try to save its state.
+        clock: seconds that only grow.
+
+    Attributes:
+        why_unsaved: why the storage does not take the checkpoint that this worker is to leave; empty where it does.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(
+        self,
+        job: Job,
+        hooks: Hooks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._job = job
+        self._hooks = hooks or Hooks()
+        self._clock = clock
+        self.why_unsaved = ""
+        self._pause_seconds = self._writing_seconds = 0.0
+        self._begun_at = clock()
         self._spec = job.spec.checkpoint
         self._loading: CheckpointInfo | None = None
         self._known: CheckpointInfo | None = None
@@ -57,13 +103,24 @@ class Checkpointer:
         #: The checkpoint that is being written, by all workers together, and this worker's part of it.
         self._begun: CheckpointInfo | None = None
         self._part: Future[None] | None = None
+        self._write: Callable[[], None] = _nothing
         self._given_up = threading.Event()
         #: On the leader: the checkpoint whose marker is being written.
         self._marking: Future[CheckpointInfo] | None = None
 
-    def due(self, step: int) -> bool:
-        """Whether the spec asks for a checkpoint after `step` committed steps."""
-        return self._spec is not None and self._spec.every_steps is not None and step % self._spec.every_steps == 0
+    def due(self, step: int, save: float) -> bool:
+        """Whether a checkpoint is due after `step` committed steps: by the spec, or by the clock that was voted on."""
+        if self._spec is None or self._spec.every_steps is None:
+            return save > 0
+        return step % self._spec.every_steps == 0
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a checkpoint is due by this worker's clock, where the spec does not say how often."""
+        if self._spec is None or self._spec.every_steps is not None or self._begun is not None:
+            return False
+        interval = interval_seconds(self._pause_seconds, self._writing_seconds)
+        return self._clock() >= self._begun_at + interval
 
     @property
     def writing(self) -> bool:
@@ -73,8 +130,14 @@ class Checkpointer:
             StorageError: it cannot be written.
         """
         if self._part is not None and self._part.done():
-            self._finished(self._part)
+            try:
+                self._finished(self._part)
+            except StorageError:
+                if self._hooks.out_of_time() or not self._hooks.stop_requested():
+                    raise
+                return True  # this worker leaves, and tries again then
             self._part = None
+            self._write = _nothing
         return self._part is not None
 
     def want(self) -> None:
@@ -103,7 +166,7 @@ class Checkpointer:
             run=self._job.identity,
         )
 
-        host = HostCopies()
+        host, self._begun_at = HostCopies(), self._clock()
 
         def copy() -> dict[str, dict[str, Tensor]]:
             return {
@@ -113,10 +176,12 @@ class Checkpointer:
                 for index in layout.span
             }
 
+        self._given_up = threading.Event()
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
+        self._pause_seconds = self._clock() - self._begun_at
         if copies is not None:
-            self._given_up = threading.Event()
-            self._part = self._thread.submit(_write, self._spec.location, self._begun, copies, host, self._given_up)
+            self._write = partial(_write, self._spec.location, self._begun, copies, host, self._given_up)
+            self._part = self._thread.submit(self._write)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Go on after a vote by which so many members still write. On the leader: a checkpoint that became durable.
@@ -125,21 +190,24 @@ class Checkpointer:
             StorageError: the marker cannot be written.
         """
         if self._begun is not None and not writing:
+            self._writing_seconds = self._clock() - self._begun_at
             if leads:
                 self._marking = self._mark(self._begun)
             self._begun = None
         if self._marking is None or not self._marking.done():
             return None
         marking, self._marking = self._marking, None
-        return self._marked(marking)
+        return self._marked(self._finished(marking))
 
     def save_now(
         self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
     ) -> DurableCheckpoint | None:
         """Write the committed state and return once it is durable; on the leader, what that is. All members call this.
 
+        What the storage does not take is written again until it does, the group breaks, or the time is over.
+
         Raises:
-            StorageError: it cannot be written.
+            StorageError: it cannot be written, and the time for it is over.
             RuntimeError: a connection broke.
         """
         if self._spec is None:
@@ -147,27 +215,62 @@ class Checkpointer:
         self.give_up()
         self.want()
         self.begin(state, layout, groups, barrier)
-        return self.complete(layout, groups, barrier)
+        return self.complete(layout, groups, barrier, insist=True)
 
-    def complete(self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> DurableCheckpoint | None:
-        """Wait for what is being written; on the leader, what of that became durable. All members call this.
+    def complete(
+        self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, *, insist: bool = False
+    ) -> DurableCheckpoint | None:
+        """Wait for what is being written; on the leader, what of that became durable. All members call this. `insist`
+        as in `save_now`.
 
         Raises:
             StorageError: it cannot be written.
             RuntimeError: a connection broke.
         """
-        info, part, self._begun, self._part = self._begun, self._part, None, None
-        barrier.pass_after(None if part is None else lambda: self._finished(part), groups)
+        info, part, write = self._begun, self._part, self._write
+        self._begun, self._part, self._write = None, None, _nothing
+        patient = self._patience(self._given_up) if insist else (lambda: False)
+
+        def finish(part: Future[None]) -> None:
+            self._insist(part, lambda: self._thread.submit(write), patient)
+
+        def finish_marker(marking: Future[CheckpointInfo]) -> DurableCheckpoint:
+            return self._marked(self._insist(marking, lambda: marking if info is None else self._mark(info), patient))
+
+        barrier.pass_after(None if part is None else lambda: finish(part), groups)
         if info is not None and layout.is_leader:
             self._marking = self._mark(info)
         marking, self._marking = self._marking, None
-        return barrier.pass_after(None if marking is None else lambda: self._marked(marking), groups)
+        return barrier.pass_after(None if marking is None else lambda: finish_marker(marking), groups)
+
+    def _patience(self, given_up: threading.Event) -> Callable[[], bool]:
+        """Waits before another attempt; whether there is to be one."""
+        return lambda: not (self._hooks.out_of_time() or given_up.wait(_AGAIN_SECONDS))
+
+    def _insist(
+        self, first: Future[Result], again: Callable[[], Future[Result]], patient: Callable[[], bool]
+    ) -> Result:
+        """What a thread's work gave; it is done again while the storage does not take it and `patient` says so."""
+        future = first
+        while True:
+            try:
+                result = self._finished(future)
+            except StorageError as error:
+                self.why_unsaved = str(error)
+                if not patient():
+                    raise
+                logger.warning("the last checkpoint is written again: %s", error)
+                future = again()
+            else:
+                self.why_unsaved = ""
+                return result
 
     def give_up(self) -> None:
         """The generation is over: what it was writing does not count, and its files go with the next that does. What is
         not written yet never is, so that the next has the storage for itself."""
         self._given_up.set()
         self._begun = self._part = self._marking = None
+        self._write = _nothing
         self._wanted = False
 
     def _mark(self, info: CheckpointInfo) -> Future[CheckpointInfo]:
@@ -180,8 +283,8 @@ class Checkpointer:
 
         return self._thread.submit(mark)
 
-    def _marked(self, marking: Future[CheckpointInfo]) -> DurableCheckpoint:
-        self._known = info = self._finished(marking)
+    def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
+        self._known = info
         return describe(info, info.state["earlier_generations"])
 
     def _finished(self, future: Future[Result]) -> Result:
@@ -279,6 +382,10 @@ class Checkpointer:
         return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
 
 
+def _nothing() -> None:
+    """What is written while no checkpoint is."""
+
+
 def _write(
     location: str,
     info: CheckpointInfo,
@@ -288,8 +395,9 @@ def _write(
 ) -> None:
     host.wait()
     while units and not given_up.is_set():
-        unit, tensors = units.popitem()
-        save_unit(location, info, unit, tensors)
+        unit = next(iter(units))
+        save_unit(location, info, unit, units[unit])
+        del units[unit]  # not before, because what fails may be tried again
 
 
 def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:

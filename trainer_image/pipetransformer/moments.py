@@ -37,8 +37,12 @@ class Hooks:
         reached: called at each moment of the worker's life.
         broke: called when the generation broke: `Trainer.lost_peers` says whom this worker no longer reaches.
         stop_requested: whether this worker shall leave at the end of the round.
+        ends_soon: whether a worker that shall leave does so when its group breaks, because no generation will name it.
+        out_of_time: whether the checkpoint that a worker leaves is given up when the storage does not take it.
     """
 
     reached: Reached = ignore
     broke: Callable[[], None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
+    ends_soon: Callable[[], bool] = lambda: True
+    out_of_time: Callable[[], bool] = lambda: True

@@ -88,6 +88,7 @@ class Rounds:
             square_norms=norms,
             similarities=similar,
             behind=float(self.teller.behind),
+            save=float(member.leader is not None and self.checkpointer.overdue),
         )
         vote = ballot.reduce(member.ballots)
         self.mirrors.settle()

@@ -33,7 +33,7 @@ from .elastic.regroup import Regrouped, RegroupError, RegroupTools, regroup
 from .elastic.rendezvous import GenerationRendezvousHandler
 from .elastic.watchdog import ROUND, Watchdog
 from .elastic.watcher import GenerationWatcher
-from .errors import RunningModel, fault_of
+from .errors import RunningModel, StorageError, fault_of
 from .evaluation import evaluate, evaluation_due, rehearse
 from .final_model import gather_model, write_final_model
 from .freeze import PolicyCopy
@@ -91,7 +91,7 @@ class Trainer:
         self.meter = meter or Meter()
         self._committer = Committer(job, worker, run_dir, self._hooks.reached)
         self._cache = WorkerCache(job, worker, run_dir, self.meter)
-        self._checkpointer = Checkpointer(job)
+        self._checkpointer = Checkpointer(job, self._hooks)
         self._policy = PolicyCopy(job.policy, {})
         self._readers = Readers.of(job.dataset, job.spec.data.loader_processes)
         self._codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
@@ -117,6 +117,7 @@ class Trainer:
         )
         self._member: Membership | None = None
         self._broken = 0
+        self._left_at: int | None = None
         #: Why the newest generation broke, or did not come about; empty in one that is whole.
         self.why_broken = ""
 
@@ -219,7 +220,7 @@ class Trainer:
 
     def _turn(self) -> Ending | None:
         """One round and what follows it, or the way into a generation; a broken group ends in the next one."""
-        if self._member is None and self._hooks.stop_requested():
+        if self._member is None and self._hooks.stop_requested() and (self._hooks.ends_soon() or self.has_left):
             return Ending.STOPPED  # told in a round that has broken since
         try:
             # No name here may refer to the member: its sockets, whose end tells the others, close with the last one.
@@ -234,6 +235,21 @@ class Trainer:
         # Outside of the except clause: its traceback refers to the groups, whose sockets close with the last reference.
         self._abandon(why)
         return None
+
+    @property
+    def why_unsaved(self) -> str:
+        """Why the storage does not take the checkpoint that this worker was told to leave; empty where it does."""
+        return self._checkpointer.why_unsaved
+
+    @property
+    def saved_step(self) -> int:
+        """Steps of the durable checkpoint that this worker left last, if none was made since; 0 otherwise."""
+        return self.step if self.has_left and self._job.spec.checkpoint is not None else 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether all that this worker holds is durable, as far as that is possible."""
+        return self._left_at == self.step or self._job.spec.checkpoint is None
 
     @property
     def _alone(self) -> bool:
@@ -270,7 +286,7 @@ class Trainer:
             self._leave_checkpoint(member)
         else:
             moved = self._decide(member)
-            self._save(member, vote, wanted=moved or self._checkpointer.due(self.step))
+            self._save(member, vote, wanted=moved or self._checkpointer.due(self.step, vote.save))
         if not leaving and not vote.saw_next:
             self._measure(member, round_seconds)
         if self._mirrors.due(self.step, member.layout, member.first_step):
@@ -335,7 +351,12 @@ class Trainer:
 
     def _leave_checkpoint(self, member: Membership) -> None:
         """Write one, and wait until it is durable: somebody was told to stop."""
-        checkpoint = self._checkpointer.save_now(self._state, member.layout, member.groups, self._barrier)
+        try:
+            checkpoint = self._checkpointer.save_now(self._state, member.layout, member.groups, self._barrier)
+        except StorageError as error:
+            logger.error("the steps since the newest checkpoint are lost: %s", error)
+            return
+        self._left_at = self.step
         self._note_durable(member, checkpoint)
 
     def _save(self, member: Membership, vote: Vote, *, wanted: bool) -> None:
@@ -459,6 +480,7 @@ class Trainer:
         """Give up a broken group. State and pending gradients stay."""
         if self._member is not None:
             self._committer.note_for_the_lost(self._state.control, self._member.layout)
+        self._checkpointer.give_up()
         self.close()
         self._note_broken(why)
 

@@ -23,6 +23,7 @@ class Vote:
         square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
         similarities: what a freeze policy asked for; the same on all.
         behind: members whose callbacks are told too late; only the leader has some to tell.
+        save: members by whose clock a checkpoint is due; only the leader looks at its own.
     """
 
     saw_next: float = 0.0
@@ -33,6 +34,7 @@ class Vote:
     square_norms: list[float] = field(default_factory=list)
     similarities: list[float] = field(default_factory=list)
     behind: float = 0.0
+    save: float = 0.0
 
     @property
     def finite(self) -> bool:
@@ -77,7 +79,7 @@ class Vote:
         return scale
 
     def to_list(self) -> list[float]:
-        """All that a commit depends on: `similarities` and `behind` only matter for what follows it."""
+        """All that a commit depends on: `similarities`, `behind` and `save` only matter for what follows it."""
         return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -87,10 +89,10 @@ class Vote:
 
     def reduce(self, ballots: Exchange) -> "Vote":
         """The sums over all members; they have `similarities` in common before."""
-        *sums, behind = ballots.sum([*self.to_list(), self.behind])
-        return replace(Vote.from_list(sums), similarities=self.similarities, behind=behind)
+        *sums, behind, save = ballots.sum([*self.to_list(), self.behind, self.save])
+        return replace(Vote.from_list(sums), similarities=self.similarities, behind=behind, save=save)
 
     @staticmethod
     def length(units: int) -> int:
         """Numbers of a ballot on a model of so many units."""
-        return len(Vote(square_norms=[0.0] * units).to_list()) + 1
+        return len(Vote(square_norms=[0.0] * units).to_list()) + 2

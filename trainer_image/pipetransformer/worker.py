@@ -3,8 +3,9 @@
 A worker that a generation left out waits for one that names it again, or for the operator to end it: its pod would give
 its accelerator away by ending, and that is for the operator to do, once a checkpoint is durable.
 
-Exit 0 means that the worker left as told or that the job has ended, 2 that the user's spec cannot be trained, 1
-anything else. The outcome also stands in the termination log, where it is found after any outage of the channel.
+Exit 0 means that the worker left as the operator told it or that the job has ended, 2 that the user's spec cannot be
+trained, 143 that a signal ended it, 1 anything else. The outcome also stands in the termination log, where it is found
+after any outage of the channel.
 """
 
 import datetime
@@ -140,8 +141,8 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     transport = Transport(identity.address, device=choose_device())
     channel = identity.channel()
     store, address = host_store(identity.address, TIMEOUT)
-    asked = ChannelSource(channel, address, store)
-    source: GenerationSource = asked if agent is None else agent
+    operator = ChannelSource(channel, address, store)
+    source: GenerationSource = operator if agent is None else agent
     handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
     #: The generation that this worker left with; until it meets a newer one it holds nothing.
     left = 0
@@ -155,23 +156,40 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             raise SystemExit(0)
         elif handler.generation is None or handler.waiting_after is not None:
             # It holds nothing yet; or its group broke, and no plan will name a pod that is being deleted.
-            _terminate(identity, "Failed", "Stopped", "told to stop")
+            _end_as_told(identity, "Failed", trainers[-1].saved_step if trainers else 0)
             raise SystemExit(EXIT_STOPPED)
 
+    trainers: list[Trainer] = []
     signal.signal(signal.SIGTERM, stop_soon)
     ended = threading.Event()
+    #: Told by the operator, which gives time for a checkpoint before it has the process killed.
+    asked = threading.Event()
 
     def leave_with_job() -> None:
         ended.set()
         handler.set_closed()
 
-    reports = ReportSender(channel, asked)
-    watcher = GenerationWatcher(asked.watched() if agent is None else agent)
+    def stop_in_time() -> None:
+        """The operator says so with each answer. A worker that waits for a generation leaves if all is durable that it
+        holds, because its peers were told earlier and have left."""
+        asked.set()
+        if handler.waiting_after is not None and trainers[-1].has_left:
+            handler.set_closed()
+
+    reports = ReportSender(channel, operator)
+    watcher = GenerationWatcher(operator.watched() if agent is None else agent)
     meter = Meter()
-    hooks = Hooks(broke=lambda: heartbeats.beat_now(), stop_requested=lambda: stop.is_set() or ended.is_set())
+    hooks = Hooks(
+        broke=lambda: heartbeats.beat_now(),
+        stop_requested=lambda: asked.is_set() or stop.is_set() or ended.is_set(),
+        ends_soon=lambda: stop.is_set() or ended.is_set(),
+        out_of_time=lambda: (asked.is_set() and stop.is_set()) or ended.is_set(),
+    )
 
     def make_trainer() -> Trainer:
-        return Trainer(job, identity.name, handler, watcher, transport, reports, identity.run_dir, hooks, meter=meter)
+        new = Trainer(job, identity.name, handler, watcher, transport, reports, identity.run_dir, hooks, meter=meter)
+        trainers[:] = [new]
+        return new
 
     try:
         trainer = make_trainer()
@@ -185,10 +203,11 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             waiting_after=handler.waiting_after,
             lost_peers=trainer.lost_peers[:MAX_LOST_PEERS],
             because=trainer.why_broken[:MAX_MESSAGE],
+            unsaved=trainer.why_unsaved[:MAX_MESSAGE],
         )
 
     # Also while it is between generations: that is when it learns of one that makes its attempt void.
-    heartbeats = HeartbeatSender(channel, asked, heartbeat, leave_with_job)
+    heartbeats = HeartbeatSender(channel, operator, heartbeat, leave_with_job, stop_in_time)
     reports.start()
     heartbeats.start()
     try:
@@ -209,6 +228,8 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
                     ending = Ending.CLOSED
                 else:
                     ending = trainer.run(warm=True)
+            if ending is Ending.CLOSED and asked.is_set() and not ended.is_set():
+                ending = Ending.STOPPED
             if ending is Ending.STOPPED:
                 reports.flush(FLUSH_SECONDS)
     except WorkersDifferError as error:
@@ -225,13 +246,16 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         heartbeats.stop()
         reports.stop()
         handler.shutdown()
-    if ending is Ending.STOPPED and not stop.is_set():
+    if ending is Ending.STOPPED and not (stop.is_set() or asked.is_set()):
         ending = Ending.CLOSED
     logger.info("%s: %s", identity.name, ending.value)
-    if ending is Ending.STOPPED:
-        _terminate(identity, "Failed", "Stopped", "told to stop")
+    if ending is Ending.STOPPED and stop.is_set():
+        _end_as_told(identity, "Failed", trainer.saved_step)
         return WorkerEnd(EXIT_STOPPED, ending, trainer)
-    _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
+    if ending is Ending.STOPPED:
+        _end_as_told(identity, "Left", trainer.saved_step)
+    else:
+        _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
     return WorkerEnd(0, ending, trainer)
 
 
@@ -261,14 +285,18 @@ def _give_up(
     # What a process that reads samples raised comes from there as a note.
     origin = error if hasattr(error, "__notes__") else error.__cause__
     logger.error("%s: %s", reason, message, exc_info=origin)
-    _terminate(identity, "Failed", reason, message, stages)
+    _terminate(identity, "Failed", reason, message, **({} if stages is None else {"stages": stages}))
     return WorkerEnd(EXIT_WORKER)
 
 
-def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str, stages: int | None = None) -> None:
+def _end_as_told(identity: WorkerIdentity, outcome: str, saved: int) -> None:
+    """Say that the worker ends because it was told to, and of which step it left a durable checkpoint; 0 for none."""
+    words = f"told to stop; a checkpoint of step {saved} is durable" if saved else "told to stop"
+    _terminate(identity, outcome, "Stopped", words, **({"savedStep": saved} if saved else {}))
+
+
+def _terminate(identity: WorkerIdentity, outcome: str, reason: str, message: str, **more: int) -> None:
     if identity.termination_log is None:
         return
-    line: dict[str, str | int] = {"outcome": outcome, "reason": reason, "message": message[:MAX_MESSAGE]}
-    if stages is not None:
-        line["stages"] = stages
+    line: dict[str, str | int] = {"outcome": outcome, "reason": reason, "message": message[:MAX_MESSAGE]} | more
     identity.termination_log.write_text(json.dumps(line) + "\n", encoding="utf-8")

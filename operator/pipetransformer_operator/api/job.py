@@ -121,6 +121,12 @@ class RunPolicy(SpecModel):
         description="Workers on a cordoned node are not evicted before they are replaced, or before so long. A further"
         " cordon begins that time anew, up to twice as long after the first.",
     )
+    stop_timeout_seconds: Positive = Field(
+        default=300,
+        description="Time for the last checkpoint. A job that is suspended, sent back to its queue or past its deadline"
+        " first tells its workers to leave one; those that have not ended by then are deleted. It is also the grace"
+        " period of pods that others delete or evict, unless the template has its own.",
+    )
     active_deadline_seconds: Positive | None = Field(
         default=None,
         description="The job fails if it is not done so long after its start, after it was resumed, or after its queue"

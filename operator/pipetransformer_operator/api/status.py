@@ -99,6 +99,7 @@ class Reason(StrEnum):
     SHARE_CHANGED = "ShareChanged"
     OUT_OF_MEMORY = "OutOfMemory"  #: pipelines were packed into too little memory; of Failed, the longest are
     GPUS_RELEASED = "GPUsReleased"
+    STEPS_LOST = "StepsLost"  #: steps that no checkpoint holds are trained again, or would be
 
 
 class ConditionStatus(StrEnum):
@@ -306,6 +307,15 @@ class Drain(Wire):
     worker_ids: list[Count] = Field(max_length=MAX_MEMBERS, description="Those that are still there.")
 
 
+class Stop(Wire):
+    """The members were told to leave a checkpoint and end; it is never taken back."""
+
+    time: datetime = Field(description="When that was decided.")
+    saved_step: Count = Field(
+        default=0, description="Committed steps of the checkpoint that the first members to end had left."
+    )
+
+
 class Gpus(Wire):
     """`held` and `saved` count workers now; `released` those since the start, and never falls."""
 
@@ -384,6 +394,12 @@ class JobStatus(Wire):
     frozen: str = Field(default="", max_length=32, description="Frozen blocks of all blocks, such as 6/12.")
     start_time: datetime | None = Field(
         default=None, description="When it first asked for its workers, since it was resumed last."
+    )
+    stop: Stop | None = None
+    unsettled_step: Count | None = Field(
+        default=None,
+        description="Step that was reached when others took all workers away: these may have left a checkpoint. The"
+        " next start shows how many steps are lost.",
     )
     completion_time: datetime | None = Field(default=None, description="When it ended, one way or the other.")
     failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")

@@ -152,7 +152,7 @@ class Channel:
     async def _heartbeat(self, request: web.Request) -> web.Response:
         board, reporter = await self._identify(request)
         pause = board.put_heartbeat(reporter, await _body(request, Heartbeat))
-        reply = HeartbeatReply(layout_generation=board.layout_generation, next_seconds=pause)
+        reply = HeartbeatReply(layout_generation=board.layout_generation, next_seconds=pause, stop=board.stop)
         return web.json_response(reply.to_wire())
 
     async def _report(self, request: web.Request) -> web.Response:

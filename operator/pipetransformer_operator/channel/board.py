@@ -52,6 +52,7 @@ class Board:
         workers: the job's own, as known now, ended ones too.
 
     Attributes:
+        stop: whether the members are to leave a checkpoint and end, as heartbeats are answered.
         since: when the first was heard of those heard lately, after none was for a time; at first, when it was made.
     """
 
@@ -79,6 +80,7 @@ class Board:
         self._announced: Announcement | None = None
         self._shown = False
         self._ended = False
+        self.stop = False
         self._arrived = 0
         self._settled = 0
         self._count(workers=0, jobs=1)
@@ -122,7 +124,7 @@ class Board:
 
     # What the loop says.
 
-    async def show(self, plan: PublishedPlan | None, *, job_uid: str, ended: bool) -> None:
+    async def show(self, plan: PublishedPlan | None, *, job_uid: str, ended: bool, stop: bool = False) -> None:
         """Shows the durable plan to workers and forgets those that are gone. Returns once all whose polls wait for it
         are told.
 
@@ -130,7 +132,9 @@ class Board:
             plan: as it stands in the written status.
             job_uid: of the job that the generations belong to.
             ended: whether the job has ended.
+            stop: whether the members are to leave a checkpoint and end.
         """
+        self.stop = stop
         generation = plan.generation(job_uid) if plan else None
         self._shown = True
         present = self._announced.generation if self._announced else None
@@ -205,13 +209,14 @@ class Board:
         pause = self.pulse.beat_seconds
         pace = timedelta(seconds=pause)
         after, because = heartbeat.waiting_after, heartbeat.because
-        self._beats[uid] = Beat(now, heartbeat.layout_generation, after, since, pace, because)
+        self._beats[uid] = Beat(now, heartbeat.layout_generation, after, since, pace, because, heartbeat.unsaved)
         if heartbeat.lost_peers:
             self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
         else:
             self._lost_peers.pop(uid, None)
         waits_anew = since == now and self._announced is not None
-        if waits_anew or self.lost_peers != lost:
+        unsaved_anew = heartbeat.unsaved and (before is None or before.unsaved != heartbeat.unsaved)
+        if waits_anew or unsaved_anew or self.lost_peers != lost:
             self._wake()
         return pause
 

@@ -166,7 +166,8 @@ class JobLoop:
         await self.board.show(
             decided.status.plan,
             job_uid=job.metadata.uid,
-            ended=decided.status.finished,
+            ended=decided.status.finished and decided.status.stop is None,
+            stop=decided.status.stop is not None,
         )
         await self.board.settle(arrived)
         await self._apply(job, decided)

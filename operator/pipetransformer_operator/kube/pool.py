@@ -20,6 +20,10 @@ from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
+#: Of pods that the operator deletes: their workers hold nothing to save, or had `stopTimeoutSeconds` for it. The pods'
+#: own grace period is for those that others delete or evict.
+GRACE_SECONDS = 30
+
 
 class KubePool:
     """See the module.
@@ -171,17 +175,22 @@ class KubePool:
             with suppress(NotFound):
                 if controller_uid(await self._api.get(f"{path}/{name}")) != job.metadata.uid:
                     return
+        has_its_own = (job.spec.pod_template.spec.model_extra or {}).get("terminationGracePeriodSeconds") is not None
         with self._ask(_key(job)):
-            ending = await self._end(path, name, uid)
+            ending = await self._end(path, name, uid, None if has_its_own else GRACE_SECONDS)
             if ending is None:
                 self.gone(_key(job), uid)
             else:
                 self._note(job, ending)
 
-    async def _end(self, path: str, name: str, uid: str) -> Object | None:
-        """Deletes a pod; what it is while it ends, None where it is gone already."""
+    async def _end(self, path: str, name: str, uid: str, grace: int | None = None) -> Object | None:
+        """Deletes a pod, with its own grace period or so many seconds; what it is while it ends, None where it is gone
+        already."""
+        options: Object = {"preconditions": {"uid": uid}}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
         try:
-            deleted = await self._api.request("DELETE", f"{path}/{name}", {"preconditions": {"uid": uid}})
+            deleted = await self._api.request("DELETE", f"{path}/{name}", options)
         except (NotFound, Conflict):
             return None
         ends = deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]

@@ -1,9 +1,13 @@
 """What keeps others off a job's workers: a NetworkPolicy and a PodDisruptionBudget, one of each a job.
 
-Both belong to the job and vanish with it. They may change, so they are kept by server-side apply, each by its UID: by
-the name alone another's would be taken over. An object that is as it was last applied costs no request.
+Both belong to the job and vanish with it. The budget goes earlier if the operator does: only the operator replaces what
+a drained node takes, so without it the budget would keep the node for good. Both may change, so they are kept by
+server-side apply, each by its UID: by the name alone another's would be taken over. An object that is as it was last
+applied costs no request.
 """
 
+import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,6 +17,9 @@ from ..plan.accounting import JOB_LABEL
 from .api import APPLY_PATCH, Api, NotFound, Object
 from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference
+
+#: Label of what the operator made for a job.
+MANAGED = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
 
 
 class _Applied(NamedTuple):
@@ -118,6 +125,29 @@ class Protection:
         self._applied.pop(key, None)
 
 
+async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
+    """Deletes the budgets of all jobs, so that nodes can be drained while no operator cares for their workers.
+
+    Args:
+        api: of the cluster.
+        namespaces: to look at; all when empty.
+
+    Raises:
+        Refused, Unavailable: some are left.
+    """
+    folders = [f"/apis/policy/v1/namespaces/{name}" for name in namespaces] or ["/apis/policy/v1"]
+    query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED.items())))}
+    for folder in folders:
+        async for part in api.list(f"{folder}/poddisruptionbudgets", query):
+            await asyncio.gather(*(_delete(api, budget["metadata"]) for budget in part["items"]))
+
+
+async def _delete(api: Api, metadata: Object) -> None:
+    path = f"/apis/policy/v1/namespaces/{metadata['namespace']}/poddisruptionbudgets/{metadata['name']}"
+    with suppress(NotFound, Conflict):
+        await api.request("DELETE", path, {"preconditions": {"uid": metadata["uid"]}})
+
+
 def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
     """Lets only the job's own pods connect to its workers, and Prometheus to their metrics; the user may allow more by
     another policy."""
@@ -157,6 +187,6 @@ def _metadata(job: PipeTrainingJob) -> Object:
     return {
         "name": f"{job.metadata.name}-workers",
         "namespace": job.metadata.namespace,
-        "labels": {JOB_LABEL: job.metadata.name, "app.kubernetes.io/managed-by": "pipetransformer-operator"},
+        "labels": {JOB_LABEL: job.metadata.name, **MANAGED},
         "ownerReferences": [owner_reference(job)],
     }

@@ -92,6 +92,7 @@ def render(
     memory = {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}}
     _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
     spec["restartPolicy"] = "Never"
+    spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     spec.setdefault("automountServiceAccountToken", False)
     if worker_id in status.claimed_ids and classes.claimed:
         spec["priorityClassName"] = classes.claimed

@@ -13,7 +13,7 @@ from ..api.status import (
     ResizePhase,
     State,
 )
-from . import layouts, quota, undeleted
+from . import layouts, quota, stop, undeleted
 from .draft import Draft
 from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
@@ -83,7 +83,7 @@ def _admitted(draft: Draft) -> None:
 def _admitted_by(draft: Draft, queue: Queue) -> None:
     requests, before = draft.status.quota_requests, draft.status.condition(ConditionType.ADMITTED)
     lost = quota.lost(draft.status, draft.observed)
-    if lost and not draft.status.worker_ids:
+    if lost and (draft.status.stop is not None or not draft.status.worker_ids):
         draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
     elif requests and requests[0].admitted:
         workers = sum(request.granted for request in requests if request.admitted)
@@ -113,8 +113,8 @@ def _running(draft: Draft) -> None:
     suspended = status.condition(ConditionType.SUSPENDED)
     if suspended is not None and suspended.status is ConditionStatus.TRUE:
         draft.set_condition(ConditionType.RUNNING, False, suspended.reason)
-    elif not status.worker_ids and quota.lost(status, draft.observed):
-        draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST)
+    elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
+        draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft))
     elif plan is None:
         if status.resize is not None and not draft.asleep and not _refused(draft, ConditionType.RUNNING, False):
             reason, why = why_not_ready(draft)

@@ -1,7 +1,7 @@
 """Nodes that are emptied: how many workers others may take away, and new workers for those that have to move.
 
-A cordon is the signal, or the taint of an autoscaler that empties the node. Evictions are refused while a stage has
-one copy, so workers on a cordoned node are replaced first; then they leave by themselves, and the node is empty. If
+A cordon is the signal, or the taint of an autoscaler that empties the node. Evictions are refused, so workers on a
+cordoned node are replaced first, however many pipelines there are. Then they leave, and the node is empty. If
 replacements are not all warm in time, those that are take their places, or all are given back and tried again. Past the
 drain's own deadline the job lets go: an evicted worker leaves a checkpoint before it ends.
 """
@@ -77,7 +77,9 @@ def _pairs(draft: Draft, going: Sequence[int], joining: Sequence[int]) -> list[t
 
 
 def limit(draft: Draft) -> None:
-    """Says how many workers must stay: one less than there are, and all while a stage of the model has one copy.
+    """Says how many workers must stay: all of them where drains are seen, because those of a cordoned node are replaced
+    before they go, however many copies of a stage there are. Past a drain's deadline, or where drains are not seen, one
+    less than there are: evictions would be refused for ever.
 
     Before the first layout there is nothing to lose; and the cluster would count anew with each pod that gets ready.
     Nor have workers anything that wait for a start: any of them may go.
@@ -97,8 +99,9 @@ def limit(draft: Draft) -> None:
     wanted = set(draft.status.worker_ids)
     present = len((wanted & running if overdue else wanted) - ended)
     trains = draft.status.plan is not None
-    draft.min_available = max(0, present - (0 if _precious(draft) and not overdue else 1)) if trains else 0
-    draft.keeps_unready = trains and draft.observed.sees_drains and not overdue
+    kept = draft.observed.sees_drains and not overdue
+    draft.min_available = max(0, present - (0 if kept else 1)) if trains else 0
+    draft.keeps_unready = trains and kept
 
 
 def _set_deadline(draft: Draft) -> None:
@@ -136,12 +139,3 @@ def _set_deadline(draft: Draft) -> None:
         ids = [*newest.worker_ids, *(worker.id for worker in new)]
         drains[-1] = newest.model_copy(update={"worker_ids": ids})
     draft.update(drains=drains, drain_deadline=min(drains[-1].time + timeout, drains[0].time + 2 * timeout))
-
-
-def _precious(draft: Draft) -> bool:
-    """Whether losing one worker may lose state: survivors that are too few for any layout may be the last of a stage,
-    however many pipelines there were. Where drains are not seen, evictions would be refused for ever."""
-    plan = draft.status.plan
-    if plan is None or not draft.observed.sees_drains:
-        return False
-    return plan.pipelines == 1 or not plan.confirmed or not all(draft.alive(member) for member in plan.members)

@@ -11,10 +11,11 @@ from datetime import timedelta
 
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionStatus, ConditionType, Reason, ResizePhase, TooShort
+from ..api.status import ConditionStatus, ConditionType, PublishedPlan, Reason, ResizePhase, TooShort
 from . import layouts, start
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
+from .lost_steps import forget_plan
 from .prepare import (
     back_off,
     begin,
@@ -39,9 +40,7 @@ UNATTENDED_IN_DOUBT = timedelta(seconds=5)
 def recover(draft: Draft) -> None:
     """Drops lost workers, counts the incident, and publishes a generation of the survivors if members were lost."""
     plan = draft.status.plan
-    holders = [] if plan is None else plan.members if plan.confirmed else [*plan.members, *plan.leavers]
-    leavers = {member.name for member in plan.leavers} if plan else set()
-    lost = {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
+    lost = find_lost(draft, plan) if plan else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids
     counted = _drop(draft, lost)
     if draft.status.finished or not lost:
@@ -51,7 +50,8 @@ def recover(draft: Draft) -> None:
     if plan.confirmed:  # until then those come first that surely hold state
         survivors = expendable_last(draft, survivors)
     if not survivors:
-        draft.update(plan=None, resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
+        forget_plan(draft)
+        draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
         draft.keep_workers(worker.id for worker in draft.joiners)
         return
     candidates = [*survivors, *draft.ready_joiners]
@@ -63,6 +63,13 @@ def recover(draft: Draft) -> None:
         if any(draft.name_of(key) in lost for key in wanted):
             try_at_once(draft)  # what was slept over, as over a claim, was not what nobody trains without
         _wait_for_replacements(draft, survivors)
+
+
+def find_lost(draft: Draft, plan: PublishedPlan) -> dict[str, str]:
+    """Names of the holders of state that can train no more, and why."""
+    holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
+    leavers = {member.name for member in plan.leavers}
+    return {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
 
 
 def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
@@ -234,7 +241,8 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
-    draft.update(plan=None, resize=None, leaving_ids=[])
+    forget_plan(draft)
+    draft.update(resize=None, leaving_ids=[])
     draft.keep_workers([])
 
 

@@ -44,7 +44,7 @@ def clean(draft: Draft) -> None:
     """After the end: nothing is created any more, workers go by `cleanPodPolicy`, the job by its time to live."""
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
-    draft.keep_workers([])
+    draft.keep_workers(draft.status.worker_ids if status.stop else [])
     draft.spared_ids = frozenset(worker.id for worker in draft.observed.workers if not _goes(draft, worker))
     if any(worker.holds for worker in draft.observed.workers):
         draft.min_available = 0  # what is kept running keeps no node from being emptied
@@ -55,7 +55,7 @@ def clean(draft: Draft) -> None:
         draft.wake_at(ended + FINISH_GRACE)
     if policy.ttl_seconds_after_finished is not None:
         expiry = ended + timedelta(seconds=policy.ttl_seconds_after_finished)
-        draft.expired = draft.now >= expiry and draft.observed.kept_by is None
+        draft.expired = draft.now >= expiry and draft.observed.kept_by is None and status.stop is None
         if draft.now < expiry:
             draft.wake_at(expiry)
 
@@ -83,6 +83,12 @@ def says_succeeded(worker: Worker | None) -> bool:
 def says_left(worker: Worker) -> bool:
     """Whether a worker exited because it was told to leave, although it is wanted again."""
     return worker.exit_code == 0 and _outcome(worker) == "Left"
+
+
+def saved_step(worker: Worker) -> int:
+    """Committed steps of the durable checkpoint that a worker left before it ended as told; 0 where it left none."""
+    step = _parsed(worker).get("savedStep")
+    return step if isinstance(step, int) and step > 0 else 0
 
 
 def blames_device(worker: Worker) -> bool:

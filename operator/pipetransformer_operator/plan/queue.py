@@ -11,7 +11,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from ..api.job import QUEUE_LABEL
 from ..api.status import ConditionType, QuotaRequest, Reason, ResizePhase
-from . import layouts, quota
+from . import layouts, quota, stop
 from .draft import Draft
 from .prepare import cancel, is_recovery, queue_says
 from .types import Answer, EventType
@@ -66,9 +66,10 @@ def sends_back(draft: Draft) -> bool:
     """Whether the job has to start over, for the queue wants back what it cannot go on without; it ends all workers.
     What else is wanted back is forgotten once nobody uses it."""
     lost = quota.lost(draft.status, draft.observed)
-    if not lost:
+    stops = draft.status.stop is not None and bool(draft.status.quota_requests)
+    if not lost and not stops:
         return False
-    if not _is_vital(draft, lost):
+    if not stops and not _is_vital(draft, lost):
         first, *others = draft.status.quota_requests
         draft.update(quota_requests=[first, *(one for one in others if one.worker_ids or one not in lost)])
         return False
@@ -79,11 +80,10 @@ def sends_back(draft: Draft) -> bool:
             f"{base.queue} wants the job's quota back: {quota.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
-    draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0)
-    draft.keep_workers([])
-    if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
+    stop.give_back(draft)
+    if not draft.observed.workers:
         kept = _again(draft, base) if base in lost else _own(draft, lost)
-        draft.update(plan=None, start_time=None, quota_requests=kept)
+        draft.update(start_time=None, quota_requests=kept)
     return True
 
 

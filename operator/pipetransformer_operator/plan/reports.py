@@ -6,6 +6,7 @@ from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeR
 
 from ..api.status import LastReport, Reason
 from .draft import Draft
+from .lost_steps import settle
 from .prepare import forget_failures
 
 #: Progress alone is written this often; what decides something is written at once.
@@ -42,6 +43,8 @@ def fold(draft: Draft) -> None:
             Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
             f"{report.boundary} of {report.num_layers} blocks are frozen at step {report.step}",
         )
+    if plan is not None and not plan.confirmed_generation:
+        settle(draft, report.step)
     _confirm(draft, report.layout_generation)
 
 

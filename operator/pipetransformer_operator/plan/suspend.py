@@ -4,12 +4,14 @@ A job that is being deleted and that a finalizer of others keeps is suspended fo
 """
 
 from ..api.status import ConditionType, Reason
+from . import stop
 from .draft import Draft
+from .lost_steps import forget_plan
 from .types import Worker
 
 
 def suspend(draft: Draft) -> None:
-    """Stops the job: no worker is wanted, and once all are gone the plan is forgotten, but never its number."""
+    """Stops the job: no worker is wanted once each has left its checkpoint, or has had the time for it."""
     kept_by = draft.observed.kept_by
     if kept_by is not None:
         reason = Reason.BEING_DELETED
@@ -24,12 +26,15 @@ def suspend(draft: Draft) -> None:
             message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
         if not draft.status.is_true(ConditionType.SUSPENDED):
             draft.tell(reason, "Suspended: all workers are to end")
-    draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
     admitted = [request for request in draft.status.quota_requests if request.admitted]  # it asks for no more
-    draft.update(resize=None, next_resize_time=None, resize_failures=0, slow_starts=0, quota_requests=admitted)
-    draft.keep_workers([])
-    if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
-        draft.update(plan=None, quota_requests=[], too_short=None)  # other accelerators may be asked for meanwhile
+    draft.update(quota_requests=admitted)
+    stop.give_back(draft)
+    if draft.status.finished:
+        return
+    if not draft.observed.workers:
+        draft.update(quota_requests=[], too_short=None)  # other accelerators may be asked for meanwhile
+    message = "; ".join(filter(None, [message, stop.words(draft)]))
+    draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
 
 
 def is_ending(draft: Draft) -> bool:
@@ -49,4 +54,7 @@ def resume(draft: Draft) -> None:
     if draft.status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
+        if draft.status.stop is not None:  # of pods that are stuck
+            draft.keep_workers([])
+            forget_plan(draft)
         draft.update(start_time=None)  # the time of the deadline begins anew, as a Job's does

@@ -4,7 +4,21 @@ from datetime import datetime
 
 from ..api.job import JobSpec
 from ..api.status import Reason
-from . import accounting, conditions, drain, failure, finish, prepare, queue, reports, resize, share, start, suspend
+from . import (
+    accounting,
+    conditions,
+    drain,
+    failure,
+    finish,
+    prepare,
+    queue,
+    reports,
+    resize,
+    share,
+    start,
+    stop,
+    suspend,
+)
 from .draft import Draft
 from .types import Observed, Plan
 
@@ -23,6 +37,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
     if not draft.status.finished:
         _advance(draft)
     if draft.status.finished:
+        stop.end_finished(draft)
         finish.clean(draft)
     else:
         drain.limit(draft)

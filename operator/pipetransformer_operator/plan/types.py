@@ -92,6 +92,7 @@ class Beat:
         waiting_since: when it first said so.
         pace: after how long the operator asked for the next.
         because: why its group broke, or a generation did not come about, as it saw it; until it is in one again.
+        unsaved: why the checkpoint that it was told to leave cannot be written yet.
     """
 
     time: datetime
@@ -100,6 +101,7 @@ class Beat:
     waiting_since: datetime | None = None
     pace: timedelta = SHORTEST_PACE
     because: str = ""
+    unsaved: str = ""
 
 
 @dataclass(frozen=True, slots=True)

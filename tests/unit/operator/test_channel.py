@@ -255,6 +255,16 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
         assert (response.status, await response.json()) == (200, {"layoutGeneration": 1, "nextSeconds": 5.0})
 
 
+async def test_members_that_are_told_to_stop_still_report_and_say_why_their_checkpoint_is_late() -> None:
+    board = new_board()
+    await board.show(plan(1, "digits-w0"), job_uid="job", ended=False, stop=True)
+    async with client_of(board) as client:
+        beat = {"layoutGeneration": 1, "step": 3, "unsaved": "No space left on device"}
+        response = await client.post("/v1/heartbeat", json=beat, headers=headers())
+        assert (await response.json())["stop"] is True
+        assert board.beats["uid-0"].unsaved == "No space left on device"
+
+
 async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
     workers: list[Worker] = []
     board = Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: workers)
@@ -285,7 +295,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
     async with client_of(board) as client:
         beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "because": "it closed"}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
-        assert await response.json() == {"layoutGeneration": 1, "nextSeconds": 2.0}
+        assert await response.json() == {"layoutGeneration": 1, "nextSeconds": 2.0, "stop": False}
         assert board.lost_peers == {"digits-w1"}
         assert board.beats["uid-0"].because == "it closed"
         await show(board, plan(2, "digits-w0"))

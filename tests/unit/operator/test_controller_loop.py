@@ -523,6 +523,8 @@ async def test_a_job_that_is_being_deleted_and_kept_by_others_ends_its_workers_a
     sent = await leader.report(8)
 
     await leader.turn()
+    assert leader.loop.board.stop
+    await leader.turn()
 
     await sent
     assert leader.cluster.workers["digits"] == []

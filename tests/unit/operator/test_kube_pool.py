@@ -231,6 +231,21 @@ class Admitting(World):
         return self.there
 
 
+@pytest.mark.parametrize(("own", "asked"), [(None, 30), (600, None)])
+async def test_a_worker_that_the_operator_deletes_has_had_its_time_unless_the_template_gives_more(
+    own: int | None, asked: int | None
+) -> None:
+    template = {"containers": [{"name": "trainer", "image": "x"}]}
+    made = make_job().set(
+        "podTemplate.spec", template | ({} if own is None else {"terminationGracePeriodSeconds": own})
+    )
+    world = Admitting()
+    await world.pool.delete(made.job(), "digits-w0", "uid-0")
+    ((name, options),) = world.deleted
+    assert name == "digits-w0" and isinstance(options, dict)
+    assert options.get("gracePeriodSeconds") == asked
+
+
 @pytest.mark.parametrize("took", [JOB_LABEL, WORKER_LABEL, "ownerReferences", "labels"])
 async def test_a_pod_that_an_admission_makes_unrecognisable_is_deleted_at_once_and_named(took: str) -> None:
     world = Admitting(took)

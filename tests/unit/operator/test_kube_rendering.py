@@ -88,6 +88,13 @@ def test_a_trainer_that_has_ended_is_not_started_again_whatever_its_container_sa
     assert pod["spec"]["containers"][1] == helper
 
 
+@pytest.mark.parametrize(("own", "seconds"), [(None, 120), (45, 45)])
+def test_a_pod_that_others_evict_has_the_time_that_a_checkpoint_may_take(own: int | None, seconds: int) -> None:
+    template = with_containers({"name": "trainer", "image": "x"}, terminationGracePeriodSeconds=own)
+    pod = pod_of(template.set("runPolicy.stopTimeoutSeconds", 120))
+    assert pod["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
 @pytest.mark.parametrize(
     ("said", "policy"), [({}, "FallbackToLogsOnError"), (None, "FallbackToLogsOnError"), ("File", "File")]
 )

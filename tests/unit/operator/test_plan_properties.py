@@ -69,19 +69,13 @@ class Checked(World):
             self.check_published(before, status.plan)
 
     def check_budget(self, min_available: int | None, workers: Mapping[str, Worker]) -> None:
-        """Rule 3: nobody may be evicted while a stage may have one copy, and else one at a time. It does not hold past
-        a drain's deadline, when the job lets go, nor where no state is held: before the first generation, while a job
-        starts again, and at its end."""
+        """Rule 3: nobody may be evicted before it is replaced. It does not hold past a drain's deadline, when the job
+        lets go, nor where no state is held: before the first generation, while a job starts again, and at its end."""
         status, plan = self.status, self.status.plan
         if plan is None or status.finished or (status.drain_deadline and status.drain_deadline <= self.now):
             return
-        members = [workers.get(member.name) for member in plan.members]
         living = sum(workers[name].alive for key in status.worker_ids if (name := worker_name(JOB, key)) in workers)
-        whole = all(worker and worker.alive and worker.id in status.worker_ids for worker in members)
-        several = plan.confirmed and plan.pipelines > 1 and whole
-        assert min_available is not None and living - min_available <= several, (
-            "the last copy of a stage may be evicted"
-        )
+        assert min_available is not None and living <= min_available, "a worker may be evicted before it is replaced"
 
     def check_published(self, before: JobStatus, plan: PublishedPlan) -> None:
         """Rules 3 and 5: legal sizes, one change at a time, and nobody left out who may hold the only copy."""

@@ -1,5 +1,6 @@
 """A world for `plan()`: pods that do as they are told, a leader that reports, and a clock that only tests move."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -50,6 +51,8 @@ class World:
         self._waiting: dict[str, tuple[int, datetime]] = {}
         self._leaving: set[str] = set()
         self.sees_drains = True
+        self.stubborn: set[str] = set()
+        self.unsaved: dict[str, str] = {}
         self._uids = 0
 
     @property
@@ -106,11 +109,12 @@ class World:
         time = self.now - timedelta(hours=1) if worker.name in self.silent else self.now
         after, since = self._waiting.get(worker.uid, (None, None))
         committed, because = self._committed.get(worker.uid, 0), self.because.get(worker.name, "")
-        return Beat(time, committed, after, since, because=because)
+        return Beat(time, committed, after, since, because=because, unsaved=self.unsaved.get(worker.name, ""))
 
     def turn(self, *, executed: bool = True) -> Plan:
         """One plan, executed; or only its status written, as by an operator that dies then."""
         before = self.status
+        self._obey()
         decided = plan(self.spec, self.observed(), self.now)
         assert decided.status.layout_generation >= before.layout_generation
         assert decided.status.gpus.released >= before.gpus.released
@@ -148,6 +152,16 @@ class World:
             if self.lingering:
                 self.workers[name] = replace(worker, terminating=True)
         return decided
+
+    def _obey(self) -> None:
+        """Members that are told to stop leave a checkpoint of the newest step and end; `stubborn` ones do not."""
+        if self.status.stop is None or self.status.plan is None or self.spec.checkpoint is None:
+            return
+        told = {member.name for member in self.status.plan.members} - self.stubborn - self.silent
+        step = self.report.step if self.report else 0
+        for name in told & self.workers.keys():
+            if self.workers[name].alive:
+                self.end(name, 0, json.dumps({"outcome": "Left", "reason": "Stopped", "savedStep": step}))
 
     def bury(self) -> None:
         """Pods that are terminating are gone."""

@@ -389,3 +389,63 @@ def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job:
 
     with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
         until(lambda: not checkpointer.writing)
+
+
+@pytest.mark.parametrize(
+    ("pause", "writing", "seconds"),
+    [(0.001, 0.1, 60.0), (2.0, 3.0, 200.0), (0.5, 90.0, 900.0), (60.0, 100.0, 1800.0)],
+)
+def test_what_a_checkpoint_costs_says_how_often_one_is_made(pause: float, writing: float, seconds: float) -> None:
+    assert durable.interval_seconds(pause, writing) == pytest.approx(seconds)
+
+
+class Clock:
+    """Moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def checkpointing(tmp_path: Path, **checkpoint: Any) -> tuple[Checkpointer, Clock, Job]:
+    clock = Clock()
+    job = Job.load(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint")} | checkpoint))
+    return Checkpointer(job, clock=clock), clock, job
+
+
+def test_where_the_spec_does_not_say_how_often_the_clock_does_by_what_the_newest_has_cost(tmp_path: Path) -> None:
+    checkpointer, clock, job = checkpointing(tmp_path)
+    clock.now = 59.0
+    assert not checkpointer.overdue
+    clock.now = 60.0
+    assert checkpointer.overdue and checkpointer.due(7, 1.0) and not checkpointer.due(7, 0.0)
+
+    checkpointer.want()
+    with mock.patch.object(WorkerState, "unit_tensors", side_effect=lambda *_, **__: setattr(clock, "now", 63.0) or {}):
+        checkpointer.begin(trained(job, 7), lone_layout(job), *alone())
+    assert not checkpointer.overdue, "one is being written"
+    until(lambda: not checkpointer.writing)
+    checkpointer.advance(0.0, leads=True)
+    clock.now = 359.0
+    assert not checkpointer.overdue
+    clock.now = 360.0
+    assert checkpointer.overdue, "it stood still for 3 s: a hundredth of 300"
+
+
+def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:
+    checkpointer, clock, _ = checkpointing(tmp_path, everySteps=5)
+    clock.now = 1e6
+    assert not checkpointer.overdue
+    assert checkpointer.due(10, 0.0) and not checkpointer.due(11, 1.0)
+
+
+def test_a_job_that_does_not_say_how_often_makes_checkpoints_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "interval_seconds", lambda *_: 0.0)
+    made = []
+    monkeypatch.setattr(durable, "commit", lambda location, info, keep: made.append(info.step))
+    run(tmp_path, checkpoint=Checkpoint(location=str(tmp_path / "checkpoint")))
+    assert made and 0 < made[0] < 8

@@ -230,15 +230,22 @@ class Sightings(Protocol):
 
 class HeartbeatSender:
     """A thread that beats as long as this worker lives and its job has not ended, at the pace that the operator asks
-    for. `state` says what the next heartbeat tells; `ended` is called when the answer is that the job has ended."""
+    for. `state` says what the next heartbeat tells; `ended` is called when the answer is that the job has ended, `stop`
+    each time that the answer is to leave a checkpoint and end."""
 
     def __init__(
-        self, channel: Channel, source: Sightings, state: Callable[[], Heartbeat], ended: Callable[[], None]
+        self,
+        channel: Channel,
+        source: Sightings,
+        state: Callable[[], Heartbeat],
+        ended: Callable[[], None],
+        stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel = channel
         self._source = source
         self._state = state
         self._ended = ended
+        self._told_to_stop = stop
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -262,6 +269,8 @@ class HeartbeatSender:
                 reply = self._channel.heartbeat(self._state())
                 self._source.saw(reply.layout_generation)
                 pause = reply.next_seconds or HEARTBEAT_SECONDS
+                if reply.stop:
+                    self._told_to_stop()
             except JobEndedError as error:
                 logger.info("heartbeat: %s", error)
                 self._ended()
