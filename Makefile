@@ -94,6 +94,10 @@ FAULTS ?= 200
 soak: $(STAMP) ## Random faults over several jobs of real trainers: make soak FAULTS=200 SEED=1 (20 min; SEED repeats a run).
 	$(BIN)/python -m tests.soak --record --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
+.PHONY: mutants
+mutants: $(STAMP) ## Make each change of tests/mutants in a copy of the tree: its test has to fail (nightly, 5 minutes).
+	$(BIN)/python -m tests.mutants
+
 .PHONY: fmt lint types imports
 fmt: $(STAMP) ## Format the code.
 	$(BIN)/ruff format $(SOURCES)

@@ -1,5 +1,6 @@
 """Entries follow their samples from one worker's cache to another's."""
 
+import contextlib
 import json
 import socket
 import time
@@ -112,11 +113,19 @@ def test_who_does_not_know_the_token_is_not_heard(make_cache: Callable[..., Acti
     old, new = make_cache(), make_cache()
     fill(old)
     host, port, token = json.loads(new.listen("127.0.0.1"))
+    with socket.create_server(("127.0.0.1", 0)) as eavesdropper:
+        address = json.dumps(["127.0.0.1", eavesdropper.getsockname()[1], token[::-1]])
+        old.hand_over(lambda key: 1, 0, lambda pipeline: address)
+        with eavesdropper.accept()[0] as connection, connection.makefile("rb") as stream:
+            entries = stream.read()
 
-    old.hand_over(lambda key: 1, 0, lambda pipeline: json.dumps([host, port, token[::-1]]))
-    old.wait_until_handed_over(30)
-
-    assert held(new) == []
+    for said, heard in ((entries, []), (token.encode() + entries[len(token) :], list(range(SAMPLES)))):
+        with socket.create_connection((host, port)) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(said)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1):  # until all that will be taken is
+                pass
+        assert held(new) == heard
 
 
 def test_a_torn_or_senseless_stream_harms_nothing(make_cache: Callable[..., ActivationCache]) -> None:

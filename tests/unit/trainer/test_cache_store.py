@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pipetransformer.cache.digest import Key, PrefixDigests
+from pipetransformer.cache.disk import DiskFiles
 from pipetransformer.cache.store import TieredStore
 
 ENTRY_BYTES = 32
@@ -105,6 +106,34 @@ def test_a_changed_byte_on_disk_is_noticed(store: TieredStore, tmp_path: Path) -
     assert store.tier_of(key(3)) is None
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        Key(b"q", "train", 0, 0),
+        Key(b"p", "test", 0, 0),
+        Key(b"p", "train", 1, 0),
+        Key(b"p", "train", 0, 1),
+    ],
+    ids=["prefix", "split", "sample", "augmentation"],
+)
+def test_a_slot_on_disk_is_read_only_as_what_it_was_written_as(other: Key, tmp_path: Path) -> None:
+    files = DiskFiles("w0", tmp_path)
+    written = entry(1)
+    assert files.write(key(0), written) and files.write(other, entry(2))
+    (path,) = tmp_path.glob("*/activations-*")
+    content = path.read_bytes()
+    half = len(content) // 2
+
+    path.write_bytes(content[half:] + content[:half])
+    for one in (key(0), other):
+        assert files.read(one, written.shape, written.dtype) is None
+
+    path.write_bytes(content)
+    read = files.read(key(0), written.shape, written.dtype)
+    assert read is not None and torch.equal(read, written)
+    files.close()
+
+
 def test_a_file_cut_short_is_noticed(store: TieredStore, tmp_path: Path) -> None:
     for sample in range(4):
         store.put(key(sample), entry(sample))
@@ -150,25 +179,33 @@ def test_each_store_has_a_folder_of_its_own_which_vanishes_with_it(tmp_path: Pat
 def test_a_digest_follows_weights_structure_mode_and_job() -> None:
     def unit() -> torch.nn.Linear:
         torch.manual_seed(0)
-        return torch.nn.Linear(3, 3).eval()
+        linear = torch.nn.Linear(3, 3).eval()
+        linear.register_buffer("table", torch.zeros(2))
+        linear.register_buffer("constants", torch.zeros(2), persistent=False)
+        return linear
 
     def digest(*units: torch.nn.Module, job: bytes = b"job") -> bytes:
         return PrefixDigests(job).of(units)[-1]
 
     changed, training, double = unit(), unit().train(), unit().double()
+    other_table, other_constants = unit(), unit()
     with torch.no_grad():
         changed.bias[0] += 1e-7
+        other_table.get_buffer("table")[1] += 1
+        other_constants.get_buffer("constants")[1] += 1
     wrapped = torch.nn.Sequential(unit()).eval()
     digests = [
         digest(unit()),
         digest(changed),
         digest(training),
         digest(double),
+        digest(other_table),
+        digest(other_constants),
         digest(wrapped),
         digest(unit(), unit()),
     ]
 
-    assert len({*digests, digest(unit(), job=b"other")}) == 7
+    assert len({*digests, digest(unit(), job=b"other")}) == 9
     assert digest(unit()) == digests[0]
     assert PrefixDigests(b"job").of([unit(), changed])[0] == digests[0]
 

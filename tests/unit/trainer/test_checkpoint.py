@@ -21,6 +21,7 @@ from pipetransformer.checkpoint import (
     CheckpointInfo,
     Folder,
     commit,
+    find,
     latest,
     load_model,
     load_unit,
@@ -292,6 +293,23 @@ def test_a_checkpoint_that_lacks_a_units_file_never_counts(location: str) -> Non
         commit(location, info(11), patience_seconds=0)
     commit(location, info(7))
     assert latest(location) == info(7)
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut short"])
+def test_a_durable_checkpoint_that_lost_a_file_no_longer_counts(location: str, damage: str) -> None:
+    for step in (7, 9):
+        save(location, step)
+        commit(location, info(step))
+    root = Folder(location)
+    file = f"{info(9).folder}/{UNITS[1]}.safetensors"
+
+    if damage == "removed":
+        root.remove(file)
+    else:
+        root.write(file, root.read(file)[:-1])
+
+    assert latest(location) == info(7)
+    assert find(location, info(9).folder) is None and find(location, info(7).folder) == info(7)
 
 
 def test_a_file_that_is_seen_late_is_waited_for(location: str) -> None:

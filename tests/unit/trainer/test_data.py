@@ -26,6 +26,7 @@ from pipetransformer.data import (
     pipelines_of,
     read_batch,
     shards_of,
+    weights_of,
 )
 from pipetransformer.errors import SpecError
 from pipetransformer.job import Job
@@ -167,6 +168,20 @@ def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> N
     ):
         for pipeline, micro_batches in enumerate(dealt):
             assert {users(split, i) for micro_batch in micro_batches for i in micro_batch.real_ids} == {pipeline}
+
+
+@pytest.mark.parametrize("pipelines", [1, 2, 3, 4, 7])
+def test_every_held_out_sample_is_scored_once_whatever_the_width(pipelines: int) -> None:
+    job = Job.load(make_spec(ADAMW))
+    dealt = job.test_micro_batches(pipelines, 5)
+    scored = [i for micro_batches in dealt for micro_batch in micro_batches for i in micro_batch.real_ids]
+    assert sorted(scored) == list(range(len(job.dataset.test)))
+
+
+def test_samples_weigh_one_and_padding_nothing() -> None:
+    weights = weights_of(deal([[1, 2, 3, 4, 5]], 1, 3)[0], torch.float64)
+    assert weights.tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert weights_of(deal([[7], []], 2, 2)[1], torch.float64).tolist() == [0.0, 0.0]
 
 
 def test_a_pipeline_without_samples_gets_one_padded_micro_batch() -> None:

@@ -5,8 +5,9 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -128,14 +129,55 @@ def test_copies_from_a_device_are_written_once_they_are_whole(job: Job, monkeypa
     assert parameter.any() and torch.equal(load_unit(location(job), found, "embedding")[name], parameter)
 
 
-def test_a_checkpoint_counts_only_once_nobody_writes_any_more(job: Job) -> None:
+class AtOnce:
+    """Does in the caller's thread what is submitted, so that all of it is done when the caller goes on."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def test_a_checkpoint_counts_only_once_nobody_writes_any_more(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "ThreadPoolExecutor", AtOnce)
     checkpointer = Checkpointer(job)
     checkpointer.want()
     checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
-    until(lambda: not checkpointer.writing)
+    assert not checkpointer.writing
 
-    assert checkpointer.advance(1.0, leads=True) is None
+    assert checkpointer.advance(1.0, leads=True) is None, "another worker writes"
     assert latest(location(job)) is None
+    made = checkpointer.advance(0.0, leads=True)
+    assert made is not None and made.step == 5
+    assert latest(location(job)) is not None
+
+
+def test_a_last_checkpoint_counts_only_once_all_have_passed_the_barrier_behind_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "ThreadPoolExecutor", AtOnce)
+    counted: list[bool] = []
+
+    class Watched:
+        """A barrier at which others still write until this worker has done its own part."""
+
+        def pass_after(self, work: Callable[[], Any] | None, groups: object) -> Any:
+            if len(counted) < 2:  # the copies, and the parts
+                counted.append(latest(location(job)) is not None)
+            return None if work is None else work()
+
+    checkpointer, barrier = Checkpointer(job), cast(Barrier, Watched())
+    made = checkpointer.save_now(trained(job, 5), lone_layout(job), alone()[0], barrier)
+
+    assert made is not None and made.step == 5
+    assert counted == [False, False]
+    assert latest(location(job)) is not None
 
 
 def test_what_is_asked_for_meanwhile_is_written_afterwards_as_training_stands_then(

@@ -80,13 +80,19 @@ def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
     assert (plan.origin, plan.step, plan.control["step"]) == (Origin.PEERS, 8, 8)
 
 
-def test_what_was_decided_after_a_step_is_not_lost_with_one_that_broke_before_it() -> None:
-    broken, decided = bring(range(4), 8), bring(range(4, 8), 8)
-    decided.control |= {"decided_step": 8, "boundary": 2}
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("further", [{"decided_step": 8}, {"evaluated_step": 8}], ids=["decided", "evaluated"])
+def test_what_was_decided_after_a_step_is_not_lost_with_one_that_broke_before_it(
+    further: dict[str, int], place: int
+) -> None:
+    inventories = [bring(span, 8) for span in cut(3)]
+    for number, inventory in enumerate(inventories):
+        inventory.control |= {"decided_step": 7, "evaluated_step": 4, "boundary": number}
+    inventories[place].control |= further
 
-    plan = plan_for([broken, decided], 2, 1)
+    plan = plan_for(inventories, 3, 1)
 
-    assert plan.control["boundary"] == 2
+    assert plan.control == inventories[place].control
 
 
 def test_what_is_no_number_travels_in_the_control_state() -> None:

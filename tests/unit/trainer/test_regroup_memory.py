@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from pipetransformer import trainer as trainer_module
 from pipetransformer.elastic.groups import GenerationGroups, Transport
+from pipetransformer.elastic.mirror import Mirror
 from pipetransformer.elastic.phases import Phases
 from pipetransformer.elastic.regroup import Regrouped
 from pipetransformer.job import Job
@@ -225,6 +226,17 @@ def test_a_freeze_needs_no_more_than_the_layout_that_it_leaves(
 
         assert held.most <= before
         assert held.now() == pytest.approx(worker.needs(), abs=STEP_COUNTS)
+
+
+def test_a_regroup_that_goes_back_forgets_the_mirrors_of_steps_that_did_not_happen(tmp_path: Path) -> None:
+    with Held() as held:
+        worker = Worker(Job.load(spec_of(SMALL, ADAMW)), tmp_path, held)
+        mirrors = worker.trainer._mirrors
+        mirrors.kept = [Mirror(step, Control(step=step).to_dict(), {}) for step in (4, 6, 8)]
+        worker.trainer._state.control.step = 6
+        worker.regroup(1, range(8), 1)
+
+    assert [mirror.step for mirror in mirrors.kept] == [4, 6]
 
 
 def spec_of(model: dict[str, Any], optimizer: dict[str, Any]) -> Any:
