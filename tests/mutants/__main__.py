@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from .copy import Copy, Tests, import_libraries
+from .copy import Copy, ForkedTests, import_libraries
 from .entries import ROOT, Mutant, all_mutants, faults
 
 _LIMIT_SECONDS = 60
@@ -26,13 +26,13 @@ class Trial:
     mutant: Mutant
     copy: Copy
     source: str
-    tests: Tests
+    tests: ForkedTests
 
     @classmethod
     def begin(cls, number: int, mutant: Mutant, copy: Copy) -> "Trial":
         source = (copy.folder / mutant.file).read_text()
         copy.write(mutant.file, mutant.apply(source))
-        tests = Tests(copy, mutant.killed_by, _LIMIT_SECONDS)
+        tests = ForkedTests(copy, mutant.killed_by, _LIMIT_SECONDS)
         tests.start()
         return cls(number, mutant, copy, source, tests)
 
@@ -47,7 +47,7 @@ class Trial:
 
 
 def judge(mutants: list[Mutant], copies: list[Copy]) -> list[tuple[Mutant, str]]:
-    """Try each mutant, one in each copy at a time, and print a line for each. Returns the survivors, with the reason."""
+    """Try each mutant, one in each copy at a time, and print a line for each. Returns who survived, and why."""
     waiting, idle = deque(enumerate(mutants, start=1)), list(copies)
     running: list[Trial] = []
     survivors = []
@@ -70,7 +70,7 @@ def passes(mutants: list[Mutant], copy: Copy) -> bool:
     """Whether the tests of all mutants pass on the code as it is."""
     names = sorted({test for mutant in mutants for test in mutant.killed_by})
     print(f"{len(names)} tests on the code as it is", flush=True)
-    tests = Tests(copy, names, _UNCHANGED_LIMIT_SECONDS)
+    tests = ForkedTests(copy, names, _UNCHANGED_LIMIT_SECONDS)
     tests.start()
     while not tests.ended():
         time.sleep(_LOOK_SECONDS)

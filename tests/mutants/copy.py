@@ -18,19 +18,19 @@ _PACKAGES = ("contract", "operator", "client", "trainer_image")
 
 
 class Copy:
-    """What git knows of the tree at `ROOT`, or would: also new files, as they are on disk."""
+    """The files of the tree at `root` that git tracks or would track, as they are on disk."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+        self.folder, self.root = folder, root
         self.log = folder.with_suffix(".log")
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, check=True, text=True,
+            cwd=root, capture_output=True, check=True, text=True,
         )  # fmt: skip
         for name in set(listed.stdout.split("\0")) - {""}:
-            if (ROOT / name).is_file():
+            if (root / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+                shutil.copy2(root / name, folder / name)
 
     def write(self, file: str, source: str) -> None:
         """Replace a file's text."""
@@ -41,7 +41,7 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Tests:
+class ForkedTests:
     """pytest in a process that is forked from this one, which has imported the libraries that take long.
 
     Attributes:
@@ -95,7 +95,7 @@ class Tests:
             paths = [str(self.copy.folder / package) for package in _PACKAGES]
             os.environ["PYTHONPATH"] = os.pathsep.join(paths)
             os.chdir(self.copy.folder)
-            sys.path[:] = [*paths, *(path for path in sys.path if path not in ("", str(ROOT)))]
+            sys.path[:] = [*paths, *(path for path in sys.path if path not in ("", str(self.copy.root)))]
             # This program, and what a library has loaded by an entry point: of the working tree, and not of the copy.
             for name in [name for name in sys.modules if name.startswith(("pipetransformer", "tests"))]:
                 del sys.modules[name]

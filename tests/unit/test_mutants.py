@@ -1,9 +1,12 @@
 """The list of mutants fits the tree, and says so where it does not."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.mutants.__main__ import judge
+from tests.mutants.copy import Copy
 from tests.mutants.entries import ROOT, Mutant, all_mutants, faults
 
 
@@ -40,3 +43,27 @@ def test_an_entry_that_does_not_fit_the_tree_is_named(
     (found,) = faults([Mutant(**fits | changes)], tmp_path)
 
     assert found.startswith("It prints 2.") and complaint in found
+
+
+def test_a_mutant_is_killed_by_a_test_that_fails_and_by_nothing_else(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run(["git", "init", "--quiet", root], check=True)
+    (root / "code.py").write_text("x = 1\n")
+    (root / "test_code.py").write_text(
+        "from pathlib import Path\n\n\ndef test_of_it():\n    assert 'x = -1' not in Path('code.py').read_text()\n"
+    )
+    mutants = [
+        Mutant(file="code.py", old="x = 1", new=new, breaks=f"It is {new}.", killed_by=(test,))
+        for new, test in (
+            ("x = -1", "test_code.py::test_of_it"),
+            ("x = 2", "test_code.py::test_of_it"),
+            ("x = -1", "test_code.py::test_of_old"),
+        )
+    ]
+
+    survivors = judge(mutants, [Copy(tmp_path / "copy", root)])
+
+    assert [mutant for mutant, _ in survivors] == mutants[1:]
+    assert survivors[0][1] == "its tests pass" and survivors[1][1].startswith("its tests did not run")
+    assert (tmp_path / "copy" / "code.py").read_text() == (root / "code.py").read_text() == "x = 1\n"

@@ -137,10 +137,7 @@ class AtOnce:
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        try:
-            future.set_result(work(*arguments))
-        except Exception as error:
-            future.set_exception(error)
+        future.set_result(work(*arguments))
         return future
 
 

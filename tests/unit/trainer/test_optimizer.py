@@ -8,8 +8,8 @@ from torch import nn
 
 from pipetransformer.errors import SpecError
 from pipetransformer.models import PipelineModel
-from pipetransformer.optimizer import make_optimizer, names_without_decay
-from pipetransformer_contract.spec import Optimizer
+from pipetransformer.optimizer import learning_rate, make_optimizer, names_without_decay
+from pipetransformer_contract.spec import LearningRateSchedule, Optimizer
 from tests.tied_model import make_data, make_model
 
 
@@ -45,3 +45,18 @@ def test_only_the_others_decay(spec: dict[str, Any], no_decay: tuple[str, ...]) 
     optimizer.step()
     for name, parameter in named.items():
         assert parameter[0].item() == pytest.approx(1.0 if name in no_decay else 0.95)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rates"),
+    [
+        ("Constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("Linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        ("Cosine", [0.25, 0.5, 0.75, 1.0, 1.0, 0.5 + 0.125**0.5, 0.5, 0.5 - 0.125**0.5, 0.0]),
+    ],
+)
+def test_the_learning_rate_warms_up_to_its_value_and_falls_to_zero_by_its_shape(shape: str, rates: list[float]) -> None:
+    optimizer = Optimizer.model_validate({"learningRate": 1.0})
+    schedule = LearningRateSchedule.model_validate({"shape": shape, "warmupSteps": 4})
+
+    assert [learning_rate(optimizer, schedule, step, 8) for step in range(9)] == pytest.approx(rates)

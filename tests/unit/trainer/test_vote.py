@@ -1,6 +1,7 @@
 """What all agree on after a round, from the sums of their ballots."""
 
 import math
+from typing import Any, cast
 
 import pytest
 
@@ -33,3 +34,17 @@ def test_a_ballot_comes_back_from_its_numbers() -> None:
 
     assert Vote.from_list(vote.to_list()) == vote
     assert Vote.length(2) == len(vote.to_list()) + 2
+
+
+def test_a_sum_of_ballots_has_each_number_in_its_place() -> None:
+    class Ballots:
+        """Of three members that all say the same."""
+
+        def sum(self, values: list[float]) -> list[float]:
+            return [3 * value for value in values]
+
+    ballot = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0], similarities=[0.5], behind=7.0, save=8.0)
+
+    assert ballot.reduce(cast(Any, Ballots())) == Vote(
+        3.0, 6.0, 9.0, 12.0, 15.0, [18.0], similarities=[0.5], behind=21.0, save=24.0
+    )
