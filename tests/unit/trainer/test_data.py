@@ -114,6 +114,19 @@ def test_order_depends_on_seed_and_epoch() -> None:
     assert order().batch(0) != order().batch(order().steps_per_epoch)
 
 
+def test_each_epoch_shuffles_each_shard_anew() -> None:
+    whole = order(
+        num_samples=96, global_batch=16, num_shards=4
+    )  # no short batch, so each epoch begins at the same turn
+    of_epochs = [
+        [[i for step in range(epoch * 6, epoch * 6 + 6) for i in whole.batch(step)[shard]] for shard in range(4)]
+        for epoch in range(2)
+    ]
+
+    for first, second in zip(*of_epochs, strict=True):
+        assert first != second and sorted(first) == sorted(second)
+
+
 def test_pipelines_serve_about_as_many_shards_each() -> None:
     shared = [shards_of(p, 3, 8) for p in range(3)]
     assert [len(shards) for shards in shared] == [2, 3, 3]

@@ -1,6 +1,7 @@
 """What of a unit travels between workers, and what becomes of it there."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from pipetransformer.optimizer import make_optimizer
 from pipetransformer.state import Control, UnitCodec, WorkerState
-from pipetransformer_contract.spec import Optimizer, OptimizerName
+from pipetransformer_contract.spec import Evaluation, Optimizer, OptimizerName
 
 CPU = torch.device("cpu")
 BLOCK = 1  # of a model of one block, that is units 0 to 2
@@ -128,3 +129,43 @@ def test_only_the_count_of_steps_is_on_the_cpu_wherever_a_scalar_parameter_is() 
         "exp_avg": "meta",
         "exp_avg_sq": "meta",
     }
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "better"),
+    [
+        ("Highest", 0.6, True),
+        ("Highest", 0.5, False),
+        ("Highest", 0.4, False),
+        ("Lowest", 0.4, True),
+        ("Lowest", 0.5, False),
+        ("Lowest", 0.6, False),
+        ("Highest", math.nan, False),
+        ("Lowest", -math.inf, False),
+    ],
+)
+def test_an_evaluation_is_better_only_if_it_beats_the_best(goal: str, value: float, better: bool) -> None:
+    spec = Evaluation.model_validate({"goal": goal})
+    control = Control(step=8, best={"accuracy": 0.5}, best_step=4)
+
+    assert control.is_better({"accuracy": value}, spec) == better
+    assert Control().is_better({"accuracy": value}, spec) == math.isfinite(value)
+
+
+def test_a_best_model_that_is_not_kept_is_replaced_by_any_other() -> None:
+    spec = Evaluation.model_validate({"keepBest": True})
+    kept = Control(step=8, best={"accuracy": 0.5}, best_step=4, kept_step=4)
+    lost = Control(step=8, best={"accuracy": 0.5}, best_step=4, kept_step=6)
+
+    assert [control.is_better({"accuracy": 0.3}, spec) for control in (kept, lost)] == [False, True]
+
+
+def test_evaluations_are_counted_since_the_best_one() -> None:
+    control, counted = Control(), []
+    for step, better in enumerate([True, False, False, True, False], start=1):
+        control.step = step
+        control.note_evaluation({"accuracy": step / 10}, better=better)
+        counted.append((control.evaluations_since_best, control.best_step, control.evaluated_step))
+
+    assert counted == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (0, 4, 4), (1, 4, 5)]
+    assert (control.best, control.metrics) == ({"accuracy": 0.4}, {"accuracy": 0.5})
