@@ -51,6 +51,7 @@ REFUSED = [
     (make_job("Digits"), "metadata.name"),
     (make_job().stages(3).workers(4), "spec.elasticPolicy.workers"),
     (make_job().stages(16).workers(16), "spec.pipeline.stages"),
+    (make_job().stages(13).workers(13), "spec.pipeline.stages"),
     (make_job().workers(4, least=5, most=8), "spec.elasticPolicy.minWorkers"),
     (make_job().workers(4, least=4, most=3), "spec.elasticPolicy.maxWorkers"),
     (make_job().workers(4, most=100), "spec.training.globalBatchSize"),

@@ -289,6 +289,13 @@ async def test_a_replayed_report_does_not_replace_a_newer_one() -> None:
         assert board.report is not None and board.report.step == 7
 
 
+async def test_a_worker_speaks_only_in_its_own_name() -> None:
+    board = new_board()
+    assert board.knows(Reporter("digits-w0", "uid-0"))
+    assert not board.knows(Reporter("digits-w1", "uid-0"))
+    assert not board.knows(Reporter("digits-w0", "uid-9"))
+
+
 async def test_a_broken_connection_is_believed_only_for_the_present_generation() -> None:
     board = new_board()
     await show(board, plan(1, "digits-w0", "digits-w1"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube import authority, follow
 from pipetransformer_operator.kube.api import NO_QUERY, Api, Object, Query
 from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE, Publisher
@@ -200,3 +200,28 @@ async def test_a_namespace_whose_certificates_are_changed_again_and_again_holds_
         assert [await api.written.get() for _ in range(2)] == ["one", "one"], "anew for what came meanwhile"
         running.cancel()
     assert api.there[f"one/{CA_CONFIG_MAP}"]["data"] == {CA_FILE: "trusted"}
+
+
+async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> None:
+    job = make_job().job()
+
+    class Taken(Api):
+        """Each object is there already, and another's."""
+
+        def __init__(self) -> None:
+            self.patched = 0
+
+        async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+            owner = {"kind": "Deployment", "name": "web", "uid": "another", "controller": True}
+            return {"metadata": {"name": path.rpartition("/")[2], "uid": "u", "ownerReferences": [owner]}, "spec": {}}
+
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            if method == "POST":
+                raise Conflict(path)
+            self.patched += 1
+            return {"metadata": {"uid": "u", "generation": 2}}
+
+    api = Taken()
+    with pytest.raises(Refused, match="belongs to someone else"):
+        await Protection(api).apply(job, 1, keeps_unready=False)
+    assert not api.patched

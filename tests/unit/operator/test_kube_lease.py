@@ -147,3 +147,21 @@ async def test_two_that_start_at_once_are_not_both_the_one() -> None:
     api.get = both_read  # type: ignore[method-assign]  # both see that there is none
     assert [await first.attempt(), await second.attempt()] == ["a", ""]
     assert (first.held, second.held) == (True, False)
+
+
+async def test_a_lease_counts_from_before_it_was_asked_for() -> None:
+    api, clock = FakeApi(), Clock()
+    answer = api.request
+
+    async def slowly(method: str, path: str, body: Any = None, **options: Any) -> Object:
+        clock.now += 2
+        return await answer(method, path, body, **options)
+
+    api.request = slowly  # type: ignore[method-assign]
+    first = lease(api, "a", clock)
+    assert await first.attempt() == "a"
+
+    clock.now = SECONDS * 2 / 3 - 0.1
+    assert first.held
+    clock.now = SECONDS * 2 / 3
+    assert not first.held, "another operator may count from the moment that it was sent"

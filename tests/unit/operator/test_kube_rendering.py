@@ -83,7 +83,8 @@ def test_a_trainer_that_has_ended_is_not_started_again_whatever_its_container_sa
     rules = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [2]}}]
     again = {"restartPolicy": "Always", "restartPolicyRules": rules}
     helper = {"name": "logs", "image": "x"} | again
-    pod = pod_of(with_containers({"name": "trainer", "image": "x"} | again, helper))
+    pod = pod_of(with_containers({"name": "trainer", "image": "x"} | again, helper, restartPolicy="Always"))
+    assert pod["spec"]["restartPolicy"] == "Never"
     assert not again.keys() & pod["spec"]["containers"][0].keys()
     assert pod["spec"]["containers"][1] == helper
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
+from pipetransformer_operator.channel.authenticator import Unauthenticated
 from pipetransformer_operator.kube.tokens import PARALLEL_REVIEWS, TokenReviewer
 
 
@@ -19,6 +20,7 @@ class Reviews:
         self.pending = 0
         self.most_pending = 0
         self.answer = asyncio.Event()
+        self.differs: dict[str, Any] = {}
 
     async def request(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         token = body["spec"]["token"]
@@ -29,7 +31,7 @@ class Reviews:
         self.pending -= 1
         extra = {f"authentication.kubernetes.io/pod-{key}": [f"{key}-{token}"] for key in ("name", "uid")}
         user = {"username": "system:serviceaccount:team:default", "extra": extra}
-        return {"status": {"authenticated": True, "audiences": [TOKEN_AUDIENCE], "user": user}}
+        return {"status": {"authenticated": True, "audiences": [TOKEN_AUDIENCE], "user": user} | self.differs}
 
 
 def token(number: int, expires: int = 100) -> str:
@@ -93,3 +95,22 @@ async def test_a_token_goes_with_its_pod_and_with_its_time(reviews: Reviews) -> 
     assert tokens.known(token(2, expires=50)) == late
     now[0] = 50.0
     assert tokens.known(token(2, expires=50)) is None
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"authenticated": False},
+        {"audiences": ["https://kubernetes.default.svc"]},
+        {"user": {"username": "system:serviceaccount:team:default"}},
+        {"user": {"username": "alice"}},
+    ],
+    ids=["unknown", "another-audience", "bound-to-no-pod", "a-person"],
+)
+async def test_a_token_is_good_only_for_the_channel_and_of_a_pod(differs: dict[str, Any], reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    reviews.differs = differs
+    reviews.answer.set()
+    with pytest.raises(Unauthenticated):
+        await tokens.identify(token(1))
+    assert tokens.known(token(1)) is None

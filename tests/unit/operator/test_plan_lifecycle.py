@@ -554,3 +554,29 @@ def test_a_job_that_ended_and_keeps_its_pods_lets_those_go_that_hold_something_o
     world.kept_by = ("example.com/parent",)
     world.settle()
     assert world.workers == {}
+
+
+def test_a_report_of_a_deleted_job_of_the_same_name_changes_nothing() -> None:
+    world = widening()
+    world.start()
+    world.commit()
+    assert world.report is not None
+    world.report = world.report.model_copy(update={"job_uid": "deleted", "step": 900, "boundary": 8})
+    world.settle()
+    report = world.status.last_report
+    assert report is not None and (report.step, report.boundary) == (1, 0)
+    assert world.status.frozen == "0/12" and world.shape == (4, 1)
+
+
+def test_the_status_keeps_the_checkpoint_of_the_higher_generation() -> None:
+    world = widening()
+    world.start()
+    world.commit(boundary=8)
+    world.commit(checkpoint=8)
+    newest = world.status.checkpoint
+    assert newest is not None and newest.layout_generation == 2 and world.report is not None
+    older = newest.model_copy(update={"layout_generation": 1, "step": newest.step + 5})
+    world.report = world.report.model_copy(update={"checkpoint": older, "step": world.report.step + 10})
+    world.settle()
+    assert world.status.last_report is not None and world.status.last_report.step == world.report.step
+    assert world.status.checkpoint == newest

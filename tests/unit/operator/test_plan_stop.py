@@ -169,6 +169,14 @@ def test_the_checkpoint_of_a_worker_that_left_earlier_ends_no_stop() -> None:
     assert not world.workers["digits-w0"].terminating
 
 
+def test_a_member_that_has_left_the_checkpoint_of_all_ends_the_stop() -> None:
+    world = stopping("suspended")
+    world.end("digits-w1", 143, '{"outcome": "Failed", "reason": "Stopped", "savedStep": 21}')
+    world.settle()
+    assert not training(world), "the other one has nothing left to save"
+    assert not warnings(world)
+
+
 def test_workers_that_are_to_join_are_not_waited_for() -> None:
     builder = make_job().stages(2).workers(2, most=4).checkpoint()
     world = World(builder)

@@ -114,6 +114,13 @@ def test_order_depends_on_seed_and_epoch() -> None:
     assert order().batch(0) != order().batch(order().steps_per_epoch)
 
 
+def test_an_epoch_ends_with_its_short_batch() -> None:
+    cursor = order(num_samples=100, global_batch=16)
+    assert cursor.steps_per_epoch == 7
+    assert [cursor.epoch(step) for step in (0, 6, 7, 13, 14)] == [0, 0, 1, 1, 2]
+    assert [cursor.batch_size(step) for step in (0, 5, 6, 7, 13)] == [16, 16, 4, 16, 4]
+
+
 def test_each_epoch_shuffles_each_shard_anew() -> None:
     whole = order(
         num_samples=96, global_batch=16, num_shards=4

@@ -117,6 +117,22 @@ def test_all_replicas_hold_the_sum_however_many_micro_batches_each_had(replicas:
     assert norms[1] == [0.0] * UNITS, "counted once"
 
 
+def test_a_round_begins_without_the_gradients_of_the_one_before(replicas: list[Replica]) -> None:
+    norms: list[dict[int, list[float]]] = []
+    for _ in range(2):
+        found: dict[int, list[float]] = {}
+
+        def round_of(rank: int, found: dict[int, list[float]] = found) -> None:
+            replicas[rank].reducer.begin(1)
+            replicas[rank].backward(0)
+            found[rank] = replicas[rank].reducer.finish()
+
+        in_threads(round_of)
+        norms.append(found)
+
+    assert norms[0] == norms[1] and any(norms[0][0])
+
+
 def test_a_units_sum_is_under_way_before_those_below_it_have_their_gradients(replicas: list[Replica]) -> None:
     seen: dict[int, list[list[int]]] = {0: [], 1: []}
 
