@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,10 @@ def test_every_mutant_changes_code_that_is_there_and_names_tests_that_are() -> N
         ({"equivalent": "It is the same."}, "name the tests that kill it, or say why it is equivalent"),
     ],
 )
-def test_an_entry_that_does_not_fit_the_tree_is_named(
-    changes: dict[str, object], complaint: str, tmp_path: Path
-) -> None:
+def test_an_entry_that_does_not_fit_the_tree_is_named(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("x = 1\nprint(x)\n")
     (tmp_path / "test_code.py").write_text("def test_of_it(): ...\n")
-    entry = {"file": "code.py", "old": "x = 1", "new": "x = 2", "breaks": "It prints 2."}
+    entry: dict[str, Any] = {"file": "code.py", "old": "x = 1", "new": "x = 2", "breaks": "It prints 2."}
     fits = entry | {"killed_by": ("test_code.py::test_of_it[1]",)}
 
     assert faults([Mutant(**fits)], tmp_path) == []
