@@ -51,18 +51,22 @@ def judge(mutants: list[Mutant], copies: list[Copy]) -> list[tuple[Mutant, str]]
     waiting, idle = deque(enumerate(mutants, start=1)), list(copies)
     running: list[Trial] = []
     survivors = []
-    while waiting or running:
-        while waiting and idle:
-            running.append(Trial.begin(*waiting.popleft(), idle.pop()))
-        time.sleep(_LOOK_SECONDS)
-        for trial in [trial for trial in running if trial.tests.ended()]:
-            running.remove(trial)
-            idle.append(trial.copy)
-            why, mutant = trial.end(), trial.mutant
-            if why:
-                survivors.append((mutant, why))
-            place, seconds = f"{trial.number:3} of {len(mutants)}", f"{trial.tests.seconds:5.1f} s"
-            print(f"{place}  {'SURVIVED' if why else 'killed'}  {seconds}  {mutant.file}: {mutant.breaks}", flush=True)
+    try:
+        while waiting or running:
+            while waiting and idle:
+                running.append(Trial.begin(*waiting.popleft(), idle.pop()))
+            time.sleep(_LOOK_SECONDS)
+            for trial in [trial for trial in running if trial.tests.ended()]:
+                running.remove(trial)
+                idle.append(trial.copy)
+                why, mutant = trial.end(), trial.mutant
+                if why:
+                    survivors.append((mutant, why))
+                print(f"{trial.number:3} of {len(mutants)}  {'SURVIVED' if why else 'killed':8}", end="")
+                print(f"  {trial.tests.seconds:5.1f} s  {mutant.file}: {mutant.breaks}", flush=True)
+    finally:
+        for trial in running:
+            trial.tests.kill()
     return survivors
 
 
@@ -93,6 +97,9 @@ def main() -> int:
         if not mutant.equivalent
         and (not arguments.only or any(word in f"{mutant.file} {mutant.breaks}" for word in arguments.only))
     ]
+    if not mutants:
+        print(f"no mutant has any of these words: {' '.join(arguments.only)}")
+        return 1
     import_libraries()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [Copy(Path(folder) / str(lane)) for lane in range(arguments.lanes)]

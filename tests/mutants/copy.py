@@ -1,5 +1,6 @@
 """A copy of the working tree, in which one mutant at a time is tried."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -73,11 +74,16 @@ class ForkedTests:
         """Whether it has; past its limit it is ended, with all that it has started."""
         if not self.late and self.seconds > self.limit_seconds:
             self.late = True
-            os.killpg(self._pid, signal.SIGKILL)
+            self.kill()
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if pid:
             self.code = os.waitstatus_to_exitcode(status)
         return pid != 0
+
+    def kill(self) -> None:
+        """End pytest, and the workers that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
 
     @property
     def output(self) -> str:
