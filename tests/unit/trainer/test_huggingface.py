@@ -16,13 +16,19 @@ from pipetransformer.models.huggingface import load_pretrained, save_pretrained,
 from pipetransformer_contract.spec import Model
 
 LENGTH, VOCABULARY, CLASSES = 6, 40, 5
-TOKENS = DataInfo((LENGTH,), VOCABULARY, VOCABULARY)
-LABELLED = DataInfo((LENGTH,), CLASSES, VOCABULARY)
+TOKENS = DataInfo((LENGTH,), VOCABULARY, VOCABULARY, pad_id=0)
+LABELLED = DataInfo((LENGTH,), CLASSES, VOCABULARY, pad_id=0)
 IMAGES = DataInfo((1, 8, 8), CLASSES)
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
 LLAMA = {"model_type": "llama", **SMALL, "num_key_value_heads": 2}
 BERT = {"model_type": "bert", **SMALL}
+ROBERTA = {"model_type": "roberta", **SMALL}
+DISTILBERT = {"model_type": "distilbert", "dim": 16, "n_heads": 4, "hidden_dim": 32}
+MISTRAL = {"model_type": "mistral", **SMALL, "num_key_value_heads": 2}
+QWEN2 = {"model_type": "qwen2", **SMALL, "num_key_value_heads": 2}
+QWEN3 = {"model_type": "qwen3", **SMALL, "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 VIT = {"model_type": "vit", **SMALL, "patch_size": 4, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
@@ -35,10 +41,26 @@ FAMILIES = {
     "vit": (VIT, IMAGES, transformers.ViTForImageClassification),
     "bert": (BERT, LABELLED, transformers.BertForSequenceClassification),
     "bert-masked": (BERT, TOKENS, transformers.BertForMaskedLM),
+    "roberta": (ROBERTA, LABELLED, transformers.RobertaForSequenceClassification),
+    "roberta-masked": (ROBERTA, TOKENS, transformers.RobertaForMaskedLM),
+    "distilbert": (DISTILBERT, LABELLED, transformers.DistilBertForSequenceClassification),
+    "distilbert-masked": (DISTILBERT, TOKENS, transformers.DistilBertForMaskedLM),
+    "distilbert-sinusoidal": (
+        {**DISTILBERT, "sinusoidal_pos_embds": True},
+        LABELLED,
+        transformers.DistilBertForSequenceClassification,
+    ),
     "gpt2": (GPT2, TOKENS, transformers.GPT2LMHeadModel),
     "llama": (LLAMA, TOKENS, transformers.LlamaForCausalLM),
     "llama-longrope-long": (longrope(LENGTH - 1), TOKENS, transformers.LlamaForCausalLM),
     "llama-longrope-short": (longrope(LENGTH), TOKENS, transformers.LlamaForCausalLM),
+    "mistral": (MISTRAL, TOKENS, transformers.MistralForCausalLM),
+    "mistral-window": ({**MISTRAL, "sliding_window": 3}, TOKENS, transformers.MistralForCausalLM),
+    "mistral-window-of-one": ({**MISTRAL, "sliding_window": 1}, TOKENS, transformers.MistralForCausalLM),
+    "qwen2": (QWEN2, TOKENS, transformers.Qwen2ForCausalLM),
+    "qwen2-window-tied": ({**QWEN2, **QWEN_WINDOW, "tie_word_embeddings": True}, TOKENS, transformers.Qwen2ForCausalLM),
+    "qwen3": (QWEN3, TOKENS, transformers.Qwen3ForCausalLM),
+    "qwen3-window": ({**QWEN3, **QWEN_WINDOW}, TOKENS, transformers.Qwen3ForCausalLM),
     "llama-tied": ({**LLAMA, "tie_word_embeddings": True}, TOKENS, transformers.LlamaForCausalLM),
 }
 

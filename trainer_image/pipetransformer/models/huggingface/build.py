@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
@@ -20,13 +19,13 @@ from pipetransformer_contract.spec import Model
 
 from ...data import DataInfo
 from ...errors import SpecError, building
+from ..architectures import Units
 from ..dropout import key
 from ..dtype import cast
 from ..keyed import key_unit, place_of
 from ..model import PipelineModel, unit_name
 from ..seeded import one_at_a_time, seeded
-from .configuration import make_config, positions
-from .families import split
+from .configuration import make_config, model_class_of
 
 logger = logging.getLogger(__name__)
 
@@ -114,15 +113,33 @@ class _Skeleton:
         self._seed = seed
         self._dtype = dtype
         config, architecture = make_config(spec, info)
-        self._class = getattr(transformers, architecture)
-        with one_at_a_time, building("spec.model.options", f"{architecture} cannot be built"):
+        self._architecture = architecture
+        self._class = model_class_of(architecture)
+        with one_at_a_time, building("spec.model.options", f"{architecture.name} cannot be built"):
             with torch.device("meta"):
                 self.whole: Any = cast(self._class(config), dtype)
             self._fill_constants()
-        embedding, blocks, head = split(self.whole)
-        self.model = PipelineModel(embedding, blocks, head, (positions(config, info), config.hidden_size))
+        embedding, blocks, head = self._split(self.whole)
+        self.model = PipelineModel(embedding, blocks, head, self._activation(embedding, info))
+        self.names()  # or the model could not be saved
         for index, unit in enumerate(self.model.units):
             self._own(index, unit)
+
+    def _split(self, whole: Any) -> Units:
+        name = self._architecture.name
+        with building("spec.model.architecture", f"the function that is registered for {name} failed"):
+            embedding, blocks, head = self._architecture.split(whole)
+            units = [embedding, *blocks, head]
+        if not all(isinstance(unit, nn.Module) for unit in units):
+            raise SpecError("spec.model.architecture", f"what is registered for {name} gives other things than modules")
+        return embedding, list(blocks), head
+
+    def _activation(self, embedding: nn.Module, info: DataInfo) -> tuple[int, ...]:
+        if info.vocab_size:
+            return (info.input_shape[0], self.whole.config.hidden_size)
+        with torch.no_grad(), building("spec.model.architecture", f"the embedding of {self._architecture.name} failed"):
+            picture = torch.empty(1, *info.input_shape, dtype=self._dtype, device="meta")
+            return tuple(embedding(picture).shape[1:])
 
     def names(self) -> dict[str, str]:
         """Our whole-model name of each tensor that transformers saves, by its name there."""
@@ -131,7 +148,13 @@ class _Skeleton:
             for index, unit in enumerate(self.model.units)
             for name, tensor in unit.state_dict(keep_vars=True).items()
         }
-        return {name: ours[id(tensor)] for name, tensor in self.whole.state_dict(keep_vars=True).items()}
+        whole = self.whole.state_dict(keep_vars=True)
+        if lost := [name for name, tensor in whole.items() if id(tensor) not in ours]:
+            raise SpecError(
+                "spec.model.architecture",
+                f"what is registered for {self._architecture.name} leaves out {_some(lost)}: it would never train",
+            )
+        return {name: ours[id(tensor)] for name, tensor in whole.items()}
 
     def build(self, indices: Collection[int]) -> dict[int, nn.Module]:
         if self._spec.path:
@@ -177,7 +200,7 @@ class _Skeleton:
             message = f"{self._spec.path}: {type(error).__name__}: {error}"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error
         self._check_loaded(found["missing_keys"], found["mismatched_keys"])
-        embedding, blocks, head = split(whole)
+        embedding, blocks, head = self._split(whole)
         units = [embedding, *blocks, head]
         return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
 
