@@ -39,7 +39,7 @@ from .metrics import LOSS, Metric, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_units
 from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
-from .parts import Overruled, Parts
+from .parts import Overruled, Parts, place_of_function
 from .schedules import ScheduleClass, one_forward_one_backward, schedule_class
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class Job:
         unit_bytes: of the parameters and buffers of each unit.
         no_decay: whole-model names of the parameters that weight decay leaves alone.
         overruled: what the program says of the job and the spec has otherwise.
+        model_function: where the program's own function that builds the model is, as `module:function`; may be empty.
     """
 
     spec: TrainerSpec
@@ -82,6 +83,7 @@ class Job:
     no_decay: Collection[str]
     callbacks: Sequence[Callback] = ()
     overruled: Sequence[Overruled] = ()
+    model_function: str = ""
 
     @classmethod
     def load(cls, spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int | None = None) -> "Job":
@@ -144,6 +146,7 @@ class Job:
             unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
             no_decay=names_without_decay(training.optimizer.no_decay, model),
             overruled=parts.overruled(spec),
+            model_function=place_of_function(parts.model),
         )
 
     @property

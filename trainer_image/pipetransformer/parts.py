@@ -4,8 +4,10 @@ In a pod the manifest holds for all that it can say. What comes from the program
 neither side can replace the other's part unnoticed.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -101,6 +103,14 @@ class Parts:
         holds = dict(_leaves(spec.model_dump(mode="json", by_alias=True)))
         said = _leaves(self.said.model_dump(mode="json", by_alias=True, exclude_unset=True))
         return [Overruled(field, value, holds.get(field)) for field, value in said if value != holds.get(field)]
+
+
+def place_of_function(function: ModelFunction | None) -> str:
+    """`module:function` by which another program can import it; empty where it cannot, as of a lambda."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module == "__main__":
+        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
+    return f"{module}:{name}" if module and name.isidentifier() else ""
 
 
 def shown(value: object) -> str:

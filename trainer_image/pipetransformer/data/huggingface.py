@@ -4,6 +4,7 @@ The library keeps what it downloaded and what was made of it in files that it ma
 what it reads.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from .dataset import DataInfo, Dataset, Split, Task
+from .dataset import DataInfo, Dataset, Processor, Split, Task
 from .masked import MaskedTokens
-from .tables import check_texts, column_of, mapped, num_classes, read_tables
-from .tokens import PAD, VOCABULARY, Encode, as_lengths, encode_bytes
+from .processors import ByteTokenizer, PictureScaling
+from .tables import check_texts, column_of, mapped, read_tables, with_classes
+from .tokens import END, PAD, START, VOCABULARY, Encode, as_lengths, encode_bytes
 
 _LARGEST_VALUE = 255.0
 
@@ -87,14 +89,23 @@ class _Tokenizer:
         num_ids: of its vocabulary.
         pad: id of padding.
         mask: id of a hidden token, None where there is none.
+        ids: of padding, and of what begins and ends a text, as `DataInfo` calls them.
+        processor: saved with the model.
         special: ids that stand for no part of a text.
     """
 
     encode: Encode
     num_ids: int
-    pad: int
     mask: int | None
+    ids: dict[str, int | None]
+    processor: Processor
     special: tuple[int, ...] = ()
+
+    @property
+    def padding(self) -> int:
+        """What fills a sample; any id will do where none stands for padding, because nothing looks there."""
+        pad = self.ids["pad_id"]
+        return PAD if pad is None else pad
 
 
 def load_huggingface(
@@ -153,18 +164,19 @@ def load_huggingface(
 
 
 def _images(tables: Sequence[Any], image: str, label: str, dtype: torch.dtype) -> Dataset:
-    classes = num_classes(tables, label)
+    tables, classes, labels = with_classes(tables, label)
     columns = {image: "input", label: "target"}
     splits = [_Rows(table.select_columns(list(columns)).rename_columns(columns), dtype) for table in tables]
     shape = tuple(splits[0].batch([0])[0].shape[1:])
-    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=Task.CLASS))
+    info = DataInfo(shape, classes, task=Task.CLASS, labels=labels)
+    return Dataset(splits[0], splits[1], info, PictureScaling(shape, _LARGEST_VALUE))
 
 
 def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Sequence[int], target: Task) -> Dataset:
     *shorter, length = lengths
     if shorter:
         raise ValueError("packed samples have one length")
-    tokens = _tokenizer(tokenizer)
+    tokens = _tokenizer(tokenizer, length, target)
     if target is Task.MASKED_TOKEN and tokens.mask is None:
         raise ValueError(f"task {target} needs a token that masks, and {tokenizer} has none")
     encode = partial(_encode, column=text, encode=tokens.encode)
@@ -174,31 +186,38 @@ def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Se
     if target is Task.MASKED_TOKEN and tokens.mask is not None:
         splits = [MaskedTokens(split, tokens.mask, num_ids, tokens.special) for split in splits]
         num_ids = max(num_ids, tokens.mask + 1)
-    return Dataset(splits[0], splits[1], DataInfo((length,), num_ids, num_ids, task=target))
+    info = DataInfo((length,), num_ids, num_ids, task=target, **tokens.ids)
+    return Dataset(splits[0], splits[1], info, tokens.processor)
 
 
 def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None, lengths: Sequence[int]) -> Dataset:
-    classes = num_classes(tables, label)
+    tables, classes, labels = with_classes(tables, label)
     *shorter, longest = lengths
-    tokens = _tokenizer(tokenizer, longest)
-    pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.pad)
+    tokens = _tokenizer(tokenizer, longest, Task.CLASS)
+    pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.padding)
     splits = [_PaddedRows(mapped(table, pad).with_format("numpy")) for table in tables]
-    info = DataInfo((longest,), classes, tokens.num_ids, (*shorter, longest) if shorter else (), Task.CLASS)
-    return Dataset(splits[0], splits[1], info)
+    padded = (*shorter, longest) if shorter else ()
+    info = DataInfo((longest,), classes, tokens.num_ids, padded, Task.CLASS, labels, **tokens.ids)
+    return Dataset(splits[0], splits[1], info, tokens.processor)
 
 
-def _tokenizer(name: str | None, longest: int | None = None) -> _Tokenizer:
-    """A tokenizer of transformers, which cuts texts to so many tokens, or bytes."""
+def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
+    """A tokenizer of transformers, or bytes. Where samples are padded it cuts texts to `length` tokens."""
     if name is None:
-        return _Tokenizer(encode_bytes, VOCABULARY, PAD, mask=VOCABULARY)
+        masks = target is Task.MASKED_TOKEN
+        processor = ByteTokenizer(length, ends=target is not Task.NEXT_TOKEN, masks=masks)
+        ids: dict[str, int | None] = {"pad_id": PAD, "start_id": START, "end_id": END}
+        return _Tokenizer(encode_bytes, VOCABULARY, VOCABULARY, ids, processor)
     from transformers import AutoTokenizer
 
     made = AutoTokenizer.from_pretrained(name)
+    processor = copy.deepcopy(made)
     encode: Encode = made.encode
-    if longest is not None:
-        encode = partial(made.encode, truncation=True, max_length=longest)
+    if target is Task.CLASS:
+        encode = partial(made.encode, truncation=True, max_length=length)
         encode("")  # which is noted in the tokenizer, so that the cache knows it again by what it then is
-    return _Tokenizer(encode, len(made), made.pad_token_id or PAD, made.mask_token_id, tuple(made.all_special_ids))
+    ids = {"pad_id": made.pad_token_id, "start_id": made.bos_token_id, "end_id": made.eos_token_id}
+    return _Tokenizer(encode, len(made), made.mask_token_id, ids, processor, tuple(made.all_special_ids))
 
 
 def _encode(rows: dict[str, list[Any]], *, column: str, encode: Encode) -> dict[str, Any]:

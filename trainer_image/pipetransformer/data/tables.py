@@ -3,6 +3,7 @@ should, and what is made of their rows once for all workers."""
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +53,54 @@ def check_texts(tables: Sequence[Any], name: str) -> None:
     """
     for table in tables:
         column = column_of(table, name)
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        if not _is_text(column):
             raise ValueError(f"column {name} holds {column.type}, not texts")
         _refuse(column, name, pc.is_null(column), "text")
 
 
-def num_classes(tables: Sequence[Any], name: str) -> int:
-    """How many classes there are in a column of whole numbers from 0, or of true and false.
+def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tuple[str, ...]]:
+    """The tables with whole numbers from 0 in the column `name`, how many classes there are, and their names. Classes
+    that are texts are numbered in the order of the alphabet.
 
     Raises:
-        ValueError: it holds something else, or naming the first row that has no class.
+        ValueError: the column holds something else, or naming the first row that has no class.
     """
+    columns = [column_of(table, name) for table in tables]
+    if all(_is_text(column) for column in columns):
+        for column in columns:
+            _refuse(column, name, pc.is_null(column), "class")
+        labels = tuple(sorted({each for column in columns for each in column.unique().to_pylist()}))
+        return [_numbered(table, name, labels) for table in tables], len(labels), labels
     highest = -1
-    for table in tables:
-        column = column_of(table, name)
+    for column in columns:
         if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
             raise ValueError(
-                f"column {name} holds {column.type}, not classes: make them numbers from 0, as by `class_encode_column`"
+                f"column {name} holds {column.type}, not classes: make them texts, or whole numbers from 0"
             )
         column = column.cast(pa.int64())
         _refuse(column, name, pc.less(pc.fill_null(column, -1), 0), "class")
         highest = max(highest, pc.max(column).as_py() if len(column) else -1)
     feature = tables[0].features[name]
-    return feature.num_classes if isinstance(feature, datasets.ClassLabel) else highest + 1
+    if isinstance(feature, datasets.ClassLabel):
+        return list(tables), feature.num_classes, tuple(feature.names)
+    if all(pa.types.is_boolean(column.type) for column in columns):
+        return list(tables), 2, ("False", "True")
+    return list(tables), highest + 1, ()
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _numbered(table: Any, name: str, labels: tuple[str, ...]) -> Any:
+    features = table.features.copy()
+    features[name] = datasets.ClassLabel(names=list(labels))
+    function = partial(_numbers, name=name, numbers={label: number for number, label in enumerate(labels)})
+    return table.map(function, batched=True, features=features, cache_file_name=_cache_file(table, function))
+
+
+def _numbers(rows: dict[str, list[Any]], *, name: str, numbers: dict[str, int]) -> dict[str, Any]:
+    return {name: [numbers[each] for each in rows[name]]}
 
 
 def _slice(saved: Any, split: str) -> Any:

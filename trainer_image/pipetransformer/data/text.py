@@ -13,7 +13,8 @@ import torch
 
 from .dataset import DataInfo, Dataset, Task
 from .masked import MaskedTokens
-from .tokens import VOCABULARY, as_lengths, encode_bytes, pack, pad
+from .processors import ByteTokenizer
+from .tokens import END, PAD, START, VOCABULARY, as_lengths, encode_bytes, pack, pad
 
 #: Packages of Python's library with much documentation in their sources.
 PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "unittest", "xml")
@@ -21,6 +22,8 @@ _HELD_OUT_EVERY = 5
 _SHORTEST = 40
 #: Characters; no paragraph of Python's documentation has as many.
 _PAGE = 4096
+#: Name of the class of files that are in no sub-folder.
+_TOP = "."
 _SUFFIXES = {".txt", ".md", ".rst"}
 
 
@@ -59,17 +62,22 @@ def load_text(
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     if not train:
         raise ValueError(f"{len(test)} paragraphs are too few: blank lines part them, and the first one is held out")
+    ids = {"pad_id": PAD, "start_id": START, "end_id": END}
     if target is not Task.CLASS:
         if shorter:
             raise ValueError("packed samples have one length")
-        packed = [pack((text for text, _ in part), longest, encode_bytes) for part in (train, test)]
-        if target is Task.NEXT_TOKEN:
-            return Dataset(packed[0], packed[1], DataInfo((longest,), VOCABULARY, VOCABULARY, task=target))
-        masked = [MaskedTokens(split, mask=VOCABULARY, num_ids=VOCABULARY) for split in packed]
-        return Dataset(masked[0], masked[1], DataInfo((longest,), VOCABULARY + 1, VOCABULARY + 1, task=target))
+        splits = [pack((text for text, _ in part), longest, encode_bytes) for part in (train, test)]
+        masks, size = target is Task.MASKED_TOKEN, VOCABULARY
+        if masks:
+            splits = [MaskedTokens(split, mask=VOCABULARY, num_ids=VOCABULARY) for split in splits]
+            size += 1
+        info = DataInfo((longest,), size, size, task=target, **ids)
+        return Dataset(splits[0], splits[1], info, ByteTokenizer(longest, ends=masks, masks=masks))
     padded = [pad(part, longest, encode_bytes) for part in (train, test)]
     lengths = (*shorter, longest) if shorter else ()
-    return Dataset(padded[0], padded[1], DataInfo((longest,), len(sources), VOCABULARY, lengths, target))
+    labels = tuple(name or _TOP for name in sorted(sources))
+    info = DataInfo((longest,), len(sources), VOCABULARY, lengths, target, labels, **ids)
+    return Dataset(padded[0], padded[1], info, ByteTokenizer(longest))
 
 
 def _folder(folder: Path) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """What is trained: any list of blocks between an embedding and a head, built unit by unit."""
 
-from .build import HUGGINGFACE, build_model, build_units, import_huggingface
+from .architectures import register_architecture
+from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout, SamplesFirstError
 from .keyed import is_keyed
@@ -11,6 +12,7 @@ from .ties import Tie, Ties
 
 __all__ = [
     "HUGGINGFACE",
+    "VIT",
     "KeyedDropout",
     "MicroBatchContext",
     "OwnModel",
@@ -20,9 +22,11 @@ __all__ = [
     "Ties",
     "build_model",
     "build_units",
+    "check_model_spec",
     "current_micro_batch",
     "import_huggingface",
     "is_keyed",
+    "register_architecture",
     "run_unit",
     "set_micro_batch",
     "target_weights",

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from pipetransformer_contract.spec import Model
+from pipetransformer_contract.spec import SCRIPT, Model
 
 from ..data import DataInfo
 from ..errors import SpecError, building
@@ -71,6 +71,18 @@ def build_units(
         units[index] = vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype).to_empty(device="cpu")
         vit.initialise(units[index], torch.Generator().manual_seed(key(seed, index)))
     return units
+
+
+def check_model_spec(spec: Model) -> None:
+    """Refuse what is wrong whatever the data are, before they are read.
+
+    Raises:
+        SpecError: the model is unknown, does not import, or has other options or another architecture than it says.
+    """
+    if spec.name == HUGGINGFACE:
+        import_huggingface().check_config(spec)
+    elif spec.name not in (VIT, SCRIPT):
+        import_function(spec.name, field="spec.model.name")
 
 
 def import_huggingface() -> ModuleType:

@@ -25,10 +25,26 @@ from ..dtype import cast
 from ..keyed import key_unit, place_of
 from ..model import PipelineModel, unit_name
 from ..seeded import one_at_a_time, seeded
-from .configuration import make_config, model_class_of
+from .configuration import check_config, make_config, model_class_of
 
 logger = logging.getLogger(__name__)
 
+#: What makes inputs of texts and pictures, by the names that transformers gives them.
+_PROCESSOR_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
 #: Weights in an error's message.
 _NAMED = 3
 
@@ -54,10 +70,32 @@ def build_units(
 
 
 def load_pretrained(spec: Model, info: DataInfo, folder: Path, *, dtype: torch.dtype) -> PipelineModel:
-    """A model that `save_pretrained` wrote, on the CPU."""
-    there = spec.model_copy(update={"path": str(folder), "options": {}})
-    bones = _Skeleton(there, info, 0, dtype)
+    """A model that `save_pretrained` wrote, as units on the CPU."""
+    bones = _Skeleton(_saved(spec, folder), info, 0, dtype)
     return bones.model.with_units(bones.build(range(spec.num_layers + 2)))
+
+
+def load_trained(spec: Model, folder: Path, *, dtype: torch.dtype) -> Any:
+    """A model that `save_pretrained` wrote, as transformers has it, in evaluation mode on the CPU.
+
+    Raises:
+        SpecError: its class is of an architecture that is not known here.
+    """
+    model_class = model_class_of(check_config(_saved(spec, folder)))
+    return model_class.from_pretrained(folder, dtype=dtype).eval()
+
+
+def class_name(spec: Model) -> str:
+    """Of what the spec names, such as `BertForSequenceClassification`.
+
+    Raises:
+        SpecError: as `check_config`.
+    """
+    return check_config(spec).name
+
+
+def _saved(spec: Model, folder: Path) -> Model:
+    return spec.model_copy(update={"path": str(folder), "options": {}})
 
 
 def save_pretrained(
@@ -76,23 +114,30 @@ def save_pretrained(
     bones.whole.config._attn_implementation = None  # ours is not saved, and refuses what its own attention can do
     bones.whole.save_pretrained(folder)
     if spec.path and bones.whole.can_generate():
-        _keep_generation(spec.path, folder)
+        keep_files(spec.path, folder, [GENERATION_CONFIG_NAME])
 
 
-def _keep_generation(path: str, folder: Path) -> None:
-    """How the checkpoint generates, if it says so: as it is, since transformers reads what it refuses to write."""
-    try:
-        theirs = cached_file(
-            path,
-            GENERATION_CONFIG_NAME,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except OSError as error:  # of a hub that no longer gives it
-        logger.warning("the model is saved without the %s of %s: %s", GENERATION_CONFIG_NAME, path, error)
-        return
-    if theirs is not None:
-        shutil.copyfile(theirs, folder / GENERATION_CONFIG_NAME)
+def keep_processor(path: str, folder: Path) -> None:
+    """The tokenizer or image processor of a checkpoint, where the data bring none of their own."""
+    keep_files(path, folder, _PROCESSOR_FILES)
+
+
+def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
+    """Those of a checkpoint's files that there are, as they are: how it generates, for one, since transformers reads
+    what it refuses to write."""
+    for name in names:
+        try:
+            theirs = cached_file(
+                path,
+                name,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+        except OSError as error:  # of a hub that no longer gives it
+            logger.warning("the model is saved without the %s of %s: %s", name, path, error)
+            continue
+        if theirs is not None:
+            shutil.copyfile(theirs, folder / name)
 
 
 def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
