@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -22,21 +22,24 @@ from .data import (
     Dataset,
     EpochOrder,
     MicroBatch,
+    check_data_spec,
     deal,
     default_micro_batch_size,
     digest,
     inputs_change,
     load_dataset,
+    makes_bytes,
     own_dataset,
     padded_lengths,
     pipelines_of,
     read_batch,
+    task_before_reading,
 )
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
 from .metrics import LOSS, Metric, make_metrics
-from .models import OwnModel, PipelineModel, build_model, build_units
+from .models import OwnModel, PipelineModel, build_model, build_units, check_model_spec
 from .optimizer import moment_shapes, names_without_decay
 from .partition import Cut, MemoryBoundError, ModelCosts, StepModel, assumed_costs, paper_bytes, spans
 from .parts import Overruled, Parts, place_of_function
@@ -102,7 +105,7 @@ class Job:
         parts.check(spec)
         training = spec.training
         dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
-        dataset = load_dataset(spec.data, dtype=dtype) if parts.data is None else own_dataset(parts.data, dtype=dtype)
+        dataset = _dataset(spec, parts, dtype)
         count = len(dataset.train)
         if count < spec.num_shards:
             raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
@@ -312,6 +315,25 @@ class Job:
         count = len(self.dataset.train)
         ids = random.Random(self.spec.training.seed).sample(range(count), min(count, _PROBE_SAMPLES))
         return deal([ids], 1, micro_batch_size, padded_lengths(self.dataset.train, self.dataset.info))[0]
+
+
+def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
+    """The samples, read once what can be known before them is checked.
+
+    Raises:
+        SpecError: the model or the options of the data are wrong, or the data cannot be read.
+    """
+    own = parts.data is not None
+    if not own:
+        check_data_spec(spec.data)
+    learns = None
+    if parts.model is None:
+        task, of_bytes = (None, False) if own else (task_before_reading(spec.data), makes_bytes(spec.data))
+        learns = check_model_spec(spec.model, task=task, of_bytes=of_bytes)
+    if own:
+        return own_dataset(parts.data, dtype=dtype, processor=parts.processor, task=learns)
+    dataset = load_dataset(spec.data, dtype=dtype)
+    return dataset if parts.processor is None else replace(dataset, processor=parts.processor)
 
 
 def _model(

@@ -187,23 +187,24 @@ def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field", "message"),
     [
-        ({}, "need text"),
-        ({"text": "body", "image": "picture", "label": "kind"}, "need text"),
-        ({"image": "body"}, "need text"),
-        ({"text": "bodies"}, "no column bodies among body, kind"),
-        ({"text": "body", "length": 10**6}, "do not fill one sample"),
-        ({"text": "body", "test": "validation"}, "validation"),
-        ({"text": "body", "task": "Class"}, "task Class is learnt with a column `label`"),
+        ({}, "options", "need text"),
+        ({"text": "body", "image": "picture", "label": "kind"}, "options", "need text"),
+        ({"image": "body"}, "options", "need text"),
+        ({"text": "bodies"}, "options.text", "no column bodies .* among body, kind"),
+        ({"text": "body", "length": 10**6}, "path", "do not fill one sample"),
+        ({"text": "body", "test": "validation"}, "path", "validation"),
+        ({"text": "body", "task": "Class"}, "options.task", "task Class is learnt with a column `label`"),
         (
             {"text": "body", "label": "kind", "task": "MaskedToken"},
+            "options.task",
             "task MaskedToken is learnt without a column `label`",
         ),
-        ({"text": "body", "task": "Words"}, "'Words' is not a valid Task"),
+        ({"text": "body", "task": "Words"}, "options.task", 'there is no task "Words"'),
     ],
 )
-def test_options_that_do_not_fit_say_why(rows: str, options: dict[str, object], message: str) -> None:
+def test_options_that_do_not_fit_say_why(rows: str, options: dict[str, object], field: str, message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         load_dataset(Data(name="huggingface", path=rows, options=options), dtype=torch.float32)
-    assert caught.value.field == "spec.data.path"
+    assert caught.value.field == f"spec.data.{field}"

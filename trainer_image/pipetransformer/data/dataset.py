@@ -11,7 +11,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import SpecError
+from ..errors import SpecError, meant
 
 #: In an error's message.
 _IDS_NAMED = 16
@@ -25,6 +25,18 @@ class Task(StrEnum):
     NEXT_TOKEN = "NextToken"  #: at each position the token that follows; samples are packed
     MASKED_TOKEN = "MaskedToken"  #: at some positions the token that was masked there; samples are packed
     CLASS = "Class"  #: one for the sample; of text, which is padded
+
+
+def as_task(name: str) -> Task:
+    """What an option calls a task.
+
+    Raises:
+        SpecError: there is none of this name.
+    """
+    if name not in set(Task):
+        words = f'there is no task "{name}"{meant(name, Task)}: use {", ".join(Task)}'
+        raise SpecError("spec.data.options.task", words)
+    return Task(name)
 
 
 @dataclass(frozen=True)

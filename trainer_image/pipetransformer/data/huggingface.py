@@ -16,37 +16,29 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from .dataset import DataInfo, Dataset, Processor, Split, Task
+from ..errors import SpecError, building, meant
+from .dataset import DataInfo, Dataset, Processor, Split, Task, as_task
 from .masked import MaskedTokens
-from .processors import ByteTokenizer, PictureScaling
+from .pictures import scaled_pictures
+from .processors import ByteTokenizer
 from .tables import check_texts, column_of, mapped, read_tables, with_classes
 from .tokens import END, PAD, START, VOCABULARY, Encode, as_lengths, encode_bytes
 
-_LARGEST_VALUE = 255.0
+_OPTIONS = "spec.data.options"
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """A split with columns `input` and `target`; images are scaled to [-1, 1] in `dtype`."""
+class _PaddedRows:
+    """A split with columns `input`, `target` and `length`."""
 
     table: Any
-    dtype: torch.dtype | None = None
 
     def __len__(self) -> int:
         return len(self.table)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
-        targets = torch.as_tensor(rows["target"], dtype=torch.int64)
-        if self.dtype is None:
-            return torch.as_tensor(rows["input"]), targets
-        images = torch.stack([_image(image) for image in rows["input"]]).to(self.dtype)
-        return images / (_LARGEST_VALUE / 2) - 1, targets
-
-
-@dataclass(frozen=True)
-class _PaddedRows(_Rows):
-    """And a column `length`."""
+        return torch.as_tensor(rows["input"]), torch.as_tensor(rows["target"], dtype=torch.int64)
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
         return torch.as_tensor(self.table.select_columns("length")[list(ids)]["length"])
@@ -128,48 +120,54 @@ def load_huggingface(
     the next token, or one that was masked; with `image` and `label` a sample is an image, and all must be of one size.
 
     Args:
-        path: a folder that `save_to_disk` wrote, of one table or of several splits, or what `load_dataset` takes.
+        path: a folder that `save_to_disk` wrote, of one table or of several splits; a CSV, TSV, JSON lines or Parquet
+            file, which is the split `train`; or what `load_dataset` takes.
         dtype: of images.
         name: of the dataset's configuration.
         train: split to train on; the library's slices are understood, such as `train[:90%]`.
         test: held-out split.
         text: column of texts.
         image: column of images.
-        label: column of classes, whole numbers from 0.
+        label: column of classes: whole numbers from 0, or texts.
         tokenizer: folder or hub id; bytes by default.
         length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
         task: a `Task`; by default Class with `label`, else NextToken.
 
     Raises:
-        ValueError: the options fit neither each other nor the data.
+        SpecError: the options fit neither each other nor the data.
+        ValueError: columns hold something else, or too little.
     """
     if not path:
-        raise ValueError("path is empty: name a folder or a hub id in spec.data.path")
+        raise SpecError("spec.data.path", "is empty: name a folder, a file or a hub id")
     if (text is None) == (image is None) or (image is not None and label is None):
-        raise ValueError("options need text, text and label, or image and label, each the name of a column")
-    target = Task(task or (Task.NEXT_TOKEN if label is None else Task.CLASS))
-    if (target is Task.CLASS) != (label is not None):
-        raise ValueError(f"task {target} is learnt {'with' if label is None else 'without'} a column `label`")
-    tables = read_tables(path, name, [train, test])
-    needed = {column for column in (text, image, label) if column is not None}
-    for table in tables:
-        if missing := needed - set(table.column_names):
-            raise ValueError(f"no column {', '.join(sorted(missing))} among {', '.join(table.column_names)}")
+        raise SpecError(
+            _OPTIONS, "need text, text and label, or image and label, each the name of a column of the dataset"
+        )
+    target = _target(task, label)
+    tables = read_tables(path, name, {"train": train, "test": test})
+    for option, column in (("text", text), ("image", image), ("label", label)):
+        for table in tables if column is not None else ():
+            if column not in table.column_names:
+                raise SpecError(
+                    f"{_OPTIONS}.{option}",
+                    f"no column {column}{meant(str(column), table.column_names)} among {', '.join(table.column_names)}",
+                )
     if text is None:
-        return _images(tables, str(image), str(label), dtype)
+        numbered, classes, labels = with_classes(tables, str(label))
+        return scaled_pictures(numbered, str(image), str(label), classes=classes, labels=labels, dtype=dtype)
     check_texts(tables, text)
     if label is None:
         return _packed(tables, text, tokenizer, as_lengths(length), target)
     return _padded(tables, text, label, tokenizer, as_lengths(length))
 
 
-def _images(tables: Sequence[Any], image: str, label: str, dtype: torch.dtype) -> Dataset:
-    tables, classes, labels = with_classes(tables, label)
-    columns = {image: "input", label: "target"}
-    splits = [_Rows(table.select_columns(list(columns)).rename_columns(columns), dtype) for table in tables]
-    shape = tuple(splits[0].batch([0])[0].shape[1:])
-    info = DataInfo(shape, classes, task=Task.CLASS, labels=labels)
-    return Dataset(splits[0], splits[1], info, PictureScaling(shape, _LARGEST_VALUE))
+def _target(task: str | None, label: str | None) -> Task:
+    target = as_task(task or (Task.NEXT_TOKEN if label is None else Task.CLASS))
+    if (target is Task.CLASS) != (label is not None):
+        raise SpecError(
+            f"{_OPTIONS}.task", f"task {target} is learnt {'with' if label is None else 'without'} a column `label`"
+        )
+    return target
 
 
 def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Sequence[int], target: Task) -> Dataset:
@@ -178,7 +176,7 @@ def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Se
         raise ValueError("packed samples have one length")
     tokens = _tokenizer(tokenizer, length, target)
     if target is Task.MASKED_TOKEN and tokens.mask is None:
-        raise ValueError(f"task {target} needs a token that masks, and {tokenizer} has none")
+        raise SpecError(f"{_OPTIONS}.tokenizer", f"task {target} needs a token that masks, and {tokenizer} has none")
     encode = partial(_encode, column=text, encode=tokens.encode)
     features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("int32"))})
     splits: list[Split] = [_Packed(mapped(table, encode, features), length) for table in tables]
@@ -210,7 +208,8 @@ def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
         return _Tokenizer(encode_bytes, VOCABULARY, VOCABULARY, ids, processor)
     from transformers import AutoTokenizer
 
-    made = AutoTokenizer.from_pretrained(name)
+    with building(f"{_OPTIONS}.tokenizer", f"{name} cannot be read"):
+        made = AutoTokenizer.from_pretrained(name)
     processor = copy.deepcopy(made)
     encode: Encode = made.encode
     if target is Task.CLASS:
@@ -234,9 +233,3 @@ def _pad(
         "target": rows[label],
         "length": [max(1, len(ids)) for ids in encoded],
     }
-
-
-def _image(image: Any) -> Tensor:
-    """(channels, height, width) of a picture as the library decodes it."""
-    pixels = torch.as_tensor(np.array(image))
-    return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1)

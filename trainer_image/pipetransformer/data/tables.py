@@ -2,7 +2,7 @@
 should, and what is made of their rows once for all workers."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,55 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import SpecError, meant
+
 #: `save_to_disk` writes the first of several splits, the other of one table.
 _SAVED = ("dataset_dict.json", "state.json")
+#: How the library reads a file, by its suffix.
+_READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".parquet": ("parquet", {}),
+}
 
 
-def read_tables(path: str, name: str | None, splits: Sequence[str]) -> list[Any]:
-    """A table for each split, or slice of one, such as `train[:90%]`. A table that was saved alone is called `train`.
+def read_tables(path: str, name: str | None, splits: Mapping[str, str]) -> list[Any]:
+    """A table for each split, or slice of one, such as `train[:90%]`. A table that was saved alone is called `train`,
+    and so is a file.
+
+    Args:
+        path: folder, file or hub id.
+        name: of the dataset's configuration.
+        splits: by the option that names them.
 
     Raises:
-        ValueError: there is no such split.
+        SpecError: there is no such split.
     """
-    if not any((Path(path) / file).exists() for file in _SAVED):
-        return list(datasets.load_dataset(path, name, split=list(splits)))
-    saved = datasets.load_from_disk(path)
-    by_name = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
-    return [by_name[split] if split in by_name else _slice(by_name, split) for split in splits]
+    if any((Path(path) / file).exists() for file in _SAVED):
+        saved = datasets.load_from_disk(path)
+        by_name = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
+        return [_split(by_name, split, option) for option, split in splits.items()]
+    reader = _READERS.get(Path(path).suffix.lower()) if Path(path).is_file() else None
+    if reader is None:
+        return list(datasets.load_dataset(path, name, split=list(splits.values())))
+    by_name = {"train": datasets.load_dataset(reader[0], data_files=path, split="train", **reader[1])}
+    return [_split(by_name, split, option) for option, split in splits.items()]
+
+
+def _split(by_name: Mapping[str, Any], split: str, option: str) -> Any:
+    if split in by_name:
+        return by_name[split]
+    try:
+        return _slice(by_name, split)
+    except (ValueError, KeyError) as error:
+        known = ", ".join(by_name)
+        raise SpecError(
+            f"spec.data.options.{option}",
+            f'there is no split "{split}"{meant(split, by_name)}, only {known}: name one, or slices of it, such as '
+            "train: train[:90%] and test: train[90%:]",
+        ) from error
 
 
 def mapped(table: Any, function: Callable[..., dict[str, Any]], features: Any = None) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .dataset import DataInfo, Dataset, Task
+from .dataset import DataInfo, Dataset, Task, as_task
 from .masked import MaskedTokens
 from .processors import ByteTokenizer
 from .tokens import END, PAD, START, VOCABULARY, as_lengths, encode_bytes, pack, pad
@@ -47,10 +47,11 @@ def load_text(
         packages: of Python's library.
 
     Raises:
-        ValueError: the task is unknown, or there is too little text.
+        SpecError: the task is unknown.
+        ValueError: there is too little text.
         OSError, ImportError: a file or package cannot be read.
     """
-    target, (*shorter, longest) = Task(task), as_lengths(length)
+    target, (*shorter, longest) = as_task(task), as_lengths(length)
     sources = _folder(Path(path)) if path else {package: _docstrings(package) for package in packages}
     train: list[tuple[str, int]] = []
     test: list[tuple[str, int]] = []

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipetransformer_contract.spec import SCRIPT, Model
 
-from ..data import DataInfo
+from ..data import DataInfo, Task
 from ..errors import SpecError, building
 from ..imports import import_function
 from . import vit
@@ -73,16 +73,27 @@ def build_units(
     return units
 
 
-def check_model_spec(spec: Model) -> None:
-    """Refuse what is wrong whatever the data are, before they are read.
+def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = False) -> Task | None:
+    """Refuse what is wrong whatever the data hold, before they are read.
+
+    Args:
+        spec: of the model.
+        task: what samples will ask for; None where only the data tell it.
+        of_bytes: whether samples will be bytes.
+
+    Returns:
+        What the model learns; None where nobody says it.
 
     Raises:
-        SpecError: the model is unknown, does not import, or has other options or another architecture than it says.
+        SpecError: the model is unknown, does not import, has other options or another architecture than it says, or
+            learns something else.
     """
     if spec.name == HUGGINGFACE:
-        import_huggingface().check_config(spec)
-    elif spec.name not in (VIT, SCRIPT):
+        learns: Task = import_huggingface().check_before_data(spec, task, of_bytes=of_bytes)
+        return learns
+    if spec.name not in (VIT, SCRIPT):
         import_function(spec.name, field="spec.model.name")
+    return None
 
 
 def import_huggingface() -> ModuleType:

@@ -9,12 +9,11 @@ from .build import (
     save_pretrained,
     skeleton,
 )
-from .configuration import check_config, check_task
+from .configuration import check_before_data
 
 __all__ = [
     "build_units",
-    "check_config",
-    "check_task",
+    "check_before_data",
     "class_name",
     "keep_processor",
     "load_pretrained",

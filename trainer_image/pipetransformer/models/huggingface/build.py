@@ -25,7 +25,7 @@ from ..dtype import cast
 from ..keyed import key_unit, place_of
 from ..model import PipelineModel, unit_name
 from ..seeded import one_at_a_time, seeded
-from .configuration import check_config, make_config, model_class_of
+from .configuration import architecture_of, make_config, model_class_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def load_trained(spec: Model, folder: Path, *, dtype: torch.dtype) -> Any:
     Raises:
         SpecError: its class is of an architecture that is not known here.
     """
-    model_class = model_class_of(check_config(_saved(spec, folder)))
+    model_class = model_class_of(architecture_of(_saved(spec, folder)))
     return model_class.from_pretrained(folder, dtype=dtype).eval()
 
 
@@ -89,9 +89,9 @@ def class_name(spec: Model) -> str:
     """Of what the spec names, such as `BertForSequenceClassification`.
 
     Raises:
-        SpecError: as `check_config`.
+        SpecError: as `architecture_of`.
     """
-    return check_config(spec).name
+    return architecture_of(spec).name
 
 
 def _saved(spec: Model, folder: Path) -> Model:

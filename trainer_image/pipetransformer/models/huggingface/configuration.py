@@ -16,8 +16,8 @@ from .families import DEFAULT_ARCHITECTURES
 _MOST_OF_BYTES = 512
 
 
-def check_config(spec: Model) -> Architecture:
-    """Refuse what is wrong whatever the data are; what the spec names is trained as the architecture that this gives.
+def architecture_of(spec: Model) -> Architecture:
+    """What the spec names.
 
     Raises:
         SpecError: an option or the architecture is unknown, or the checkpoint cannot be read.
@@ -25,12 +25,22 @@ def check_config(spec: Model) -> Architecture:
     return _configured(spec)[1]
 
 
+def check_before_data(spec: Model, task: Task | None, *, of_bytes: bool) -> Task:
+    """Refuse what is wrong whatever the data hold; see `check_model_spec`."""
+    config, architecture = _configured(spec)
+    _check_task(architecture, task)
+    if of_bytes:
+        _check_bytes(config, spec)
+    model_class_of(architecture)
+    return architecture.task
+
+
 def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
     """The configuration of the spec's checkpoint or options, and what to train. What the spec leaves open follows from
     the data.
 
     Raises:
-        SpecError: as `check_config`; or an option does not fit the data.
+        SpecError: as `architecture_of`; or an option does not fit the data.
     """
     config, architecture = _configured(spec)
     options = {name: value for name, value in spec.options.items() if name != "model_type"}
@@ -46,7 +56,7 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
     else:
         for name, value in options.items():
             setattr(config, name, value)
-    check_task(architecture, info.task)
+    _check_task(architecture, info.task)
     if "Classification" in architecture.name:  # else it would name every token of the vocabulary a label
         if info.num_classes < 1:
             raise SpecError("spec.data", f"does not say how many classes it has, which {architecture.name} must know")
@@ -59,7 +69,7 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
     return config, architecture
 
 
-def check_task(architecture: Architecture, task: Task | None) -> None:
+def _check_task(architecture: Architecture, task: Task | None) -> None:
     """Refuse targets that a class does not learn; None where nobody says what they are.
 
     Raises:
@@ -191,7 +201,7 @@ def _check(config: Any, architecture: Architecture, spec: Model, info: DataInfo)
             )
         return
     if info.vocab_size in BYTE_VOCABULARIES:
-        check_bytes(config, spec)
+        _check_bytes(config, spec)
     if config.vocab_size < info.vocab_size:
         raise SpecError(
             "spec.model.options.vocab_size", f"{config.vocab_size} tokens, but the data has {info.vocab_size}"
@@ -199,7 +209,7 @@ def _check(config: Any, architecture: Architecture, spec: Model, info: DataInfo)
     _check_length(config, architecture, info.input_shape[0])
 
 
-def check_bytes(config: Any, spec: Model) -> None:
+def _check_bytes(config: Any, spec: Model) -> None:
     """Refuse bytes as tokens of a pretrained model that has a tokenizer.
 
     Raises:
