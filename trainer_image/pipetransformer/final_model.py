@@ -10,7 +10,6 @@ import torch
 from pipetransformer_contract.spec import SCRIPT
 
 from .checkpoint import Kind, ModelConfig, write_model
-from .data import read_batch
 from .elastic.plan import Move
 from .elastic.transfer import Parts, move_units
 from .elastic.watchdog import Deadline, Watchdog
@@ -95,7 +94,6 @@ def _describe(job: Job, tensors: Mapping[str, torch.Tensor], steps: int) -> Mode
     model, info = job.spec.model, job.dataset.info
     kind = {VIT: Kind.VIT, HUGGINGFACE: Kind.TRANSFORMERS, SCRIPT: Kind.SCRIPT}.get(model.name, Kind.FUNCTION)
     of_transformers = kind is Kind.TRANSFORMERS
-    sample = read_batch(job.dataset.train, [0], None)[0]
     return ModelConfig(
         made_by=f"pipetransformer {version('pipetransformer')}",
         kind=kind,
@@ -106,6 +104,6 @@ def _describe(job: Job, tensors: Mapping[str, torch.Tensor], steps: int) -> Mode
         steps=steps,
         precision=job.spec.training.precision,
         dtype=str(job.dtype).removeprefix("torch."),
-        input_dtype=str(sample.dtype).removeprefix("torch."),
+        input_dtype=str(job.input_dtype).removeprefix("torch."),
         **{name: getattr(info, name) for name in ("input_shape", "num_classes", "vocab_size", "task", "labels")},
     )

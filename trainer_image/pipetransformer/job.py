@@ -69,6 +69,7 @@ class Job:
         no_decay: whole-model names of the parameters that weight decay leaves alone.
         overruled: what the program says of the job and the spec has otherwise.
         model_function: where the program's own function that builds the model is, as `module:function`; may be empty.
+        input_dtype: of the samples' inputs.
     """
 
     spec: TrainerSpec
@@ -87,6 +88,7 @@ class Job:
     callbacks: Sequence[Callback] = ()
     overruled: Sequence[Overruled] = ()
     model_function: str = ""
+    input_dtype: torch.dtype = torch.float32
 
     @classmethod
     def load(cls, spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int | None = None) -> "Job":
@@ -128,7 +130,8 @@ class Job:
         check_spec(spec)
         check_model(model)
         stages = spec.pipeline.stages
-        metrics = make_metrics(spec.evaluation, model, read_batch(dataset.train, [0], None)[1], parts.metrics)
+        inputs, targets = read_batch(dataset.train, [0], None)
+        metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)
         if spec.evaluation.best_metric not in metrics:  # which has an accuracy in mind
             evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
             spec = spec.model_copy(update={"evaluation": evaluation})
@@ -150,6 +153,7 @@ class Job:
             no_decay=names_without_decay(training.optimizer.no_decay, model),
             overruled=parts.overruled(spec),
             model_function=place_of_function(parts.model),
+            input_dtype=inputs.dtype,
         )
 
     @property

@@ -164,7 +164,7 @@ def _predict(location: str, config: ModelConfig, file: str) -> list[dict[str, An
         found = _prediction(outputs, config.labels)
     else:
         found = model.predict(inputs)
-    labels = found.labels or [None] * len(inputs)
+    labels: Sequence[str | None] = found.labels or [None] * len(inputs)
     return [
         {"class": number, **({} if label is None else {"label": label}), "score": score}
         for number, label, score in zip(found.classes.tolist(), labels, found.scores.tolist(), strict=True)

@@ -35,7 +35,7 @@ sizes = st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(1, 9), st
 )
 
 #: Ids of padding, start and end where tokens are bytes.
-BYTES = {"pad_id": 0, "start_id": 1, "end_id": 2}
+BYTES: dict[str, Any] = {"pad_id": 0, "start_id": 1, "end_id": 2}
 
 
 def order(num_samples: int = 100, global_batch: int = 16, num_shards: int = 4, seed: int = 0) -> EpochOrder:
@@ -176,7 +176,7 @@ def test_a_dataset_can_be_imported_with_options() -> None:
         (Data(name="digits", path="/missing"), "spec.data.path", "InvalidSpec"),
         (Data(name="text", path="/missing"), "spec.data.path", "DataUnreadable"),
         (Data(name="text", options={"lenght": 3}), "spec.data.options", "DataUnreadable"),
-        (Data(name="text", options={"task": "Words"}), "spec.data.options", "DataUnreadable"),
+        (Data(name="text", options={"task": "Words"}), "spec.data.options.task", "InvalidSpec"),
         (Data(name="text", options={"packages": ["this"]}), "spec.data.options", "DataUnreadable"),
         (Data(name="text", options={"length": 10**9}), "spec.data.options", "DataUnreadable"),
     ],

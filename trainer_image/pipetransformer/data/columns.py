@@ -164,7 +164,8 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
     longest = max(pc.max(each).as_py() or 0 for each in lengths)
     vocabulary = len(processor) if processor is not None else 1 + max(_highest(table) for table in tables)
     pad, mask, special, ids = _special_of(processor)
-    classes, labels, target = vocabulary, (), None
+    classes, target = vocabulary, None
+    labels: tuple[str, ...] = ()
     if task is Task.CLASS and label is not None:
         tables, classes, labels = with_classes(tables, label)
         target = label
@@ -190,7 +191,7 @@ def _token_split(table: Any, longest: int, padding: int, label: str | None) -> S
     return (PaddedTokenRows if ragged else TokenRows)(table, longest, padding, label)
 
 
-def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[str, int | None]]:
+def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[str, Any]]:
     """Ids of padding and of a hidden token, all that stand for no part of a text, and those that `DataInfo` names."""
     if processor is None:
         return 0, None, (), {}
@@ -268,11 +269,11 @@ def _input_column(table: Any, label: str) -> str:
     others = [name for name in table.column_names if name != label]
     texts = [name for name in others if str(getattr(table.features[name], "dtype", "")) in ("string", "large_string")]
     if texts:
-        name = texts[0]
+        text = texts[0]
         raise SpecError(
             _FIELD,
-            f"column {name} holds texts, and no tokenizer has read them: tokenize them, as by dataset.map(lambda rows: "
-            f'tokenizer(rows["{name}"], truncation=True), batched=True), and pass processor=tokenizer',
+            f"column {text} holds texts, and no tokenizer has read them: tokenize them, as by dataset.map(lambda rows: "
+            f'tokenizer(rows["{text}"], truncation=True), batched=True), and pass processor=tokenizer',
         )
     if len(others) != 1:
         raise SpecError(
@@ -280,4 +281,5 @@ def _input_column(table: Any, label: str) -> str:
             f"has the columns {', '.join(table.column_names)}: name the inputs input_ids or pixel_values, or choose "
             f'them by dataset.select_columns([..., "{label}"])',
         )
-    return others[0]
+    name: str = others[0]
+    return name

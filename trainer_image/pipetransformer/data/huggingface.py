@@ -89,14 +89,14 @@ class _Tokenizer:
     encode: Encode
     num_ids: int
     mask: int | None
-    ids: dict[str, int | None]
+    ids: dict[str, Any]
     processor: Processor
     special: tuple[int, ...] = ()
 
     @property
     def padding(self) -> int:
         """What fills a sample; any id will do where none stands for padding, because nothing looks there."""
-        pad = self.ids["pad_id"]
+        pad: int | None = self.ids["pad_id"]
         return PAD if pad is None else pad
 
 
@@ -204,7 +204,7 @@ def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
     if name is None:
         masks = target is Task.MASKED_TOKEN
         processor = ByteTokenizer(length, ends=target is not Task.NEXT_TOKEN, masks=masks)
-        ids: dict[str, int | None] = {"pad_id": PAD, "start_id": START, "end_id": END}
+        ids = {"pad_id": PAD, "start_id": START, "end_id": END}
         return _Tokenizer(encode_bytes, VOCABULARY, VOCABULARY, ids, processor)
     from transformers import AutoTokenizer
 

@@ -127,10 +127,12 @@ def _is_text(column: pa.ChunkedArray) -> bool:
 
 
 def _numbered(table: Any, name: str, labels: tuple[str, ...]) -> Any:
-    features = table.features.copy()
-    features[name] = datasets.ClassLabel(names=list(labels))
+    """The table with numbers in that column; the others, which may be pictures, are not written again."""
+    column = table.select_columns([name]).with_format(None)
+    features = datasets.Features({name: datasets.ClassLabel(names=list(labels))})
     function = partial(_numbers, name=name, numbers={label: number for number, label in enumerate(labels)})
-    return table.map(function, batched=True, features=features, cache_file_name=_cache_file(table, function))
+    made = column.map(function, batched=True, features=features, cache_file_name=_cache_file(column, function))
+    return datasets.concatenate_datasets([table.remove_columns(name), made], axis=1)
 
 
 def _numbers(rows: dict[str, list[Any]], *, name: str, numbers: dict[str, int]) -> dict[str, Any]:

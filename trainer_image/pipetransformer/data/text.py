@@ -8,6 +8,7 @@ import ast
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,7 +64,7 @@ def load_text(
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     if not train:
         raise ValueError(f"{len(test)} paragraphs are too few: blank lines part them, and the first one is held out")
-    ids = {"pad_id": PAD, "start_id": START, "end_id": END}
+    ids: dict[str, Any] = {"pad_id": PAD, "start_id": START, "end_id": END}
     if target is not Task.CLASS:
         if shorter:
             raise ValueError("packed samples have one length")

@@ -38,7 +38,7 @@ def attention(
         query: (micro-batch, heads, positions, head size).
         key: as query, with heads of which each may serve several of the query's.
         value: as key.
-        attention_mask: None; nobody could give one.
+        attention_mask: None: the mask follows from the micro-batch.
         scaling: of the products; by default one over the root of the head size.
         dropout: share of the weights that is dropped.
         sliding_window: latest positions that a query sees, its own included; None for all.

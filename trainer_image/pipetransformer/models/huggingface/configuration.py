@@ -57,7 +57,7 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
         for name, value in options.items():
             setattr(config, name, value)
     _check_task(architecture, info.task)
-    if "Classification" in architecture.name:  # else it would name every token of the vocabulary a label
+    if architecture.task is Task.CLASS:  # otherwise every token of the vocabulary would be a label
         if info.num_classes < 1:
             raise SpecError("spec.data", f"does not say how many classes it has, which {architecture.name} must know")
         config.num_labels = info.num_classes
@@ -87,8 +87,8 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
     """The checkpoint's configuration, or the defaults of a model type."""
     model_type = spec.options.get("model_type")
     named = find_architecture(spec.architecture) if spec.architecture else None
-    if named is not None and named.model_class is not None:
-        _introduce(named.model_class)
+    for each in registered_for(lambda each: each.model_class is not None):
+        _introduce(each.model_class)
     if spec.path:
         try:
             config = transformers.AutoConfig.from_pretrained(spec.path)
@@ -111,7 +111,12 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
             )
             words = f"{type(config).__name__} has no {name}{where or meant(name, _option_names(config))}"
             raise SpecError(f"spec.model.options.{name}", words)
-    return config, named or _default_architecture(config)
+    architecture = named or _default_architecture(config)
+    wanted = config_class_of(architecture)
+    if wanted is not None and not isinstance(config, wanted):
+        message = f"{architecture.name} is of the model type {wanted.model_type}, the model of {config.model_type}"
+        raise SpecError("spec.model.architecture", message)
+    return config, architecture
 
 
 def _introduce(model_class: Any) -> None:
@@ -234,9 +239,10 @@ def _check_length(config: Any, architecture: Architecture, length: int) -> None:
             f"{architecture.name} counts positions by the token of padding, and the data have none: use a tokenizer "
             "that has one, or say pad_id in DataInfo",
         ) from error
-    places = config.max_position_embeddings - first
-    if places < length:
-        raise SpecError("spec.data.options.length", f"samples of {length} tokens, but the model has {places} positions")
+    rows = getattr(config, "max_position_embeddings", None)  # which not every family has
+    if rows is not None and rows - first < length:
+        message = f"samples of {length} tokens, but the model has {rows - first} positions"
+        raise SpecError("spec.data.options.length", message)
 
 
 def _pair(size: Any) -> tuple[int, int]:
