@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pipetransformer_operator.api import KIND
 from pipetransformer_operator.api.labels import FieldError
-from pipetransformer_operator.local.manifest import Document, InvalidManifest, read_documents
+from pipetransformer_operator.local.manifest import Document, InvalidManifest, checked, read_documents
 
 from .completion import complete_field
 from .set_fields import with_fields
@@ -45,11 +45,11 @@ def one_job(file: Path, name: str | None, settings: Sequence[str] | None) -> Doc
     raise InvalidManifest([FieldError(str(file), f"holds {len(found)} jobs ({_names(found)}): choose one with --name")])
 
 
-def all_jobs(file: Path, name: str | None, settings: Sequence[str] | None) -> list[Document]:
-    """The jobs to submit.
+def all_jobs(file: Path, name: str | None, settings: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Manifests of the jobs to submit, all of them checked.
 
     Raises:
-        InvalidManifest: the file holds none, or objects of other kinds, and `name` chooses none.
+        InvalidManifest: one is no valid job, or the file holds none, or objects of other kinds without a `name`.
         OSError: it cannot be read.
     """
     found = read_documents(file)
@@ -61,7 +61,18 @@ def all_jobs(file: Path, name: str | None, settings: Sequence[str] | None) -> li
         raise InvalidManifest([FieldError(one.source, f"{one.kind} {one.name} {words}") for one in others])
     if not found:
         raise InvalidManifest([FieldError(str(file), f"must hold a {KIND}")])
-    return [_set(one, settings) for one in found]
+    manifests, errors = [], []
+    for one in [_set(one, settings) for one in found]:
+        try:
+            manifests.append(checked(one.content, one.source))
+        except InvalidManifest as error:
+            fields = len(found) > 1 and isinstance(one.content, dict)
+            errors += [
+                replace(wrong, path=f"{one.source}: {wrong.path}") if fields else wrong for wrong in error.errors
+            ]
+    if errors:
+        raise InvalidManifest(errors)
+    return manifests
 
 
 def _set(document: Document, settings: Sequence[str] | None) -> Document:

@@ -44,8 +44,12 @@ def run(
             if folder.finished:
                 _print_finished(out, job, run_dir)
                 return
-            with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
-                status = _train(job, folder, view)
+            try:
+                with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
+                    status = _train(job, folder, view)
+            except (KeyboardInterrupt, asyncio.CancelledError) as error:
+                errors().print(_interrupted(folder))
+                raise typer.Exit(EXIT_INTERRUPTED) from error
             _print_end(out, status, folder)
     except (RunFolderError, OSError) as error:
         errors().print(f"error: {error}")
@@ -53,7 +57,11 @@ def run(
 
 
 def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) -> JobStatus:
-    """The status that the job ends with. An interruption ends the command."""
+    """The status that the job ends with.
+
+    Raises:
+        asyncio.CancelledError: it was interrupted.
+    """
     from pipetransformer_operator.local.run import run_job  # no other command needs a server
 
     if (step := folder.checkpoint_step()) is not None:
@@ -65,13 +73,13 @@ def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) 
         told=lambda event: view.told(event.reason.value, event.message, warning=event.type is EventType.WARNING),
         inherited=[folder.lock],
     )
-    try:
-        return asyncio.run(_until_told(running))
-    except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        step = folder.checkpoint_step()
-        goes_on = "begins again: there is no checkpoint yet" if step is None else f"resumes at step {step}"
-        errors().print(f"interrupted; the workers were stopped. The same command {goes_on}")
-        raise typer.Exit(EXIT_INTERRUPTED) from error
+    return asyncio.run(_until_told(running, view))
+
+
+def _interrupted(folder: RunFolder) -> str:
+    step = folder.checkpoint_step()
+    goes_on = "begins again: there is no checkpoint yet" if step is None else f"resumes at step {step}"
+    return f"interrupted; the workers were stopped. The same command {goes_on}"
 
 
 def _print_end(out: Console, status: JobStatus, folder: RunFolder) -> None:
@@ -93,18 +101,22 @@ def _print_finished(out: Console, job: PipeTrainingJob, run_dir: Path) -> None:
     )
 
 
-async def _until_told(run: Coroutine[None, None, JobStatus]) -> JobStatus:
-    """Ends the run at a signal: the first leaves the workers time for a checkpoint, the second does not."""
+async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | LiveView) -> JobStatus:
+    """Ends the run at a signal: the first leaves the workers time for a checkpoint, the second does not.
+
+    A signal that is ignored, as `nohup` has it, stays ignored.
+    """
     task = asyncio.create_task(run)
     told = False
 
     def stop() -> None:
         nonlocal told
         if not told:
-            errors().print("stopping: the workers write a checkpoint. A second Ctrl-C ends them at once")
+            words = "the workers write a checkpoint. A second Ctrl-C ends them at once"
+            view.told("Stopping", words, warning=True)
         told = True
         task.cancel()
 
-    for number in _SIGNALS:
+    for number in (one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     return await task

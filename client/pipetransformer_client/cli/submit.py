@@ -4,8 +4,6 @@ from typing import Annotated, Any
 
 import typer
 
-from pipetransformer_operator.local.manifest import checked
-
 from ..client import Client
 from ..job import Job
 from . import app
@@ -26,7 +24,7 @@ def submit(
     output: Output = None,
 ) -> None:
     """Create the jobs of a file on the cluster, after the checks that the cluster would make."""
-    manifests = [checked(one.content, one.source) for one in all_jobs(file, name, settings)]
+    manifests = all_jobs(file, name, settings)
     for manifest in manifests:
         own = manifest["metadata"].get("namespace")
         if own and namespace and own != namespace:

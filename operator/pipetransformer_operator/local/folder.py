@@ -4,6 +4,7 @@ An interrupted run is resumed by the same command, which finds here that the job
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -44,8 +45,11 @@ class RunFolder:
         self.finished = False
         self._manifest: dict[str, Any] | None = None
         if (file := path / JOB_FILE).exists():
-            content = json.loads(file.read_text())
-            self._manifest, self.finished = content["job"], content["finished"]
+            try:
+                content = json.loads(file.read_text())
+                self._manifest, self.finished = content["job"], content["finished"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunFolderError(f"{file} is damaged. Name another folder, or remove {path}") from error
 
     @classmethod
     @contextlib.contextmanager
@@ -53,7 +57,7 @@ class RunFolder:
         """Locks the folder, which is made if it is not there.
 
         Raises:
-            RunFolderError: another run trains in it.
+            RunFolderError: another run trains in it, or it is damaged.
             OSError: it is no folder, or cannot be written.
         """
         path.mkdir(parents=True, exist_ok=True)
@@ -74,7 +78,9 @@ class RunFolder:
             RunFolderError: the folder holds a run of another job, or of this one with other settings.
         """
         claimed = dict(manifest)
-        if (self.path / "steps.jsonl").exists():  # without a step there is nothing to resume, and nothing to lose
+        if (
+            self.finished or (self.path / "steps.jsonl").exists()
+        ):  # else there is nothing to resume, and nothing to lose
             if self._manifest is None:
                 raise RunFolderError(
                     f"{self.path} holds the record of a run that this command did not begin. Name another folder, or"
@@ -124,7 +130,10 @@ class RunFolder:
 
 
 def _take(lock: int, path: Path, patience_seconds: float) -> None:
-    """Takes the lock. One whose process has ended is held by its workers, which are about to end as well."""
+    """Takes the lock. One whose process has ended is held by its workers, which are about to end as well.
+
+    On a file system without locks it does nothing.
+    """
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
@@ -141,6 +150,10 @@ def _take(lock: int, path: Path, patience_seconds: float) -> None:
                     f"workers of an earlier run still train in {path}: end them, or name another folder"
                 ) from None
             time.sleep(_POLL_SECONDS)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            return
         else:
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)

@@ -128,7 +128,11 @@ def similar_path(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f": there is no folder {folder}{similar_path(folder)}"
-    close = difflib.get_close_matches(path.name, [other.name for other in folder.iterdir()], n=1)
+    try:
+        names = [other.name for other in folder.iterdir()]
+    except OSError:  # it cannot be read
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=1)
     return f": did you mean {folder / close[0]}?" if close else ""
 
 

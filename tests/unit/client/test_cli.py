@@ -268,9 +268,31 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
 
     monkeypatch.setattr(PlainView, "changed", interrupt)
     assert command(monkeypatch, *RUN) == 130
-    told = capsys.readouterr().err
-    assert "stopping: the workers write a checkpoint. A second Ctrl-C ends them at once" in told
+    out, told = capsys.readouterr()
+    assert "Stopping: the workers write a checkpoint. A second Ctrl-C ends them at once" in out
     assert "The same command begins again: there is no checkpoint yet" in told
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `nohup`: the terminal may close."""
+    monkeypatch.chdir(tmp_path)
+    local_job(tmp_path)
+    (tmp_path / "run" / "advance-to").write_text("6")
+    shown = PlainView.changed
+
+    def hang_up(view: PlainView, name: str, status: JobStatus) -> None:
+        shown(view, name, status)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr(PlainView, "changed", hang_up)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert command(monkeypatch, *RUN) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "TrainingSucceeded" in capsys.readouterr().out
 
 
 def completions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> list[str]:

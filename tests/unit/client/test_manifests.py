@@ -54,7 +54,7 @@ def test_submit_creates_nothing_where_one_job_of_the_file_is_wrong(
 ) -> None:
     file = write(tmp_path, make_job("one").manifest(), make_job("two").stages(4).workers(3).manifest())
     assert command(monkeypatch, "submit", file) == 2
-    assert "spec.elasticPolicy.workers" in capsys.readouterr().err
+    assert "jobs.yaml, document 2: spec.elasticPolicy.workers: " in capsys.readouterr().err
     assert submitted(fake) == []
 
 

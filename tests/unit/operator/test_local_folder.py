@@ -1,5 +1,7 @@
 """The folder of a local run: whose it is, what resumes it, and that one process at a time trains in it."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipetransformer_operator.local import child
-from pipetransformer_operator.local.folder import LOCK_FILE, RunFolder, RunFolderError
+from pipetransformer_operator.local.folder import JOB_FILE, LOCK_FILE, RunFolder, RunFolderError
 from pipetransformer_operator.local.manifest import Document, InvalidManifest, local_job, local_manifest
 from tests.builders import JobBuilder, make_job
 
@@ -93,6 +95,29 @@ def test_a_finished_run_is_known_as_such(tmp_path: Path) -> None:
     claim(tmp_path, make_job())
     with RunFolder.open(tmp_path) as folder:
         assert folder.finished
+
+
+def test_a_finished_run_stays_that_of_its_job(tmp_path: Path) -> None:
+    """Also where its program keeps no record."""
+    with RunFolder.open(tmp_path) as folder:
+        folder.claim(local_manifest(Document("job.yaml", make_job("gpt2").manifest())))
+        folder.finish()
+    with pytest.raises(RunFolderError, match="a run of another job, gpt2"):
+        claim(tmp_path, make_job("digits"))
+
+
+def test_a_folder_whose_note_of_its_job_is_damaged_is_refused(tmp_path: Path) -> None:
+    (tmp_path / JOB_FILE).write_text("")
+    with pytest.raises(RunFolderError, match=r"job\.json is damaged\. Name another folder, or remove"):
+        claim(tmp_path, make_job())
+
+
+def test_a_file_system_without_locks_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    assert claim(tmp_path, make_job()) == "digits"
 
 
 def test_the_newest_checkpoint_is_that_of_the_record(tmp_path: Path) -> None:

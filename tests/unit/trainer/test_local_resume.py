@@ -67,7 +67,7 @@ def test_an_interrupted_local_run_resumes_by_the_same_command(tmp_path: Path) ->
     assert f"The same command resumes at step {first + 1}" in told
 
     run = start(tmp_path)
-    wait_until(lambda: steps_of(tmp_path)[-1] > first + 25, run)
+    wait_until(lambda: max(steps_of(tmp_path), default=0) > first + 25, run)
     workers = children(run.pid)
     for process in (*workers, run.pid):
         os.kill(process, signal.SIGKILL)
