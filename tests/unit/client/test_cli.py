@@ -21,7 +21,7 @@ from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Event, Job
 from pipetransformer_client.kube import Kube, Object
 from pipetransformer_operator.api import JobStatus
-from tests.builders import JobBuilder, make_job
+from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
 
 
@@ -223,24 +223,35 @@ def test_a_job_that_has_ended_is_not_changed(
     assert fake.requests == []
 
 
-def local_job(folder: Path, *, steps: int = 6) -> JobBuilder:
-    """A job of scripted workers in `job.yaml`, and the folder of its run."""
+RUN = ("run", "job.yaml", "--run-dir", "run")
+
+
+def write_local_job(folder: Path, monkeypatch: pytest.MonkeyPatch, *, advance_to: int) -> None:
+    """Makes it the present folder, with a job of six steps of a scripted worker that takes so many."""
+    monkeypatch.chdir(folder)
     trainer = ("python", str(Path(__file__).parents[2] / "scripted_trainer.py"))
-    job = make_job().command(*trainer).drop("training.epochs").set("training.steps", steps)
+    job = make_job().command(*trainer).drop("training.epochs").set("training.steps", 6)
     (folder / "job.yaml").write_text(yaml.safe_dump(job.manifest()))
     (folder / "run").mkdir()
-    return job
+    (folder / "run" / "advance-to").write_text(str(advance_to))
 
 
-RUN = ("run", "job.yaml", "--run-dir", "run")
+def signal_while_it_trains(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Sends the signal to this process at each report that is shown."""
+    shown = PlainView.changed
+
+    def changed(view: PlainView, name: str, status: JobStatus) -> None:
+        shown(view, name, status)
+        if status.last_report is not None:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(PlainView, "changed", changed)
 
 
 def test_a_finished_run_says_where_its_model_is_and_how_to_start_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    local_job(tmp_path)
-    (tmp_path / "run" / "advance-to").write_text("6")
+    write_local_job(tmp_path, monkeypatch, advance_to=6)
     assert command(monkeypatch, *RUN) == 0
     (tmp_path / "run" / "model").mkdir()
     (tmp_path / "run" / "steps.jsonl").touch()
@@ -256,17 +267,8 @@ def test_a_finished_run_says_where_its_model_is_and_how_to_start_over(
 def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    local_job(tmp_path)
-    (tmp_path / "run" / "advance-to").write_text("3")
-    shown = PlainView.changed
-
-    def interrupt(view: PlainView, name: str, status: JobStatus) -> None:
-        shown(view, name, status)
-        if status.last_report is not None:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(PlainView, "changed", interrupt)
+    write_local_job(tmp_path, monkeypatch, advance_to=3)
+    signal_while_it_trains(monkeypatch, signal.SIGINT)
     assert command(monkeypatch, *RUN) == 130
     out, told = capsys.readouterr()
     assert "Stopping: the workers write a checkpoint. A second Ctrl-C ends them at once" in out
@@ -277,16 +279,8 @@ def test_a_hangup_that_is_ignored_stays_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As under `nohup`: the terminal may close."""
-    monkeypatch.chdir(tmp_path)
-    local_job(tmp_path)
-    (tmp_path / "run" / "advance-to").write_text("6")
-    shown = PlainView.changed
-
-    def hang_up(view: PlainView, name: str, status: JobStatus) -> None:
-        shown(view, name, status)
-        os.kill(os.getpid(), signal.SIGHUP)
-
-    monkeypatch.setattr(PlainView, "changed", hang_up)
+    write_local_job(tmp_path, monkeypatch, advance_to=6)
+    signal_while_it_trains(monkeypatch, signal.SIGHUP)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert command(monkeypatch, *RUN) == 0
