@@ -48,6 +48,7 @@ from .fixed_run import run_fixed
 from .freeze import FreezePolicy
 from .metrics import Metric
 from .parts import ModelFunction, OwnData, Parts, shown
+from .progress import ProgressLine
 from .schedules import ScheduleClass
 from .state import Control
 from .trainer import Ending
@@ -111,6 +112,7 @@ def train(
     checkpoint: Checkpoint | None = None,
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path = "run",
+    progress: bool = True,
 ) -> Result:
     """Train to the end, on as many processes as there are. A process runs one `train` at a time.
 
@@ -134,6 +136,8 @@ def train(
         checkpoint: where to save; a run that finds one there goes on from it.
         callbacks: told what happens, on the leader.
         run_dir: for the record and the model. In a pod the operator says where.
+        progress: shows step, time left, loss, held-out metric and layout on standard error: a line that is redrawn on
+            a terminal, one line a minute elsewhere.
 
     Raises:
         SpecError: what was asked for cannot be trained, or this process trains already.
@@ -169,16 +173,22 @@ def train(
         spec = _spec(parts, said, loader_processes)
         if not isinstance(run_dir, str | os.PathLike):
             raise SpecError("run_dir", f"must be a path, not {shown(run_dir)}")
+        if not isinstance(progress, bool):
+            raise SpecError("progress", f"must be True or False, not {shown(progress)}")
     except SpecError as error:
         _refuse(error)
     if not _training.acquire(blocking=False):
         raise SpecError("train", "this process trains already: one run after another, or each in a process of its own")
+    line = ProgressLine()
+    if progress:
+        parts = replace(parts, callbacks=(*parts.callbacks, line))
     try:
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
         check_rules(spec)
         ending, control = run_fixed(spec, parts, Path(run_dir))
     finally:
+        line.close()
         _training.release()
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,12 @@ from ..plan.last_words import last_words
 from .manifest import search_path
 
 ADDRESS = "127.0.0.1"
+#: Of a worker that the job no longer needs.
 TERM_SECONDS = 5.0
+#: Of workers of a run that is interrupted: they write a checkpoint.
+STOP_SECONDS = 60.0
+#: Becomes the worker's program.
+_CHILD = str(Path(__file__).with_name("child.py"))
 #: Of a log, as much as a kubelet keeps.
 LOG_BYTES = 2048
 
@@ -53,6 +59,7 @@ class ProcessPool:
         wake: called when a process ends.
         command: starts a worker.
         own: of the environment of each worker.
+        inherited: file descriptors that stay open in each worker.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class ProcessPool:
         wake: Callable[[], None],
         command: Sequence[str],
         own: Mapping[str, str],
+        inherited: Sequence[int] = (),
     ) -> None:
         self.tokens: dict[str, Identity] = {}
         self._run_dir = run_dir
@@ -71,6 +79,7 @@ class ProcessPool:
         self._wake = wake
         self._command = command
         self._own = own
+        self._inherited = inherited
         self._processes: dict[str, _Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
@@ -100,11 +109,16 @@ class ProcessPool:
         with log_file.open("ab") as log:
             start = log.tell()
             process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-IS",
+                _CHILD,
+                str(os.getpid()),
                 *self._command,
                 env=self._environment(job, status, name, uid, folder),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
+                pass_fds=self._inherited,
                 start_new_session=True,  # the terminal's Ctrl-C is for the controller, which ends the workers in order
             )
         self._processes[name] = _Process(worker_id, name, uid, folder, log_file, start, process)
@@ -141,14 +155,16 @@ class ProcessPool:
             await asyncio.wait(self._watchers)
 
     async def stop(self) -> None:
-        """Ends all processes and waits until they are gone."""
+        """Ends all processes and waits until they are gone. They have time for a checkpoint, unless it is cancelled."""
         for process in list(self._processes.values()):
             if process.process.returncode is None:
                 process.process.terminate()
-        if self._watchers:
-            await asyncio.wait(self._watchers, timeout=TERM_SECONDS)
-        for process in list(self._processes.values()):
-            _kill(process)
+        try:
+            if self._watchers:
+                await asyncio.wait(self._watchers, timeout=STOP_SECONDS)
+        finally:
+            for process in list(self._processes.values()):
+                _kill(process)
         await asyncio.gather(*self._watchers)
 
     async def _watch(self, process: _Process) -> None:
