@@ -113,7 +113,7 @@ class Service:
         api = await Api.connect(lambda: lease.held, metrics.asked)
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
-        nodes = Nodes()
+        nodes = Nodes(appeared=lambda: controller.released())
         classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
         quota: KueueQuota | NoKueue = NoKueue(api, settings.namespaces)
         if settings.kueue:
@@ -143,6 +143,7 @@ class Service:
             settings.namespaces,
             lambda key: controller.wake(key),
             pod_gone,
+            lambda key: controller.released(key),
             attend,
             health.opened,
             health.refused,

@@ -108,8 +108,13 @@ class RunPolicy(SpecModel):
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
-        description="A resize not published by then is cancelled; a start whose workers are all placed has six times as"
-        " long, and twice that after each that was too slow.",
+        description="A resize that is not published by then is cancelled, and tried again later.",
+    )
+    start_timeout_seconds: Positive = Field(
+        default=600,
+        description="A start whose workers do not all have a node by then gives back those that have one, and is tried"
+        " again after 1, 2, 4, at most 5 minutes, or when accelerators are released. A start whose workers are all"
+        " placed has six times as long, and twice that after each that was too slow.",
     )
     claim_timeout_seconds: Positive = Field(
         default=120,

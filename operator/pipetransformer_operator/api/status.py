@@ -68,6 +68,7 @@ class Reason(StrEnum):
     # Why a preparation was cancelled, or a start put off (CreationRefused as well)
     UNSCHEDULABLE = "Unschedulable"  #: no node takes one of the workers
     IMAGE_PULL = "ImagePull"  #: the image of a worker cannot be pulled
+    GAVE_WAY = "GaveWay"  #: another waiting job can start on what this one, which cannot, would hold
     NOT_READY = "NotReady"  #: a worker runs and did not say that it is ready
     WORKER_FAILED = "WorkerFailed"  #: a worker ended before it was ready
     NOT_COMMITTED = "NotCommitted"  #: published, and the members could not commit it
@@ -395,6 +396,11 @@ class JobStatus(Wire):
         description="Starts in a row put off although all workers had a node; each doubles the time of the next.",
     )
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
+    waits_for_nodes_since: datetime | None = Field(
+        default=None,
+        description="Since when a job that does not train sleeps because it found no nodes: accelerators that are"
+        " released later, or a new node, wake it before `nextResizeTime`.",
+    )
     not_committed: LayoutSize | None = Field(
         default=None, description="Layout that the members could not commit; not tried before `nextResizeTime`."
     )

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from .quantity import whole
+
 #: Deleted nodes that are remembered: pods that were bound to them are cleared away within a minute or two.
 DELETED = 1000
 #: By these taints Karpenter and the cluster autoscaler mark a node that they empty, where others would cordon it.
@@ -21,14 +23,21 @@ class Nodes:
 
     Args:
         clock: the present time, aware of its zone.
+        appeared: called when a node appears, takes pods again, or shows more accelerators than before.
 
     Attributes:
         cordoned: names of those that take no pods any more, as somebody empties them.
         lost: names of those whose kubelet is not heard, or says that it runs nothing, and of deleted ones.
     """
 
-    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        appeared: Callable[[], None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._appeared = appeared
+        self._offers: dict[str, dict[str, int]] = {}  # by name of a node that takes pods: its extended resources
         self.cordoned: set[str] = set()
         self.lost: set[str] = set()
         self._deleted: dict[str, None] = {}
@@ -46,6 +55,7 @@ class Nodes:
         ):
             news |= holds != (name in names)
             (names.add if holds else names.discard)(name)
+        self._compare(name, node.get("status", {}))
         self._deleted.pop(name, None)
         if deleted:
             self._deleted[name] = None
@@ -54,6 +64,16 @@ class Nodes:
                 del self._deleted[oldest]
                 self.lost.discard(oldest)
         return news
+
+    def _compare(self, name: str, status: Mapping[str, Any]) -> None:
+        """Tells of a node that has more room than before; a device plugin adds its accelerators after the node."""
+        if name in self.cordoned or name in self.lost:
+            self._offers.pop(name, None)
+            return
+        before, after = self._offers.get(name), _extended(status)
+        self._offers[name] = after
+        if before is None or any(number > before.get(resource, 0) for resource, number in after.items()):
+            self._appeared()
 
     def doubt(self, job: str, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """Workers of the job with that uid fell silent there; or were rejected, or had an accelerator that failed. None
@@ -85,6 +105,12 @@ class Nodes:
         for key in [key for key, until in known.items() if self._clock() >= until]:
             del known[key]
         return list(known)
+
+
+def _extended(status: Mapping[str, Any]) -> dict[str, int]:
+    """What the node has for pods, of resources with a domain in their name, as accelerators have."""
+    found = {name: whole(amount) for name, amount in status.get("allocatable", {}).items() if "/" in name}
+    return {name: number for name, number in found.items() if number}
 
 
 def _is_cordoned(spec: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from .allocate import Demand, allocate
 from .demand import demand_of, may_demand
+from .gangs import Gang, gang_of, prefer
 from .turn import plan
 from .types import (
     NOT_SET_UP,
@@ -25,6 +26,7 @@ __all__ = [
     "Claims",
     "Demand",
     "EventType",
+    "Gang",
     "Observed",
     "Plan",
     "PlanEvent",
@@ -36,7 +38,9 @@ __all__ = [
     "choose_claim",
     "claims_of",
     "demand_of",
+    "gang_of",
     "may_demand",
     "plan",
+    "prefer",
     "worker_name",
 ]

@@ -24,6 +24,7 @@ from .prepare import (
     go_on,
     is_late,
     may_go_on,
+    sleep,
     try_at_once,
     why_not_ready,
 )
@@ -230,7 +231,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying)
         return
     try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
-    wait = back_off(draft)
+    wait = sleep(draft, reason)
     message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)

@@ -38,6 +38,7 @@ def _advance(draft: Draft) -> None:
     suspend.resume(draft)
     share.take(draft)
     _try_an_edit_at_once(draft)
+    prepare.wake(draft)
     queue.follow(draft)
     if queue.sends_back(draft):
         return

@@ -151,6 +151,9 @@ class Observed:
         undeleted: by worker uid, why the cluster refused to delete the worker when it was last asked.
         share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
+        released: when accelerators were last released by anything but this job, or a node appeared; None: not seen.
+        gives_way_to: another waiting job that can start if this one, which cannot, holds nothing; empty without one.
+        preferred_since: since when other waiting jobs give way to this one; None: none does.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         sees_drains: whether workers are `draining` before somebody empties their node.
         since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
@@ -177,6 +180,9 @@ class Observed:
     undeleted: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     share: Share | None = None
     queue: Queue | None = None
+    released: datetime | None = None
+    gives_way_to: str = ""
+    preferred_since: datetime | None = None
     nonce: str = ""
     since: datetime | None = None
     sees_drains: bool = True

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -42,6 +43,7 @@ class Cluster:
     async def delete(self, job: PipeTrainingJob, name: str = "", uid: str = "") -> None:
         mine = self.workers[job.metadata.name]
         mine[:] = [worker for worker in mine if worker.name != name]
+        self.changed.set()
 
     async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
         """Nobody listens."""
@@ -109,4 +111,45 @@ async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_m
         await cluster.next_change()
     assert cluster.status("second").share == Share(workers=0, layout_generation=0)
     assert cluster.status("first").share is None
+    await controller.stop()
+
+
+async def test_what_another_job_releases_wakes_one_that_sleeps_because_it_found_no_nodes() -> None:
+    cluster = Cluster(2, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    first, second = cluster.jobs
+    controller.wake(first)
+    while len(cluster.workers["first"]) < 2:
+        await cluster.next_change()
+    controller.wake(second)
+    while not cluster.status("second").waits_for_nodes_since:
+        cluster.now += timedelta(seconds=601)
+        controller.wake(second)
+        await cluster.next_change()
+    while cluster.workers["second"]:
+        await cluster.next_change()
+    cluster.now += timedelta(seconds=1)
+    cluster.workers["first"].clear()
+    controller.released(first)
+    while len(cluster.workers["second"]) < 2:
+        await cluster.next_change()
+    assert all(worker.scheduled for worker in cluster.workers["second"])
+    await controller.stop()
+
+
+async def test_a_job_that_cannot_start_gives_its_workers_back_for_one_that_can() -> None:
+    waiting = "Unschedulable: 0/3 nodes are available"
+    cluster = Cluster(3, make_job("large").workers(4).job(), make_job("small").workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key, number in zip(cluster.jobs, (4, 2), strict=True):
+        controller.wake(key)
+        while len(cluster.workers[key.name]) < number:
+            await cluster.next_change()
+    for workers in cluster.workers.values():
+        workers[:] = [worker if worker.scheduled else replace(worker, waiting=waiting) for worker in workers]
+    assert sum(worker.scheduled for worker in cluster.workers["large"]) == 3
+    cluster.now += timedelta(seconds=11)
+    while cluster.workers["large"]:
+        await cluster.next_change()
+    assert "job default/small can start" in str(cluster.status("large").conditions)
     await controller.stop()

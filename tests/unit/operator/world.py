@@ -42,6 +42,9 @@ class World:
         self.kept_by: tuple[str, ...] | None = None
         self.metadata_generation = 1
         self.share: Share | None = None
+        self.released: datetime | None = None
+        self.gives_way_to = ""
+        self.preferred_since: datetime | None = None
         self.silent: set[str] = set()
         self.report_pace = timedelta(0)
         self.lost_peers: set[str] = set()
@@ -98,6 +101,9 @@ class World:
             queue=self.queue.look(self.status) if self.queue else None,
             labels=self.builder.job().metadata.labels,
             since=self.since,
+            released=self.released,
+            gives_way_to=self.gives_way_to,
+            preferred_since=self.preferred_since,
             sees_drains=self.sees_drains,
         )
 
