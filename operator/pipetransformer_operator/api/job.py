@@ -99,7 +99,12 @@ class RunPolicy(SpecModel):
 
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
         default=3,
-        description="Failures before the job fails: lost workers, and generations in a row in which no step is made.",
+        description="Failures before the job fails: lost workers, and generations in a row in which no step is made."
+        " The loss of a node is none, and failures are forgotten, see forgetFailuresAfterSteps.",
+    )
+    forget_failures_after_steps: Positive = Field(
+        default=1000,
+        description="A failure counts against backoffLimit until so many steps more are committed.",
     )
     stall_timeout_seconds: Positive | None = Field(
         default=None,

@@ -95,6 +95,7 @@ class Reason(StrEnum):
     LAYERS_FROZEN = "LayersFrozen"
     LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
+    NODE_LOST = "NodeLost"  #: with members on it; no failure of the job
     WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; they are replaced first
     WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
     SHARE_CHANGED = "ShareChanged"
@@ -307,6 +308,24 @@ class Drain(Wire):
     worker_ids: list[Count] = Field(max_length=MAX_MEMBERS, description="Those that are still there.")
 
 
+class NodeSilence(Wire):
+    """A node on which members fell silent, until the cluster says whether it is lost."""
+
+    node: Name = Field(description="Its name.")
+    time: datetime = Field(description="When the first of them was found silent.")
+    newest: datetime = Field(description="When the last one was.")
+    words: str = Field(max_length=1024, description="Who fell silent first, and for how long.")
+    lost: bool = Field(default=False, description="The node is lost: that is no failure of the job.")
+    failure_step: Count | None = Field(
+        default=None, description="Step at which it counts as a failure, because the node lives."
+    )
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known what it was."""
+        return self.lost or self.failure_step is not None
+
+
 class Gpus(Wire):
     """`held` and `saved` count workers now; `released` those since the start, and never falls."""
 
@@ -387,7 +406,21 @@ class JobStatus(Wire):
         default=None, description="When it first asked for its workers, since it was resumed last."
     )
     completion_time: datetime | None = Field(default=None, description="When it ended, one way or the other.")
-    failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
+    failures: Count = Field(
+        default=0, description="Failures since the job was created, those included that are forgotten by now."
+    )
+    failure_steps: list[Count] = Field(
+        default_factory=list,
+        max_length=10001,
+        description="Failures that count against `runPolicy.backoffLimit`, each by the committed step at which it"
+        " happened; forgotten after `forgetFailuresAfterSteps` more.",
+    )
+    node_losses: Count = Field(
+        default=0, description="Nodes that were lost with members of the job: each counts once, and is no failure."
+    )
+    silences: list[NodeSilence] = Field(
+        default_factory=list, max_length=MAX_MEMBERS, description="Nodes on which members fell silent lately."
+    )
     resize_failures: Count = Field(
         default=0, description="Preparations cancelled in a row; each doubles the wait for the next."
     )

@@ -244,6 +244,7 @@ class JobLoop:
             preferred_since=self._turn.preferred_since,
             nonce=secrets.token_hex(16),
             since=self.board.since,
+            lost_nodes=self._pool.lost_nodes,
             sees_drains=self._pool.sees_drains,
         )
 

@@ -4,7 +4,7 @@ A cluster keeps jobs in the API server and runs workers as pods; a local run kee
 workers as processes. The loop cannot tell them apart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -80,6 +80,11 @@ class WorkerPool(Protocol):
     @property
     def sees_drains(self) -> bool:
         """Whether workers are `draining` before their node is emptied."""
+        ...
+
+    @property
+    def lost_nodes(self) -> Set[str]:
+        """Names of nodes that are not heard, or gone, as far as nodes are seen."""
         ...
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:

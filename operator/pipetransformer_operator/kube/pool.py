@@ -5,7 +5,7 @@ watch has caught up.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
@@ -71,6 +71,11 @@ class KubePool:
     def sees_drains(self) -> bool:
         """See `WorkerPool`."""
         return self._nodes is not None
+
+    @property
+    def lost_nodes(self) -> Set[str]:
+        """See `WorkerPool`."""
+        return self._nodes.lost if self._nodes is not None else frozenset()
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""

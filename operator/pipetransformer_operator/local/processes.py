@@ -117,6 +117,11 @@ class ProcessPool:
         """See `WorkerPool`. Nobody else takes processes away."""
         return True
 
+    @property
+    def lost_nodes(self) -> frozenset[str]:
+        """See `WorkerPool`. There is no other machine."""
+        return frozenset()
+
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """See `WorkerPool`."""
 

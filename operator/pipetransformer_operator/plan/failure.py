@@ -2,8 +2,8 @@
 
 A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
 worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
-left as told is no failure of the job, nor is one whose stage was packed into too little memory. A joiner that the
-scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
+left as told is no failure of the job, nor is one whose stage was packed into too little memory, or whose node is lost
+(`losses`). A joiner that the scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from datetime import timedelta
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionStatus, ConditionType, Reason, ResizePhase, TooShort
-from . import layouts, start
+from . import layouts, losses, start
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
 from .prepare import (
@@ -121,10 +121,13 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     draft.keep_workers(key for key in wanted if key not in why)
     described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
     counts = bool(failed or (starting and failed_joiners))
+    silent = [workers[key] for key in failed if key in workers and losses.is_of_node(draft, workers[key])]
     if counts:
         draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
-        if not (starting and draft.asleep):  # those that fall while others are awaited fell with them
-            count(draft, described)
+        losses.note(draft, silent, described)
+        # Those that fall while others are awaited fell with them.
+        if len(failed) > len(silent) or (starting and failed_joiners and not draft.asleep):
+            losses.count(draft, described)
     elif stranded or set(members) - short:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
     if starting and not draft.status.finished:
@@ -174,17 +177,6 @@ def _is_excused(worker: Worker | None) -> bool:
     """Whether a worker's end is no failure: somebody took it away, maybe while nobody looked, or it had left as told. A
     worker that fails leaves its pod behind."""
     return worker is None or worker.disrupted or worker.terminating or says_left(worker)
-
-
-def count(draft: Draft, described: str) -> None:
-    """Counts a failure of the job against its budget; past it the job ends."""
-    failures, limit = draft.status.failures + 1, draft.spec.run_policy.backoff_limit
-    draft.update(failures=failures)
-    if failures > limit:
-        draft.fail(
-            Reason.BACKOFF_LIMIT_EXCEEDED,
-            f"spec.runPolicy.backoffLimit: {failures} failures, {limit} allowed; {described}",
-        )
 
 
 def _describe(worker: Worker | None) -> str:

@@ -4,7 +4,21 @@ from datetime import datetime
 
 from ..api.job import JobSpec
 from ..api.status import Reason
-from . import accounting, conditions, drain, failure, finish, prepare, queue, reports, resize, share, start, suspend
+from . import (
+    accounting,
+    conditions,
+    drain,
+    failure,
+    finish,
+    losses,
+    prepare,
+    queue,
+    reports,
+    resize,
+    share,
+    start,
+    suspend,
+)
 from .draft import Draft
 from .types import Observed, Plan
 
@@ -19,7 +33,9 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
     if not spec.managed:
         return Plan(status=observed.status)
     reports.fold(draft)
+    losses.forget(draft)
     finish.judge(draft)
+    losses.judge(draft)
     if not draft.status.finished:
         _advance(draft)
     if draft.status.finished:

@@ -3,7 +3,7 @@
 Everything is frozen: a plan is made from one look at the world, and executed or thrown away as a whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -155,6 +155,7 @@ class Observed:
         gives_way_to: another waiting job that can start if this one, which cannot, holds nothing; empty without one.
         preferred_since: since when other waiting jobs give way to this one; None: none does.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
+        lost_nodes: names of nodes that are not heard, or gone; empty where nodes are not seen.
         sees_drains: whether workers are `draining` before somebody empties their node.
         since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
             before it says nothing.
@@ -185,6 +186,7 @@ class Observed:
     preferred_since: datetime | None = None
     nonce: str = ""
     since: datetime | None = None
+    lost_nodes: Set[str] = frozenset()
     sees_drains: bool = True
 
 

@@ -24,6 +24,7 @@ class Cluster:
     """Job store and worker pool in memory, with room for so many workers and a clock that the test moves."""
 
     sees_drains = False
+    lost_nodes = frozenset[str]()
 
     def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
         self.jobs = {JobKey("default", job.metadata.name): job for job in jobs}

@@ -53,6 +53,7 @@ class World:
         self._waiting: dict[str, tuple[int, datetime]] = {}
         self._leaving: set[str] = set()
         self.sees_drains = True
+        self.lost_nodes: set[str] = set()
         self._uids = 0
 
     @property
@@ -105,6 +106,7 @@ class World:
             gives_way_to=self.gives_way_to,
             preferred_since=self.preferred_since,
             sees_drains=self.sees_drains,
+            lost_nodes=frozenset(self.lost_nodes),
         )
 
     def beat(self, worker: Worker) -> Beat:
