@@ -109,7 +109,7 @@ class RunPolicy(SpecModel):
     stall_timeout_seconds: Positive | None = Field(
         default=None,
         description="Without a step for so long, or since a generation was published, the condition Stalled is True,"
-        " and members that are not heard are replaced. Unset, a job whose members are heard may stand still unsaid.",
+        " and members that are not heard are replaced. By default 30 minutes, or 20 median steps if that is longer.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,

@@ -95,6 +95,7 @@ class Reason(StrEnum):
     LAYERS_FROZEN = "LayersFrozen"
     LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
+    NODE_AVOIDED = "NodeAvoided"  #: accelerators failed there more than once
     NODE_LOST = "NodeLost"  #: with members on it; no failure of the job
     WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; they are replaced first
     WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
@@ -132,6 +133,7 @@ class State(StrEnum):
     RUNNING = "Running"  #: it trains
     RESIZING = "Resizing"  #: it trains while another layout is prepared, or changes to it
     STALLED = "Stalled"  #: no step was made for too long
+    UNHEARD = "Unheard"  #: no member is heard: it may train, or not
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"

@@ -244,7 +244,7 @@ class JobLoop:
             preferred_since=self._turn.preferred_since,
             nonce=secrets.token_hex(16),
             since=self.board.since,
-            lost_nodes=self._pool.lost_nodes,
+            nodes=self._pool.nodes,
             sees_drains=self._pool.sees_drains,
         )
 
@@ -301,6 +301,7 @@ class JobLoop:
         conflicts = self._conflicts & wanted - attempted  # a start that was put off goes on under other names
         refusals: list[Refused] = []
         self._pool.doubt(job, decided.doubted, decided.unfit)
+        self._pool.blame(decided.broken)
         errors: list[Exception] = []
         stays = job.metadata.deletion_timestamp is None  # else the cluster deletes what protects its workers
         if stays and (not decided.status.finished or decided.min_available is not None):

@@ -4,13 +4,13 @@ A cluster keeps jobs in the API server and runs workers as pods; a local run kee
 workers as processes. The loop cannot tell them apart.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from ..api import JobStatus, PipeTrainingJob
-from ..plan import Observed, Plan, PlanEvent, Queue, Worker
+from ..plan import NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
 
 
 class JobKey(NamedTuple):
@@ -83,8 +83,8 @@ class WorkerPool(Protocol):
         ...
 
     @property
-    def lost_nodes(self) -> Set[str]:
-        """Names of nodes that are not heard, or gone, as far as nodes are seen."""
+    def nodes(self) -> NodeFacts:
+        """What is known of nodes, as far as they are seen."""
         ...
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
@@ -126,6 +126,11 @@ class WorkerPool(Protocol):
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """The job's workers on these nodes fell silent, or could not run there: its others had better run elsewhere
         until the time given, and so had other jobs', away from unfit nodes for a shorter time."""
+        ...
+
+    def blame(self, broken: Mapping[str, str]) -> None:
+        """The accelerators of workers failed: by the worker's uid, on which node. Where that happens twice, no worker
+        of any job is sent for an hour."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

@@ -113,6 +113,7 @@ def observe(
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
         rejected=rejected,
         draining=nodes is not None and node in nodes.cordoned,
+        drain_reason=nodes.why.get(node, "") if nodes is not None else "",
         node_lost=nodes is not None and node in nodes.lost,
         node_gone=nodes is not None and nodes.is_gone(node),
         node_doubted=nodes is not None and nodes.doubts(node),

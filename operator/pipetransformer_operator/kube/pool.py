@@ -5,13 +5,13 @@ watch has caught up.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
-from ..plan import Worker, worker_name
+from ..plan import UNSEEN, NodeFacts, Worker, worker_name
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .nodes import Nodes
@@ -73,9 +73,11 @@ class KubePool:
         return self._nodes is not None
 
     @property
-    def lost_nodes(self) -> Set[str]:
+    def nodes(self) -> NodeFacts:
         """See `WorkerPool`."""
-        return self._nodes.lost if self._nodes is not None else frozenset()
+        if self._nodes is None:
+            return UNSEEN
+        return NodeFacts(self._nodes.lost, self._nodes.failures, self._nodes.avoided)
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
@@ -122,6 +124,11 @@ class KubePool:
         if self._nodes is not None:
             self._nodes.doubt(job.metadata.uid, silent, unfit)
 
+    def blame(self, broken: Mapping[str, str]) -> None:
+        """See `WorkerPool`."""
+        if self._nodes is not None:
+            self._nodes.blame(broken)
+
     async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`. Here is looked up which nodes they keep off, for that takes all workers of the job."""
         self._avoided[_key(job)] = self._to_avoid(job)
@@ -149,6 +156,7 @@ class KubePool:
                     group=group,
                     doubted=doubted,
                     unfit=unfit,
+                    avoided=self._nodes.avoided if self._nodes is not None else (),
                 )
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:

@@ -5,10 +5,14 @@ from .demand import demand_of, may_demand
 from .gangs import Gang, gang_of, prefer
 from .turn import plan
 from .types import (
+    AVOIDED,
+    FAILURES_ALLOWED,
     NOT_SET_UP,
+    UNSEEN,
     Answer,
     Beat,
     EventType,
+    NodeFacts,
     Observed,
     Plan,
     PlanEvent,
@@ -20,13 +24,17 @@ from .types import (
 from .yielding import Claims, Waiting, choose_claim, claims_of
 
 __all__ = [
+    "AVOIDED",
+    "FAILURES_ALLOWED",
     "NOT_SET_UP",
+    "UNSEEN",
     "Answer",
     "Beat",
     "Claims",
     "Demand",
     "EventType",
     "Gang",
+    "NodeFacts",
     "Observed",
     "Plan",
     "PlanEvent",

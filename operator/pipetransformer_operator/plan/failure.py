@@ -29,7 +29,7 @@ from .prepare import (
     why_not_ready,
 )
 from .stall import suspicion
-from .types import EventType, Worker
+from .types import AVOIDED, FAILURES_ALLOWED, EventType, Worker
 
 #: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
 UNATTENDED = timedelta(seconds=30)
@@ -108,6 +108,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
     gone = [workers[key] for key in why if key in workers]
     draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
+    draft.broken = {worker.uid: worker.node for worker in gone if worker.node and blames_device(worker)}
+    _tell_avoided(draft)
     if preparing and not starting and not members:
         if at_fault := [*failed_joiners, *disrupted]:
             key = at_fault[0]
@@ -133,6 +135,15 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     if starting and not draft.status.finished:
         start.replace(draft, described, start.RETRY_TAKEN if disrupted else start.RETRY if failed_joiners else None)
     return counts
+
+
+def _tell_avoided(draft: Draft) -> None:
+    """Says which nodes are avoided from now on, because accelerators failed there more than once."""
+    for node in dict.fromkeys(draft.broken.values()):
+        failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
+        if failed > FAILURES_ALLOWED:
+            until = f"no worker of any job is sent there before {draft.now + AVOIDED:%Y-%m-%dT%H:%M:%SZ}"
+            draft.tell(Reason.NODE_AVOIDED, f"Node {node}: {failed} accelerators failed; {until}", EventType.WARNING)
 
 
 def _note_too_short(draft: Draft, members: Mapping[int, Worker]) -> set[int]:

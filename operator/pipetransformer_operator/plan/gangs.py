@@ -16,7 +16,7 @@ from ..api.job import JobSpec
 from . import layouts, share
 from .demand import PATIENCE, pool_of
 from .draft import Draft
-from .prepare import can_start
+from .prepare import all_scheduled, can_start
 from .types import Observed
 
 #: How `Worker.waiting` begins where the scheduler found no node for its pod.
@@ -27,7 +27,7 @@ PATIENCE_WITH_CONTAINERS = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A start that cannot complete now.
+    """A start that is not complete.
 
     Attributes:
         key: namespace and name of the job.
@@ -39,6 +39,7 @@ class Gang:
         competes: the scheduler has pods of it that it finds no node for, and gives them what others release.
         eligible: more nodes are all that it lacks, as far as anything is known.
         granted: jobs that train make room for all of it.
+        fresh: it may complete by itself soon, so it gives way to none.
     """
 
     key: str
@@ -50,11 +51,12 @@ class Gang:
     competes: bool
     eligible: bool
     granted: bool = False
+    fresh: bool = False
 
 
 def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
-    """The job's start, if it cannot complete now; None if the job trains, has ended, waits for its queue, or may start
-    soon."""
+    """The job's start, if it is not complete; None if the job trains, has ended, waits for its queue, or has all its
+    workers."""
     draft = Draft(spec, observed, now)
     status, layout = draft.status, layouts.starting(draft)
     if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
@@ -65,11 +67,13 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
         return None
     lacks_nodes = any(not one.scheduled and one.waiting.startswith(UNSCHEDULABLE) for one in draft.joiners)
     refused = bool(observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
+    fresh = False
     if status.resize is None:
         eligible = not draft.asleep or status.waits_for_nodes_since is not None
-    elif _may_complete(draft, lacks_nodes=lacks_nodes, refused=refused):
+    elif draft.joining_ids and all_scheduled(draft) and can_start(draft):
         return None
     else:
+        fresh = _may_complete(draft, lacks_nodes=lacks_nodes, refused=refused)
         eligible = lacks_nodes and can_start(draft)
     granted = status.share is not None and not status.share.yields and status.share.workers >= layout.workers
     return Gang(
@@ -82,6 +86,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
         competes=lacks_nodes,
         eligible=eligible and not refused and not share.sits_out(draft),
         granted=granted,
+        fresh=fresh,
     )
 
 
@@ -100,7 +105,7 @@ def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
     """Which gangs give way, each with the key of the one that it gives way to.
 
     Args:
-        gangs: all starts that cannot complete now.
+        gangs: all starts that are not complete.
         before: keys of those that others gave way to at the last look. They stay preferred until they have all their
             workers: what is released for them is not held by anybody for a moment.
     """
@@ -113,20 +118,20 @@ def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
 
 def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
     order = sorted(pool, key=lambda gang: (-gang.priority, gang.since, gang.key))
-    preferred = [gang for gang in order if gang.eligible and gang.key in before]
+    preferred = [gang for gang in order if gang.key in before and (gang.eligible or gang.fresh)]
     taken = sum(gang.needs for gang in preferred)
     # The scheduler gives what is released to the pods of the highest priority, whoever it was released for.
-    least = max((gang.priority for gang in pool if gang.competes), default=None)
+    least = max((gang.priority for gang in pool if gang.competes and not gang.fresh), default=None)
     for gang in order:
-        if gang in preferred or not gang.eligible or (least is not None and gang.priority < least):
+        if gang in preferred or gang.fresh or not gang.eligible or (least is not None and gang.priority < least):
             continue
-        reach = sum(other.holds for other in pool if other.priority <= gang.priority) - taken
+        reach = sum(other.holds for other in pool if other.priority <= gang.priority and not other.fresh) - taken
         if gang.granted or gang.needs <= reach:
             preferred.append(gang)
             taken += gang.needs
     found = {}
     for gang in order:
         first = next((one for one in preferred if one.priority >= gang.priority), None)
-        if first is not None and gang not in preferred:
+        if first is not None and gang not in preferred and not gang.fresh:
             found[gang.key] = first.key
     return found

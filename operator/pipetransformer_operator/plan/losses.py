@@ -74,7 +74,7 @@ def judge(draft: Draft) -> None:
     before = draft.status.silences
     if not before:
         return
-    lost = draft.observed.lost_nodes | {worker.node for worker in draft.observed.workers if worker.node_lost}
+    lost = draft.observed.nodes.lost | {worker.node for worker in draft.observed.workers if worker.node_lost}
     kept = []
     for silence in before:
         silence = _decide(draft, silence, lost)

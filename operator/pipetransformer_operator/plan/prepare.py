@@ -199,6 +199,8 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     found = {reason for reason, _ in reasons}
     worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
+    if worst is Reason.UNSCHEDULABLE and draft.observed.nodes.avoided:
+        words += f"; avoided because accelerators failed there: {', '.join(sorted(draft.observed.nodes.avoided)[:8])}"
     ceiling = draft.spec.elastic_policy.ceiling
     if not words and draft.asleep:
         words = f"the next attempt begins at {draft.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"

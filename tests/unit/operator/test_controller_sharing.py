@@ -13,7 +13,7 @@ from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import JobKey, Recorder
-from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
+from pipetransformer_operator.plan import UNSEEN, PlanEvent, Worker, WorkerPhase, worker_name
 from tests.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)
@@ -24,12 +24,12 @@ class Cluster:
     """Job store and worker pool in memory, with room for so many workers and a clock that the test moves."""
 
     sees_drains = False
-    lost_nodes = frozenset[str]()
+    nodes = UNSEEN
 
-    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+    def __init__(self, size: int, *jobs: PipeTrainingJob) -> None:
         self.jobs = {JobKey("default", job.metadata.name): job for job in jobs}
         self.workers: dict[str, list[Worker]] = {job.metadata.name: [] for job in jobs}
-        self.nodes = nodes
+        self.size = size
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.changed = asyncio.Event()
 
@@ -56,7 +56,7 @@ class Cluster:
         """Workers need nothing."""
 
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
-        placed = sum(worker.scheduled for workers in self.workers.values() for worker in workers) < self.nodes
+        placed = sum(worker.scheduled for workers in self.workers.values() for worker in workers) < self.size
         name = worker_name(job.metadata.name, worker_id)
         phase = WorkerPhase.RUNNING if placed else WorkerPhase.PENDING
         self.workers[job.metadata.name].append(Worker(worker_id, name, f"uid-{name}", phase, scheduled=placed))
@@ -66,6 +66,9 @@ class Cluster:
         """Nobody takes workers away."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """Nodes are well."""
+
+    def blame(self, broken: Mapping[str, str]) -> None:
         """Nodes are well."""
 
     async def next_change(self) -> None:
@@ -123,10 +126,10 @@ async def test_what_another_job_releases_wakes_one_that_sleeps_because_it_found_
     while len(cluster.workers["first"]) < 2:
         await cluster.next_change()
     controller.wake(second)
-    while not cluster.status("second").waits_for_nodes_since:
-        cluster.now += timedelta(seconds=601)
-        controller.wake(second)
+    while len(cluster.workers["second"]) < 2:
         await cluster.next_change()
+    cluster.now += timedelta(seconds=601)
+    controller.wake(second)
     while cluster.workers["second"]:
         await cluster.next_change()
     cluster.now += timedelta(seconds=1)

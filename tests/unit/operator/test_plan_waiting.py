@@ -48,11 +48,13 @@ class Crowd:
     """So many accelerators, a scheduler that knows no gangs, and jobs that wait for theirs.
 
     Pods that are deleted end a tick later. The scheduler binds pods by priority, otherwise in an order drawn by `seed`.
+    So is the moment within a tick at which the operator looks at all of them.
     """
 
     def __init__(self, accelerators: int, seed: int = 0) -> None:
         self.accelerators = accelerators
         self.random = random.Random(seed)
+        self.moment = timedelta(seconds=self.random.randrange(TICK))
         self.jobs: dict[str, Waiting] = {}
         self.gangs, self.releases = Gangs(), Releases()
         self.now = World(make_job()).now
@@ -126,7 +128,7 @@ class Crowd:
 
     def _look(self) -> None:
         found = [
-            gang_of(job.world.spec, replace(job.world.observed(), name=name), self.now)
+            gang_of(job.world.spec, replace(job.world.observed(), name=name), self.now + self.moment)
             for name, job in self.jobs.items()
         ]
         turns = self.gangs.look([gang for gang in found if gang is not None], self.now)

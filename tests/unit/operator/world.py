@@ -8,7 +8,17 @@ from typing import Any
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_operator.api import JobSpec, JobStatus
 from pipetransformer_operator.api.status import Condition, ConditionType, PublishedPlan, Share, State
-from pipetransformer_operator.plan import Beat, Observed, Plan, PlanEvent, Worker, WorkerPhase, plan, worker_name
+from pipetransformer_operator.plan import (
+    Beat,
+    NodeFacts,
+    Observed,
+    Plan,
+    PlanEvent,
+    Worker,
+    WorkerPhase,
+    plan,
+    worker_name,
+)
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import FakeQueue
 
@@ -54,6 +64,8 @@ class World:
         self._leaving: set[str] = set()
         self.sees_drains = True
         self.lost_nodes: set[str] = set()
+        self.device_failures: dict[str, int] = {}
+        self.avoided: dict[str, datetime] = {}
         self._uids = 0
 
     @property
@@ -106,7 +118,7 @@ class World:
             gives_way_to=self.gives_way_to,
             preferred_since=self.preferred_since,
             sees_drains=self.sees_drains,
-            lost_nodes=frozenset(self.lost_nodes),
+            nodes=NodeFacts(frozenset(self.lost_nodes), self.device_failures, self.avoided),
         )
 
     def beat(self, worker: Worker) -> Beat:
