@@ -35,12 +35,10 @@ class Taint(NamedTuple):
 
     def found_in(self, taint: Mapping[str, Any]) -> bool:
         """Whether a node's taint is this one. One that is only a preference has to be named with its effect."""
-        effect = taint.get("effect")
-        return (
-            taint.get("key") == self.key
-            and self.value in (None, taint.get("value", ""))
-            and (effect == self.effect if self.effect else effect != _MILD)
-        )
+        if taint.get("key") != self.key or self.value not in (None, taint.get("value", "")):
+            return False
+        effect = str(taint.get("effect"))
+        return effect == self.effect if self.effect else effect != _MILD
 
 
 class NodeCondition(NamedTuple):

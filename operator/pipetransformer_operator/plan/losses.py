@@ -8,7 +8,7 @@ the silence is kept with its node. If the node is lost, that is one loss of a no
 silent, and no failure. If the cluster sees nothing wrong with it, the silence is one failure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import timedelta
 
 from ..api.status import NodeSilence, Reason
@@ -86,13 +86,13 @@ def judge(draft: Draft) -> None:
         draft.update(silences=kept)
 
 
-def _decide(draft: Draft, silence: NodeSilence, lost: Iterable[str]) -> NodeSilence:
+def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSilence:
     if silence.lost:
         return silence
     if silence.node in lost:
         # The cluster may take longer than it was given: then it was no failure after all.
         steps = list(draft.status.failure_steps)
-        if silence.failure_step in steps:
+        if silence.failure_step is not None and silence.failure_step in steps:
             steps.remove(silence.failure_step)
         draft.update(node_losses=draft.status.node_losses + 1, failure_steps=steps)
         draft.tell(Reason.NODE_LOST, f"Node {silence.node} is lost; no failure of the job: {silence.words}")
