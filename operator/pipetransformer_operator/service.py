@@ -99,7 +99,11 @@ class Service:
         """
         tls_buffers.shrink()
         metrics = Metrics(
-            lambda: controller.jobs(), lambda: lease.held, lambda: health.opened_times, lambda: entrance.open
+            lambda: controller.jobs(),
+            lambda: lease.held,
+            lambda: health.opened_times,
+            lambda: entrance.open,
+            avoided=lambda: nodes.avoided,
         )
         entrance = Entrance(allow_files(), metrics.shut_out)
         # A pool of its own, so that the lease never waits behind other requests.
@@ -118,7 +122,7 @@ class Service:
         api = await Api.connect(lambda: lease.held, metrics.asked)
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
-        nodes = Nodes()
+        nodes = Nodes(appeared=lambda: controller.released(), signals=settings.signals)
         classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
         quota: KueueQuota | NoKueue = NoKueue(api, settings.namespaces)
         if settings.kueue:
@@ -148,6 +152,7 @@ class Service:
             settings.namespaces,
             lambda key: controller.wake(key),
             pod_gone,
+            lambda key: controller.released(key),
             attend,
             health.opened,
             health.refused,

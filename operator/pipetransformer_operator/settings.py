@@ -1,11 +1,14 @@
 """What the operator is told by its environment."""
 
+import json
 import os
 import platform
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from .kube.signals import Signals
 
 EVERY_CLUSTERS_NAMESPACE = "default"
 
@@ -29,6 +32,7 @@ class Settings:
     scraper_namespace: str = ""
     kueue: bool = False
     yields: bool = False
+    signals: Signals = field(default_factory=Signals)
     log_level: str = "INFO"
 
     @classmethod
@@ -45,6 +49,8 @@ class Settings:
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;
         `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty;
         `PIPETRANSFORMER_KUEUE`: `true` where jobs that name a queue ask Kueue for their workers;
+        `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON, taints and conditions of nodes that are
+        emptied, or not well; by default `kube.signals` has them;
         `PIPETRANSFORMER_YIELD`: `true` where claimed workers yield to pods of others with a higher priority.
 
         Raises:
@@ -74,6 +80,7 @@ class Settings:
             scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
             kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
             yields=yields,
+            signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
 
@@ -91,6 +98,13 @@ class Settings:
 def served_namespaces(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Namespaces that `PIPETRANSFORMER_NAMESPACES` names; empty for all."""
     return tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(",")))
+
+
+def _signals(text: str) -> Signals:
+    try:
+        return Signals.parse(json.loads(text)) if text else Signals()
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"PIPETRANSFORMER_NODE_SIGNALS: {error}") from error
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

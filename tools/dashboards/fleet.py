@@ -94,6 +94,12 @@ def _jobs(board: Dashboard) -> None:
             "Samples a second",
             [("namespace_job_name:pipetransformer_trainer_samples:rate5m", "{{namespace}}/{{job_name}}")],
         ),
+        graph(
+            "Nodes avoided, time left",
+            [("pipetransformer_node_avoided_until_timestamp_seconds - time()", "{{node}}")],
+            unit="s",
+            description="More than one accelerator failed there within a day.",
+        ),
     )
 
 

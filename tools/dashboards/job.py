@@ -88,6 +88,7 @@ def _training(board: Dashboard) -> None:
             "Failures",
             [
                 (_operator("failures_total"), "of workers"),
+                (_operator("node_losses_total"), "lost nodes"),
                 (_operator("resize_failures"), "of resizes, in a row"),
                 (f"max({_worker('broken_generations_total')})", "broken generations"),
             ],

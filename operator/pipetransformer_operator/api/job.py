@@ -99,17 +99,27 @@ class RunPolicy(SpecModel):
 
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
         default=3,
-        description="Failures before the job fails: lost workers, and generations in a row in which no step is made.",
+        description="Failures before the job fails: lost workers, and generations in a row in which no step is made."
+        " The loss of a node is none, and failures are forgotten, see forgetFailuresAfterSteps.",
+    )
+    forget_failures_after_steps: Positive = Field(
+        default=1000,
+        description="A failure counts against backoffLimit until so many steps more are committed.",
     )
     stall_timeout_seconds: Positive | None = Field(
         default=None,
         description="Without a step for so long, or since a generation was published, the condition Stalled is True,"
-        " and members that are not heard are replaced. Unset, a job whose members are heard may stand still unsaid.",
+        " and members that are not heard are replaced. By default 30 minutes, or 20 median steps if that is longer.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
-        description="A resize not published by then is cancelled; a start whose workers are all placed has six times as"
-        " long, and twice that after each that was too slow.",
+        description="A resize that is not published by then is cancelled, and tried again later.",
+    )
+    start_timeout_seconds: Positive = Field(
+        default=600,
+        description="A start whose workers do not all have a node by then gives back those that have one, and is tried"
+        " again after 1, 2, 4, at most 5 minutes, or when accelerators are released. A start whose workers are all"
+        " placed has six times as long, and twice that after each that was too slow.",
     )
     claim_timeout_seconds: Positive = Field(
         default=120,

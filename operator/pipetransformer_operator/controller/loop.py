@@ -20,6 +20,7 @@ from ..channel.board import Board
 from ..channel.pulse import Pulse
 from ..plan import Observed, Plan, Worker, plan, worker_name
 from .deletions import Deletions
+from .gangs import FREE, Turn
 from .ports import (
     Conflict,
     Invalid,
@@ -67,6 +68,7 @@ class JobLoop:
         writes: taken for each creation or deletion, of all jobs: in turn, so that one job's workers exist before the
             next job's, and few workers wait for others of theirs; but slow ones of one namespace do not stop the rest.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
+        released: when anything but this job last released accelerators; None: not yet.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class JobLoop:
         pulse: Pulse,
         writes: Slots,
         quota: Quota | None = None,
+        released: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self.key = key
         self.board = Board(self.wake, clock, pulse, self._workers)
@@ -96,6 +99,9 @@ class JobLoop:
         self._refusal = ""
         self._deletions = Deletions(pace.first_retry, pace.longest_retry)
         self._grant: tuple[Share | None] | None = None
+        self._turn = FREE
+        self._released = released
+        self._waits_for_nodes = False
         self._written = float("-inf")
         self._writes = writes
 
@@ -112,6 +118,17 @@ class JobLoop:
         """What the job may have of the workers that several jobs share; until it is said, what the status says."""
         if self._grant != (share,):
             self._grant = (share,)
+            self.notice()
+
+    def take_turn(self, turn: Turn) -> None:
+        """Whether the job gives way to another that waits, or others to this one."""
+        if turn != self._turn:
+            self._turn = turn
+            self.notice()
+
+    def released(self) -> None:
+        """Accelerators were released, or a node appeared."""
+        if self._waits_for_nodes:
             self.notice()
 
     async def run(self) -> None:
@@ -188,6 +205,7 @@ class JobLoop:
         if decided.status != job.status and not words_wait:
             await self._store.write_status(job, decided.status)
             self._written = asyncio.get_running_loop().time()
+        self._waits_for_nodes = decided.status.waits_for_nodes_since is not None
         self._recorder.decided(job, observed, decided, seconds)
         return decided, words_wait
 
@@ -222,8 +240,12 @@ class JobLoop:
             undeleted=self._deletions.refused,
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,
+            released=self._released(),
+            gives_way_to=self._turn.gives_way_to,
+            preferred_since=self._turn.preferred_since,
             nonce=secrets.token_hex(16),
             since=self.board.since,
+            nodes=self._pool.nodes,
             sees_drains=self._pool.sees_drains,
         )
 
@@ -280,6 +302,7 @@ class JobLoop:
         conflicts = self._conflicts & wanted - attempted  # a start that was put off goes on under other names
         refusals: list[Refused] = []
         self._pool.doubt(job, decided.doubted, decided.unfit)
+        self._pool.blame(decided.broken)
         errors: list[Exception] = []
         stays = job.metadata.deletion_timestamp is None  # else the cluster deletes what protects its workers
         if stays and (not decided.status.finished or decided.min_available is not None):

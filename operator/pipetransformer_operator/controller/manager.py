@@ -9,9 +9,11 @@ from ..api import PipeTrainingJob
 from ..api.status import Share
 from ..channel.board import Board
 from ..channel.pulse import Pulse
-from ..plan import Waiting, allocate, claims_of, demand_of, may_demand
+from ..plan import Waiting, allocate, claims_of, demand_of, gang_of, may_demand
+from .gangs import FREE, Gangs
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
+from .releases import Releases
 from .slots import Slots
 from .yielding import Yielding
 
@@ -58,6 +60,8 @@ class Controller:
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._pulse = Pulse()
         self._writes = Slots(self._pace.parallel_writes)
+        self._gangs = Gangs()
+        self._releases = Releases()
         self._stopping = False
         self._sharing: asyncio.Task[None] | None = None
 
@@ -82,6 +86,7 @@ class Controller:
                 self._pulse,
                 self._writes,
                 self._quota,
+                lambda: self._releases.for_job(key),
             )
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
@@ -93,6 +98,14 @@ class Controller:
         for known, loop in self._loops.items():
             if key in (None, known):
                 loop.notice()
+
+    def released(self, by: JobKey | None = None) -> None:
+        """Accelerators were released by pods of the job, or by anything else (None): a pod of another owner that had
+        some ended, or a node appeared or takes pods again. Other jobs that wait for nodes wake."""
+        self._releases.note(self._clock(), by)
+        for key, loop in self._loops.items():
+            if key != by:
+                loop.released()
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
         """Jobs that are ours and have a loop, as last read or written."""
@@ -113,13 +126,15 @@ class Controller:
         """Shares out workers among the jobs that compete for them; each job's loop obeys in its own time."""
         looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
         now = self._clock()
-        demands, claims = [], []
+        demands, claims, gangs = [], [], []
         for loop, job in looks.values():
             await asyncio.sleep(0)  # a look at a thousand jobs takes a third of a second
             if self._yielding is None and not may_demand(job):
                 continue
             look = (job.spec, loop.observe(job), now)
             demands.append(demand_of(*look))
+            if job.status.plan is None:
+                gangs.append(gang_of(*look))
             if self._yielding is not None:
                 claims.append(claims_of(*look))
         allocated = allocate([demand for demand in demands if demand is not None])
@@ -130,8 +145,10 @@ class Controller:
         }
         if self._yielding is not None:
             shares |= self._yielding.look([claim for claim in claims if claim is not None])
+        turns = self._gangs.look([gang for gang in gangs if gang is not None], now)
         for name, (loop, _) in looks.items():
             loop.grant(shares.get(name))
+            loop.take_turn(turns.get(name, FREE))
 
     async def _share_forever(self) -> None:
         while True:

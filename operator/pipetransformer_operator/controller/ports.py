@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from ..api import JobStatus, PipeTrainingJob
-from ..plan import Observed, Plan, PlanEvent, Queue, Worker
+from ..plan import NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
 
 
 class JobKey(NamedTuple):
@@ -82,6 +82,11 @@ class WorkerPool(Protocol):
         """Whether workers are `draining` before their node is emptied."""
         ...
 
+    @property
+    def nodes(self) -> NodeFacts:
+        """What is known of nodes, as far as they are seen."""
+        ...
+
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
         ...
@@ -121,6 +126,11 @@ class WorkerPool(Protocol):
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """The job's workers on these nodes fell silent, or could not run there: its others had better run elsewhere
         until the time given, and so had other jobs', away from unfit nodes for a shorter time."""
+        ...
+
+    def blame(self, broken: Mapping[str, str]) -> None:
+        """The accelerators of workers failed: by the worker's uid, on which node. Where that happens twice, no worker
+        of any job is sent for an hour."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

@@ -61,6 +61,13 @@ def observable(pod: Mapping[str, Any]) -> Object:
     }
 
 
+def holds_accelerators(pod: Object | None) -> bool:
+    """Whether the pod has a node and has not ended: what it was given there is nobody else's."""
+    if pod is None or not pod["spec"].get("nodeName"):
+        return False
+    return pod.get("status", {}).get("phase", "Pending") in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+
+
 def is_unattended(pod: Object) -> bool:
     """Whether the pod has a node that has said nothing of it: a kubelet names its containers within a moment."""
     status = pod.get("status", {})
@@ -106,6 +113,7 @@ def observe(
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
         rejected=rejected,
         draining=nodes is not None and node in nodes.cordoned,
+        drain_reason=nodes.why.get(node, "") if nodes is not None else "",
         node_lost=nodes is not None and node in nodes.lost,
         node_gone=nodes is not None and nodes.is_gone(node),
         node_doubted=nodes is not None and nodes.doubts(node),

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from ..api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused
-from ..plan import Worker, worker_name
+from ..plan import UNSEEN, NodeFacts, Worker, worker_name
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .nodes import Nodes
@@ -76,6 +76,13 @@ class KubePool:
         """See `WorkerPool`."""
         return self._nodes is not None
 
+    @property
+    def nodes(self) -> NodeFacts:
+        """See `WorkerPool`."""
+        if self._nodes is None:
+            return UNSEEN
+        return NodeFacts(self._nodes.lost, self._nodes.failures, self._nodes.avoided)
+
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
         trainer = job.spec.pod_template.trainer().name
@@ -121,6 +128,11 @@ class KubePool:
         if self._nodes is not None:
             self._nodes.doubt(job.metadata.uid, silent, unfit)
 
+    def blame(self, broken: Mapping[str, str]) -> None:
+        """See `WorkerPool`."""
+        if self._nodes is not None:
+            self._nodes.blame(broken)
+
     async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`. Here is looked up which nodes they keep off, for that takes all workers of the job."""
         self._avoided[_key(job)] = self._to_avoid(job)
@@ -148,6 +160,7 @@ class KubePool:
                     group=group,
                     doubted=doubted,
                     unfit=unfit,
+                    avoided=self._nodes.avoided if self._nodes is not None else (),
                 )
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:

@@ -18,7 +18,7 @@ from ..plan import worker_name
 from ..plan.accounting import JOB_LABEL
 from .api import Object
 from .authority import CA_CONFIG_MAP, CA_FILE
-from .placement import GROUP_LABEL, PREFERRED, off, proximity
+from .placement import GROUP_LABEL, PREFERRED, REQUIRED, none_of, off, proximity
 from .pods import WORKER_LABEL
 
 SCRATCH_FOLDER = "/scratch"
@@ -63,9 +63,11 @@ def render(
     group: str = "",
     doubted: Collection[str] = (),
     unfit: Collection[str] = (),
+    avoided: Collection[str] = (),
 ) -> Object:
     """The pod of a worker: the user's template and what the trainer needs besides; near those of its `group`, and not
     on nodes that are `doubted` or `unfit`, if others will do. Of the doubted ones these are where the job has workers.
+    It never runs on a node that is `avoided`.
 
     Raises:
         Refused: the template cannot be added to, for a list or an object in it is none. All else the API server says.
@@ -104,6 +106,7 @@ def render(
     if assignment.tolerations:
         _items(spec, "tolerations").extend(assignment.tolerations)
     _place(spec, job, group, doubted, unfit)
+    _keep_off(spec, avoided)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -231,6 +234,19 @@ def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[s
         kinds.pop("podAntiAffinity", None)
     if not doubted and "topologySpreadConstraints" not in spec:
         affinity.update(kinds)
+
+
+def _keep_off(spec: Object, avoided: Collection[str]) -> None:
+    """Adds to what the template requires of nodes that they are none of these. A preference would not do: in a full
+    cluster the node on which workers fail is the one with room. The terms are alternatives, so each has to say it."""
+    if not avoided:
+        return
+    required = _object(_object(_object(spec, "affinity"), "nodeAffinity"), REQUIRED)
+    terms = _items(required, "nodeSelectorTerms")
+    if not terms:
+        terms.append({})
+    for term in terms:
+        _items(term, "matchFields").extend(none_of(sorted(avoided)))
 
 
 def _object(holder: Object, field: str) -> Object:

@@ -21,7 +21,7 @@ from pipetransformer_contract.wire import Env
 
 from ..api import JobStatus, PipeTrainingJob, trainer_spec
 from ..channel.authenticator import Identity
-from ..plan import Worker, WorkerPhase, worker_name
+from ..plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
 from ..plan.last_words import last_words
 from .manifest import search_path
 
@@ -131,10 +131,18 @@ class ProcessPool:
         """See `WorkerPool`. Nobody else takes processes away."""
         return True
 
+    @property
+    def nodes(self) -> NodeFacts:
+        """See `WorkerPool`. There is no other machine."""
+        return UNSEEN
+
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """See `WorkerPool`."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """See `WorkerPool`. There is no other machine."""
+
+    def blame(self, broken: Mapping[str, str]) -> None:
         """See `WorkerPool`. There is no other machine."""
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

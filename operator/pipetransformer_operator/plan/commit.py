@@ -14,7 +14,7 @@ from pipetransformer_contract.messages import Member, ResizeReason
 from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
 from . import layouts
 from .draft import Draft
-from .failure import count
+from .losses import count
 from .prepare import back_off
 from .stall import last_words
 from .types import EventType

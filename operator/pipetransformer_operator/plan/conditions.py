@@ -17,17 +17,18 @@ from . import layouts, quota, stop, undeleted
 from .draft import Draft
 from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
-from .stall import hears_nobody, stall_time, why_broken
+from .stall import hears_nobody, stall_time, stall_timeout, why_broken
 from .types import EventType, Queue
 
 _STATES = (
-    (ConditionType.FAILED, State.FAILED),
-    (ConditionType.COMPLETE, State.COMPLETE),
-    (ConditionType.SUSPENDED, State.SUSPENDED),
-    (ConditionType.STALLED, State.STALLED),
-    (ConditionType.RESIZING, State.RESIZING),
-    (ConditionType.RUNNING, State.RUNNING),
-    (ConditionType.ADMITTED, State.STARTING),
+    (ConditionType.FAILED, ConditionStatus.TRUE, State.FAILED),
+    (ConditionType.COMPLETE, ConditionStatus.TRUE, State.COMPLETE),
+    (ConditionType.SUSPENDED, ConditionStatus.TRUE, State.SUSPENDED),
+    (ConditionType.STALLED, ConditionStatus.TRUE, State.STALLED),
+    (ConditionType.STALLED, ConditionStatus.UNKNOWN, State.UNHEARD),
+    (ConditionType.RESIZING, ConditionStatus.TRUE, State.RESIZING),
+    (ConditionType.RUNNING, ConditionStatus.TRUE, State.RUNNING),
+    (ConditionType.ADMITTED, ConditionStatus.TRUE, State.STARTING),
 )
 #: Reasons that a silent queue does not take back.
 _OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
@@ -43,11 +44,11 @@ _PHASES = {
 
 
 def derive_state(conditions: Iterable[Condition]) -> State:
-    """The state that a person would name: the first of the true conditions that outranks the others."""
-    true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
-    if ConditionType.RUNNING not in true:  # replacements are prepared without which it does not train
-        true -= {ConditionType.RESIZING}
-    return next((state for kind, state in _STATES if kind in true), State.PENDING)
+    """The state that a person would name: what the first condition says that outranks the others."""
+    found = {(condition.type, condition.status) for condition in conditions}
+    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train without those it prepares
+        found -= {(ConditionType.RESIZING, ConditionStatus.TRUE)}
+    return next((state for kind, status, state in _STATES if (kind, status) in found), State.PENDING)
 
 
 def describe(draft: Draft) -> None:
@@ -219,20 +220,19 @@ def _size(layout: PublishedPlan | LayoutSize) -> str:
 
 def _stalled(draft: Draft) -> None:
     report, stall, before = draft.status.last_report, stall_time(draft), draft.status.condition(ConditionType.STALLED)
-    stood = draft.status.is_true(ConditionType.STALLED)
+    stood = draft.status.is_true(ConditionType.STALLED) and before is not None and before.reason == Reason.NO_PROGRESS
     silent = hears_nobody(draft)
     if broken := why_broken(draft):
         draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
     elif stall is None:
-        if silent:
-            _not_heard(draft)
-        elif before is not None:
+        if before is not None:
             draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
     elif draft.now >= stall or (draft.suspects and not stood):
         message = f"no step after step {report.step}" if report else "no step yet"
         if draft.now >= stall:
-            seconds = draft.spec.run_policy.stall_timeout_seconds
-            message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds} s)"
+            default = ", its default" if draft.spec.run_policy.stall_timeout_seconds is None else ""
+            seconds = stall_timeout(draft).total_seconds()
+            message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds:.0f} s{default})"
         message += "; "
         suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
         message += suspects or (_SILENT if silent else "every member is heard")

@@ -64,7 +64,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
         speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, min(speeds))}
     return Demand(
         key=f"{observed.namespace}/{observed.name}",
-        pool=_pool(spec),
+        pool=pool_of(spec),
         speeds=speeds,
         held=held,
         share=min(status.share.workers, held if sits_out else status.share.workers) if status.share else None,
@@ -77,7 +77,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     )
 
 
-def _pool(spec: JobSpec) -> tuple[str, str]:
+def pool_of(spec: JobSpec) -> tuple[str, str]:
     """What workers run on: only what is the same for both can one job give up for another."""
     template = spec.pod_template.spec.model_extra or {}
     placement = {field: template[field] for field in _PLACEMENT if template.get(field)}

@@ -52,6 +52,7 @@ class Draft:
         keeps_unready: as the plan's.
         spared_ids: of workers that are not wanted any more, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
+        broken: by uid, nodes of workers whose accelerator failed.
         unfit: nodes that refused workers which were to join, or whose accelerator failed.
         said: conditions that were set in this turn; the others are as the turn before left them.
     """
@@ -65,6 +66,7 @@ class Draft:
         self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
+        self.broken: dict[str, str] = {}
         self.said: set[ConditionType] = set()
         self.min_available: int | None = None
         self.keeps_unready = False
@@ -451,6 +453,7 @@ class Draft:
             keeps_unready=self.keeps_unready,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
+            broken=self.broken,
         )
 
     def _silent_nodes(self) -> set[str]:

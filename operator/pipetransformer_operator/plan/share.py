@@ -60,7 +60,7 @@ def is_open(draft: Draft) -> bool:
 
 def note_vain(draft: Draft) -> None:
     """Notes, where others made room for the job, that it found no nodes all the same."""
-    if not is_open(draft):
+    if not is_open(draft) and draft.observed.preferred_since is None:
         return
     times = draft.status.grants_in_vain
     wait = min(LONGEST_SIT_OUT, FIRST_SIT_OUT * (1 << min(times, 16)))

@@ -230,6 +230,7 @@ class Checked(World):
             self.leave()
             self.wait(3601)
             self.settle()
+        self.do_as_told()  # the last step was an hour ago
 
     def do_as_told(self) -> None:
         """Pods end and get nodes, joiners are ready, and members commit."""
