@@ -33,7 +33,16 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(
         request.param, folder / "source", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
     )
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, folder / "source"]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        str(folder),
+        str(folder / "source"),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (built,) = folder.glob("*.whl")
     return built

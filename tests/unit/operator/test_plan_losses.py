@@ -52,7 +52,7 @@ def test_the_loss_of_a_node_counts_once_and_is_no_failure_however_far_apart_its_
     world.wait(120)
     world.settle()
     assert (world.status.node_losses, world.status.failure_steps, world.status.finished) == (1, [], False)
-    assert [event.reason for event in world.told].count("NodeLost") == 1
+    assert [str(event.reason) for event in world.told].count("NodeLost") == 1
 
 
 def test_a_node_that_is_lost_again_after_it_came_back_is_another_loss() -> None:
