@@ -98,6 +98,7 @@ class JobLoop:
         self._grant: tuple[Share | None] | None = None
         self._written = float("-inf")
         self._writes = writes
+        self._waits_for_room = False
 
     def wake(self) -> None:
         """Somebody waits for an answer: a turn follows at once."""
@@ -107,6 +108,11 @@ class JobLoop:
     def notice(self) -> None:
         """Something may have changed, and more may follow, as pods come by the dozen: a turn follows soon."""
         self._noticed.set()
+
+    def notice_room(self) -> None:
+        """Accelerators became free: of use to a job that waits for some."""
+        if self._waits_for_room:
+            self.notice()
 
     def grant(self, share: Share | None) -> None:
         """What the job may have of the workers that several jobs share; until it is said, what the status says."""
@@ -183,6 +189,8 @@ class JobLoop:
         started = time.perf_counter()
         decided = plan(job.spec, observed, self._clock())
         seconds = time.perf_counter() - started
+        self._pool.expect(job, decided.status)  # before anything is awaited: other jobs look at the same room
+        self._waits_for_room = decided.waits_for_room
         words_wait = self._words_wait(job, decided)
         if decided.status != job.status and not words_wait:
             await self._store.write_status(job, decided.status)
@@ -224,6 +232,7 @@ class JobLoop:
             nonce=secrets.token_hex(16),
             since=self.board.since,
             sees_drains=self._pool.sees_drains,
+            room=self._pool.room(job),
         )
 
     def _workers(self) -> Iterable[Worker]:

@@ -94,6 +94,11 @@ class Controller:
             if key in (None, known):
                 loop.notice()
 
+    def accelerators_freed(self) -> None:
+        """Something that jobs may wait for became free, or is new."""
+        for loop in self._loops.values():
+            loop.notice_room()
+
     def jobs(self) -> Iterator[PipeTrainingJob]:
         """Jobs that are ours and have a loop, as last read or written."""
         for key in list(self._loops):

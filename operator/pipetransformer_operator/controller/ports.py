@@ -86,6 +86,15 @@ class WorkerPool(Protocol):
         """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
         ...
 
+    def room(self, job: PipeTrainingJob) -> int | None:
+        """How many more of the job's workers would find a free accelerator now, those among them that wait for one.
+        From memory; none where nodes are not seen. None: there is no bound."""
+        ...
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """The job's next status, which says what workers it will have: no other job is told of the room for them."""
+        ...
+
     async def prepare(self, job: PipeTrainingJob) -> None:
         """Sees to what all workers of the job need, before some are created. Those that run need it as well: another
         operator may have written it.

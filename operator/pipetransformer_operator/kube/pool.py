@@ -14,11 +14,13 @@ from ..controller.ports import Conflict, JobKey, NameConflict, Refused
 from ..plan import Worker, worker_name
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
+from .node_fit import PodShape, shape_of
 from .nodes import Nodes
 from .placement import GROUP_LABEL, Groups
 from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable, observe, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
+from .room import Room, awaits_room
 
 
 class KubePool:
@@ -33,6 +35,7 @@ class KubePool:
         priority_classes: of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
         assigned: what a worker's pod has to carry by the quota that it is on.
+        room: that nodes have for more workers; None where nodes are not watched.
         clock: the present time, aware of its zone.
 
     Attributes:
@@ -49,6 +52,7 @@ class KubePool:
         priority_classes: PriorityClasses = NO_CLASSES,
         scraper: str = "",
         assigned: Callable[[PipeTrainingJob, int, JobStatus], Awaitable[Assignment]] | None = None,
+        room: Room | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
@@ -59,6 +63,7 @@ class KubePool:
         self._priority_classes = priority_classes
         self.protection = Protection(api, scraper)
         self._assigned = assigned
+        self._room = room
         self._clock = clock
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._asking: Counter[JobKey] = Counter()
@@ -66,6 +71,7 @@ class KubePool:
         self._unattended: dict[str, datetime] = {}
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
         self._groups: dict[JobKey, Groups] = {}
+        self._shapes: dict[JobKey, tuple[int, PodShape]] = {}
 
     @property
     def sees_drains(self) -> bool:
@@ -81,6 +87,26 @@ class KubePool:
             if (worker := observe(pod, trainer, self._nodes, self._unattended_since(pod))) is not None
         ]
         return tuple(sorted(workers, key=lambda worker: worker.id))
+
+    def room(self, job: PipeTrainingJob) -> int | None:
+        """See `WorkerPool`. Where nodes are not watched, none is seen."""
+        return 0 if self._room is None else self._room.of(_key(job), self._shape(job))
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `WorkerPool`."""
+        if self._room is None:
+            return
+        wanted = set() if status.finished else set(status.worker_ids)
+        settled = {worker_id(pod) for pod in self._pods(job) if not awaits_room(pod)}
+        self._room.reserve(_key(job), self._shape(job), len(wanted - settled))
+
+    def _shape(self, job: PipeTrainingJob) -> PodShape:
+        """Kept, because it is asked for at every turn."""
+        known = self._shapes.get(_key(job))
+        if known is None or known[0] != job.metadata.generation:
+            spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            known = self._shapes[_key(job)] = job.metadata.generation, shape_of(spec)
+        return known[1]
 
     def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
         key = _key(job)
@@ -106,6 +132,9 @@ class KubePool:
         self._written.pop(key, None)
         self._avoided.pop(key, None)
         self._groups.pop(key, None)
+        self._shapes.pop(key, None)
+        if self._room is not None:
+            self._room.forget(key)
         self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:

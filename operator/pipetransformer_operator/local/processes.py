@@ -78,6 +78,13 @@ class ProcessPool:
         """See `WorkerPool`."""
         return tuple(_observe(process) for process in self._processes.values())
 
+    def room(self, job: PipeTrainingJob) -> int | None:
+        """See `WorkerPool`. A machine runs as many processes as it is asked for."""
+        return None
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `WorkerPool`. There is no other job."""
+
     async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`. Processes need nothing."""
 

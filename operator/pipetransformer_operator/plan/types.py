@@ -153,6 +153,7 @@ class Observed:
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         sees_drains: whether workers are `draining` before somebody empties their node.
+        room: workers that would find a free accelerator now, besides those that have a node; None: there is no bound.
         since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
             before it says nothing.
     """
@@ -180,6 +181,7 @@ class Observed:
     nonce: str = ""
     since: datetime | None = None
     sees_drains: bool = True
+    room: int | None = None
 
 
 class EventType(StrEnum):
@@ -212,6 +214,7 @@ class Plan:
         doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet. The time is until
             when.
         unfit: nodes that rejected workers, or whose accelerator failed, and until when the job keeps off them.
+        waits_for_room: another turn is worth it once accelerators become free.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 
@@ -225,6 +228,7 @@ class Plan:
     keeps_unready: bool = False
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+    waits_for_room: bool = False
 
 
 def worker_name(job: str, worker_id: int) -> str:

@@ -49,6 +49,12 @@ class Cluster:
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         return tuple(self.workers[job.metadata.name])
 
+    def room(self, job: PipeTrainingJob) -> int | None:
+        return None
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """Any number of jobs may look at the same room."""
+
     async def prepare(self, job: PipeTrainingJob) -> None:
         """Workers need nothing."""
 

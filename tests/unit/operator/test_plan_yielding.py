@@ -8,7 +8,8 @@ import pytest
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.api.status import Share
 from pipetransformer_operator.controller.yielding import Yielding
-from pipetransformer_operator.kube.waiting import PATIENCE_SECONDS, WaitingPods, waiting_of
+from pipetransformer_operator.kube.free_accelerators import FreeAccelerators
+from pipetransformer_operator.kube.other_pods import PATIENCE_SECONDS, OtherPods, waiting_of
 from pipetransformer_operator.plan import Claims, Waiting, choose_claim, claims_of
 from tests.builders import make_job
 from tests.unit.operator.world import World
@@ -209,7 +210,7 @@ def test_the_scheduler_says_what_a_pod_waits_for(shown: dict[str, Any], lacks: d
 def test_a_pod_waits_once_it_has_found_no_node_for_a_while() -> None:
     now = 0.0
     api: Any = None
-    pods = WaitingPods(api, clock=lambda: now)
+    pods = OtherPods(api, FreeAccelerators(), clock=lambda: now)
     shown = pod("2 Insufficient nvidia.com/gpu.", nvidia="1")
     pods.note(shown)
     now = PATIENCE_SECONDS - 1

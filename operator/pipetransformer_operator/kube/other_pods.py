@@ -1,4 +1,4 @@
-"""Pods of other owners that find no node, by a watch of those pods alone that have none."""
+"""Pods of other owners, by one watch: what those with a node hold there, and which find none."""
 
 import re
 import time
@@ -8,25 +8,34 @@ from ..plan import Waiting
 from ..plan.accounting import JOB_LABEL
 from .api import Api, Object
 from .follow import follow
+from .free_accelerators import FreeAccelerators
 from .quantity import whole
 
 PATH = "/api/v1/pods"
-QUERY = {"fieldSelector": "spec.nodeName=,status.phase=Pending", "labelSelector": f"!{JOB_LABEL}"}
+#: A pod that has ended holds nothing, and the watch shows it as deleted.
+QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "labelSelector": f"!{JOB_LABEL}"}
 #: A scheduler tries again when a pod ends, and an autoscaler may have begun to help.
 PATIENCE_SECONDS = 5.0
 
 
-class WaitingPods:
+class OtherPods:
     """See the module.
 
     Args:
         api: of the cluster.
+        free: is told of each pod.
         clock: seconds that only grow.
+
+    Attributes:
+        listed: whether all pods were listed: before, nodes seem emptier than they are.
     """
 
-    def __init__(self, api: Api, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, api: Api, free: FreeAccelerators, clock: Callable[[], float] = time.monotonic) -> None:
+        self.listed = False
         self._api = api
+        self._free = free
         self._clock = clock
+        self._known: set[str] = set()
         self._seen: dict[str, tuple[float, Waiting]] = {}
 
     def waiting(self) -> list[Waiting]:
@@ -34,15 +43,20 @@ class WaitingPods:
         return [pod for since, pod in self._seen.values() if self._clock() >= since + PATIENCE_SECONDS]
 
     def note(self, pod: Object, *, deleted: bool = False) -> None:
-        """Takes what the watch showed; what it shows no more has a node, or is gone."""
+        """Takes what the watch showed."""
         uid, wants = pod["metadata"]["uid"], None if deleted else waiting_of(pod)
+        if deleted:
+            self._drop(uid)
+        else:
+            self._known.add(uid)
+            self._free.note_pod(pod)
         if wants is None:
             self._seen.pop(uid, None)
         else:
             self._seen[uid] = (self._seen[uid][0] if uid in self._seen else self._clock(), wants)
 
     async def run(self) -> None:
-        """Watches for ever."""
+        """Watches until it is cancelled."""
         async for pod, deleted in follow(self._api, PATH, QUERY, relist=self._list):
             self.note(pod, deleted=deleted)
 
@@ -54,8 +68,15 @@ class WaitingPods:
             for pod in part["items"]:
                 there.add(pod["metadata"]["uid"])
                 self.note(pod)
-        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in there}
+        for uid in self._known - there:
+            self._drop(uid)
+        self.listed = True
         return version
+
+    def _drop(self, uid: str) -> None:
+        self._known.discard(uid)
+        self._seen.pop(uid, None)
+        self._free.drop_pod(uid)
 
 
 def waiting_of(pod: Object) -> Waiting | None:
