@@ -33,7 +33,7 @@ from .kube.other_pods import OtherPods
 from .kube.pod_watch import PodWatch
 from .kube.pool import KubePool
 from .kube.rendering import PriorityClasses
-from .kube.room import Room
+from .kube.reservations import Reservations
 from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
 from .kueue.quota import KueueQuota, NoKueue
@@ -118,7 +118,9 @@ class Service:
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
         nodes = Nodes()
-        classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
+        classes = PriorityClasses(
+            settings.base_priority_class, settings.claim_priority_class, settings.autoscaled_priority_class
+        )
         quota: KueueQuota | NoKueue = NoKueue(api, settings.namespaces)
         if settings.kueue:
             quota = KueueQuota(api, settings.namespaces, lambda key: controller.wake_known(key))
@@ -166,7 +168,7 @@ class Service:
             classes,
             settings.scraper_namespace,
             quota.assigned,
-            room=Room(free, lambda: others.listed and pods.knows(""), freed) if others else None,
+            reservations=Reservations(free, lambda: others.listed and pods.knows(""), freed) if others else None,
         )
         controller = Controller(
             store,
@@ -174,6 +176,7 @@ class Service:
             recorder=metrics,
             quota=quota,
             waiting=others.waiting if others and settings.yields else None,
+            weigh_namespaces=settings.weigh_namespaces,
         )
         keeper = Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused, entrance.most_polls)

@@ -208,6 +208,7 @@ class JobLoop:
 
     def observe(self, job: PipeTrainingJob) -> Observed:
         """One look at the job as it was read."""
+        room = self._pool.room(job)
         return Observed(
             uid=job.metadata.uid,
             name=job.metadata.name,
@@ -232,7 +233,9 @@ class JobLoop:
             nonce=secrets.token_hex(16),
             since=self.board.since,
             sees_drains=self._pool.sees_drains,
-            room=self._pool.room(job),
+            free=room.free,
+            room=room.unreserved,
+            reach=room.reach,
         )
 
     def _workers(self) -> Iterable[Worker]:

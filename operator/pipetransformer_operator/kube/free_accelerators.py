@@ -4,6 +4,7 @@ Watches of nodes and of all pods keep it up to date, so a question costs no requ
 watches are, some hundred milliseconds, and knows nothing of what the scheduler is about to do.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,13 @@ class PodView:
         uid: of the pod.
         node: that it is bound to, or that others are preempted on for it; empty for none.
         requests: what it holds there, in thousandths of each resource's unit.
+        priority: the number that the cluster made of its PriorityClass.
     """
 
     uid: str
     node: str
     requests: Amounts
+    priority: int = 0
 
 
 def pod_view(pod: Object) -> PodView | None:
@@ -37,7 +40,7 @@ def pod_view(pod: Object) -> PodView | None:
     node = spec.get("nodeName") or status.get("nominatedNodeName") or ""
     if not node or status.get("phase") in _ENDED:
         return None
-    return PodView(pod["metadata"]["uid"], node, requests_of(spec))
+    return PodView(pod["metadata"]["uid"], node, requests_of(spec), int(spec.get("priority") or 0))
 
 
 def free_by_node(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> dict[str, dict[str, int]]:
@@ -69,6 +72,7 @@ class FreeAccelerators:
         self._pods: dict[str, PodView] = {}
         self._held: dict[str, dict[str, int]] = {}
         self._rooms: dict[PodShape, dict[str, int]] = {}
+        self._holders: Counter[str] = Counter()
 
     def note_node(self, node: Mapping[str, Any], *, deleted: bool = False) -> None:
         """Takes what the watch of nodes showed."""
@@ -123,6 +127,37 @@ class FreeAccelerators:
                 self._count(name, [shape])
         return self._rooms[shape]
 
+    def holders(self, node: str) -> int:
+        """Pods that hold accelerators of that node."""
+        return self._holders[node]
+
+    def lacking(self, shape: PodShape, resource: str) -> dict[str, int]:
+        """Units of the resource that each node lacks for one pod of this shape, by name, where a node would take it
+        once enough of that resource is free."""
+        wants, lacking = shape.requests.get(resource, 0), {}
+        for name, node in self._nodes.items():
+            if self._closed(name) or not allows(node, shape.spec) or not fits(node.allocatable, shape.requests):
+                continue
+            missing = wants - self._left(node).get(resource, 0)
+            lacking[name] = max(0, -(-missing // 1000))
+        return lacking
+
+    def reach(self, shape: PodShape, priority: int) -> int:
+        """How many more pods of this shape nodes would take if pods of lower priority went, as a scheduler preempts."""
+        lower: dict[str, dict[str, int]] = {}
+        for pod in self._pods.values():
+            if pod.priority < priority:
+                held = lower.setdefault(pod.node, {})
+                for name, amount in pod.requests.items():
+                    held[name] = held.get(name, 0) + amount
+        total = 0
+        for name, node in self._nodes.items():
+            more = lower.get(name, {})
+            left = {resource: amount + more.get(resource, 0) for resource, amount in self._left(node).items()}
+            if not self._closed(name) and allows(node, shape.spec):
+                total += fits(left, shape.requests)
+        return total
+
     def _count(self, name: str, shapes: Iterable[PodShape] | None = None) -> None:
         """Counts the room of one node again."""
         node = self._nodes.get(name)
@@ -142,6 +177,8 @@ class FreeAccelerators:
         return {name: amount - held.get(name, 0) for name, amount in node.allocatable.items()}
 
     def _hold(self, pod: PodView, sign: int) -> None:
+        if any(map(_is_special, pod.requests)):
+            self._holders[pod.node] += sign
         held = self._held.setdefault(pod.node, {})
         for name, amount in pod.requests.items():
             held[name] = held.get(name, 0) + sign * amount

@@ -2,14 +2,15 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ..plan import Waiting
 from ..plan.accounting import JOB_LABEL
 from .api import Api, Object
 from .follow import follow
 from .free_accelerators import FreeAccelerators
-from .quantity import whole
+from .node_fit import PodShape, requests_of, shape_of
 
 PATH = "/api/v1/pods"
 #: A pod that has ended holds nothing, and the watch shows it as deleted.
@@ -36,11 +37,17 @@ class OtherPods:
         self._free = free
         self._clock = clock
         self._known: set[str] = set()
-        self._seen: dict[str, tuple[float, Waiting]] = {}
+        self._seen: dict[str, tuple[float, Waiting, PodShape]] = {}
 
     def waiting(self) -> list[Waiting]:
         """Those that have waited for a while."""
-        return [pod for since, pod in self._seen.values() if self._clock() >= since + PATIENCE_SECONDS]
+        late = (seen for seen in self._seen.values() if self._clock() >= seen[0] + PATIENCE_SECONDS)
+        return [replace(pod, places=self._places(pod, shape)) for _, pod, shape in late]
+
+    def _places(self, pod: Waiting, shape: PodShape) -> Mapping[str, int] | None:
+        """Nodes that would take the pod; None where it lacks several resources, of which no worker frees more than
+        one."""
+        return self._free.lacking(shape, *pod.lacks) if len(pod.lacks) == 1 else None
 
     def note(self, pod: Object, *, deleted: bool = False) -> None:
         """Takes what the watch showed."""
@@ -53,7 +60,8 @@ class OtherPods:
         if wants is None:
             self._seen.pop(uid, None)
         else:
-            self._seen[uid] = (self._seen[uid][0] if uid in self._seen else self._clock(), wants)
+            since = self._seen[uid][0] if uid in self._seen else self._clock()
+            self._seen[uid] = since, wants, shape_of(pod["spec"])
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
@@ -88,11 +96,8 @@ def waiting_of(pod: Object) -> Waiting | None:
     if status.get("nominatedNodeName"):  # others are preempted for it already
         return None
     lacking = {name.rstrip(".,") for name in re.findall(r"Insufficient (\S+)", said.get("message", ""))}
-    lacks: dict[str, int] = {}
-    for container in pod["spec"]["containers"]:
-        for name, amount in container.get("resources", {}).get("requests", {}).items():
-            if "/" in name and name in lacking and (wanted := whole(amount)):  # cpu and memory have no domain
-                lacks[name] = lacks.get(name, 0) + wanted
+    wants = {name: amount // 1000 for name, amount in requests_of(pod["spec"]).items() if "/" in name}
+    lacks = {name: amount for name, amount in wants.items() if name in lacking and amount}  # cpu has no domain
     if not lacks:
         return None
     return Waiting(pod["metadata"]["uid"], int(pod["spec"].get("priority") or 0), lacks)

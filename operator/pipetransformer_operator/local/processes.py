@@ -20,6 +20,7 @@ from pipetransformer_contract.wire import Env
 
 from ..api import JobStatus, PipeTrainingJob, trainer_spec
 from ..channel.authenticator import Identity
+from ..controller.ports import Room
 from ..plan import Worker, WorkerPhase, worker_name
 from ..plan.last_words import last_words
 from .manifest import search_path
@@ -78,9 +79,9 @@ class ProcessPool:
         """See `WorkerPool`."""
         return tuple(_observe(process) for process in self._processes.values())
 
-    def room(self, job: PipeTrainingJob) -> int | None:
+    def room(self, job: PipeTrainingJob) -> Room:
         """See `WorkerPool`. A machine runs as many processes as it is asked for."""
-        return None
+        return Room(None, None)
 
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`. There is no other job."""

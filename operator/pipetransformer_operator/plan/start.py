@@ -12,6 +12,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import ConditionType, Reason, Resize, ResizePhase
 from . import layouts, share, undeleted
+from .claim import is_in_vain
 from .draft import Draft
 from .prepare import all_scheduled, back_off, can_start, forget_failures, why_not_ready
 from .types import EventType
@@ -75,7 +76,7 @@ def start(draft: Draft, layout: Layout) -> None:
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
-    if draft.sleeps() or undeleted.leaks(draft):
+    if draft.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
         return
     ready = draft.ready_joiners
     if len(ready) >= layout.workers:
@@ -88,6 +89,19 @@ def start(draft: Draft, layout: Layout) -> None:
     draft.want(ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
     _put_off_what_does_not_begin(draft)
+
+
+def _is_in_vain(draft: Draft, layout: Layout) -> bool:
+    """Whether the start waits until nodes have room for all of its workers; the condition says so."""
+    if not is_in_vain(draft, layout.workers):
+        return False
+    draft.waits_for_room = True
+    room = draft.num_placed + (draft.observed.reach or 0)
+    message = (
+        f"nodes have room for {room} of {layout.workers} workers, with what these may preempt; it starts once they do"
+    )
+    draft.set_condition(ConditionType.RUNNING, False, Reason.UNSCHEDULABLE, message)
+    return True
 
 
 def _put_off_what_does_not_begin(draft: Draft) -> None:

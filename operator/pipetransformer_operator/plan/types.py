@@ -44,6 +44,7 @@ class Worker:
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
     `end_time` is when a pod that is being deleted should be gone, its grace period included, by the cluster's clock.
     `node_doubted` says that other workers there fell silent lately.
+    `shares_node` says that pods of other jobs or owners hold accelerators of its node.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
@@ -67,6 +68,7 @@ class Worker:
     node_lost: bool = False
     node_gone: bool = False
     node_doubted: bool = False
+    shares_node: bool = False
     unattended_since: datetime | None = None
     priority: int = 0
 
@@ -153,7 +155,9 @@ class Observed:
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         sees_drains: whether workers are `draining` before somebody empties their node.
-        room: workers that would find a free accelerator now, besides those that have a node; None: there is no bound.
+        free: workers of the job that nodes would take now, besides those that have a node; None: nobody knows.
+        room: those of `free` that no other job is about to take; 0 where nobody knows, None where there is no bound.
+        reach: as `free`, with the workers that those of the starting size would preempt; None: nobody knows.
         since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
             before it says nothing.
     """
@@ -181,7 +185,9 @@ class Observed:
     nonce: str = ""
     since: datetime | None = None
     sees_drains: bool = True
+    free: int | None = None
     room: int | None = None
+    reach: int | None = None
 
 
 class EventType(StrEnum):

@@ -10,7 +10,7 @@ from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.free_accelerators import FreeAccelerators, free_by_node, pod_view
 from pipetransformer_operator.kube.node_fit import allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.other_pods import OtherPods
-from pipetransformer_operator.kube.room import Room, awaits_room
+from pipetransformer_operator.kube.reservations import Reservations, awaits_room
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
@@ -195,20 +195,46 @@ def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
     shape = shape_of({"containers": [container()]})
     elsewhere = shape_of({"containers": [container()], "nodeSelector": {"gpu": "v100"}})
     released: list[str] = []
-    room = Room(free, lambda: True, lambda: released.append("room"))
+    room = Reservations(free, lambda: True, lambda: released.append("room"))
     first, second = JobKey("default", "a"), JobKey("default", "b")
     room.reserve(first, shape, 2)
-    assert (room.of(first, shape), room.of(second, shape), room.of(second, elsewhere)) == (5, 3, 0)
+    assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None), (5, 3, None)]
+    assert room.room(second, elsewhere) == (2, 0, None)
     room.reserve(first, shape, 1)
-    assert (room.of(second, shape), released) == (4, ["room"])
+    assert (room.room(second, shape).unreserved, released) == (4, ["room"])
     room.forget(first)
-    assert (room.of(second, shape), released) == (5, ["room"] * 2)
+    assert (room.room(second, shape).unreserved, released) == (5, ["room"] * 2)
 
 
 def test_before_all_pods_are_listed_there_is_no_room() -> None:
     free = FreeAccelerators()
     free.note_node(node("a", 3))
-    assert Room(free, lambda: False).of(JobKey("default", "a"), shape_of({"containers": [container()]})) == 0
+    shape = shape_of({"containers": [container()]})
+    assert Reservations(free, lambda: False).room(JobKey("default", "a"), shape) == (None, 0, None)
+
+
+def test_within_reach_is_what_pods_of_lower_priority_hold_as_well() -> None:
+    free = FreeAccelerators()
+    shape = shape_of({"containers": [container(2)]})
+    free.note_node(node("a", 4))
+    for uid, priority in (("1", -11), ("2", 0), ("3", 1000)):
+        one = pod(uid, "a")
+        free.note_pod(one | {"spec": one["spec"] | {"priority": priority}})
+    assert [free.reach(shape, priority) for priority in (-11, 0, 1, 2000)] == [0, 1, 1, 2]
+
+
+def test_what_a_node_lacks_for_a_pod_counts_where_the_node_would_take_it_at_all() -> None:
+    free = FreeAccelerators()
+    for name, gpus, labels in (("large", 8, {}), ("small", 2, {}), ("other", 8, {"gpu": "v100"})):
+        free.note_node(node(name, gpus, taints=(), **labels))
+        free.note_pod(pod(name, name, 2))
+    shape = shape_of({"containers": [container(4)]})
+    assert free.lacking(shape, GPU) == {"large": 0, "other": 0}
+    free.note_pod(pod("more", "large", 5))
+    assert free.lacking(shape, GPU) == {"large": 3, "other": 0}
+    chosen = shape_of({"containers": [container(4)], "nodeSelector": {"gpu": "a100"}})
+    assert free.lacking(chosen, GPU) == {}
+    assert (free.holders("large"), free.holders("none")) == (2, 0)
 
 
 def scheduler_says(message: str) -> dict[str, Any]:

@@ -50,6 +50,9 @@ class World:
         self._waiting: dict[str, tuple[int, datetime]] = {}
         self._leaving: set[str] = set()
         self.sees_drains = True
+        self.free: int | None = None
+        self.room: int | None = None
+        self.reach: int | None = None
         self._uids = 0
 
     @property
@@ -99,6 +102,9 @@ class World:
             labels=self.builder.job().metadata.labels,
             since=self.since,
             sees_drains=self.sees_drains,
+            free=self.free,
+            room=self.room,
+            reach=self.reach,
         )
 
     def beat(self, worker: Worker) -> Beat:

@@ -6,13 +6,16 @@ node or is not wanted any longer; the others count it as taken, so each accelera
 
 from collections.abc import Callable
 
-from ..controller.ports import JobKey
+from ..controller.ports import JobKey, Room
 from .api import Object
 from .free_accelerators import FreeAccelerators
 from .node_fit import PodShape
 
+#: Where nodes are not seen, nobody knows what is free.
+UNSEEN = Room(None, 0)
 
-class Room:
+
+class Reservations:
     """See the module.
 
     Args:
@@ -29,19 +32,27 @@ class Room:
         self._released = released
         self._reserved: dict[JobKey, tuple[PodShape, int]] = {}
 
-    def of(self, key: JobKey, shape: PodShape) -> int:
+    def room(self, key: JobKey, shape: PodShape) -> Room:
         """How many more of the job's workers, which have pods of that shape, would find a node now. Its own that have
         none yet are among them."""
         if not self._known():
-            return 0
+            return UNSEEN
         mine = self._free.room_by_node(shape)
-        total = sum(mine.values())
+        free = unreserved = sum(mine.values())
         for other, (taken, workers) in self._reserved.items():
-            if total <= 0:
+            if unreserved <= 0:
                 break
             if other != key and not mine.keys().isdisjoint(self._free.room_by_node(taken)):
-                total -= workers
-        return max(0, total)
+                unreserved -= workers
+        return Room(free, max(0, unreserved))
+
+    def reach(self, shape: PodShape, priority: int) -> int | None:
+        """How many more pods of that shape and priority nodes would take if pods of lower priority went."""
+        return self._free.reach(shape, priority) if self._known() else None
+
+    def holders(self, node: str) -> int:
+        """Pods that hold accelerators of that node."""
+        return self._free.holders(node)
 
     def reserve(self, key: JobKey, shape: PodShape, workers: int) -> None:
         """The job wants so many workers that have no node yet."""
