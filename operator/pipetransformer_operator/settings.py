@@ -29,6 +29,8 @@ class Settings:
     certificate_dir: str = ""
     base_priority_class: str = ""
     claim_priority_class: str = ""
+    autoscaled_priority_class: str = ""
+    weigh_namespaces: bool = False
     scraper_namespace: str = ""
     kueue: bool = False
     yields: bool = False
@@ -47,6 +49,8 @@ class Settings:
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`;
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;
+        `PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS`: of the latter where a job has `claimFrom: Autoscaler`;
+        `PIPETRANSFORMER_WEIGHTS`: `Cluster` where jobs' weights count between namespaces as well;
         `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty;
         `PIPETRANSFORMER_KUEUE`: `true` where jobs that name a queue ask Kueue for their workers;
         `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON, taints and conditions of nodes that are
@@ -77,6 +81,8 @@ class Settings:
             certificate_dir=environment.get("PIPETRANSFORMER_CERTIFICATE_DIR", ""),
             base_priority_class=environment.get("PIPETRANSFORMER_BASE_PRIORITY_CLASS", ""),
             claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
+            autoscaled_priority_class=environment.get("PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS", ""),
+            weigh_namespaces=environment.get("PIPETRANSFORMER_WEIGHTS") == "Cluster",
             scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
             kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
             yields=yields,

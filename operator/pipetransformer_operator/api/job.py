@@ -43,6 +43,13 @@ MAX_WORKERS = 4096
 Workers = Annotated[int, Field(ge=1, le=8192)]
 
 
+class ClaimFrom(StrEnum):
+    """Where workers beyond the starting size come from."""
+
+    IDLE = "Idle"  #: a free accelerator of a node that is there
+    AUTOSCALER = "Autoscaler"  #: any node, also one that an autoscaler adds for the pending pod
+
+
 class ElasticPolicy(SpecModel):
     """How many workers the job may have. A worker is one accelerator."""
 
@@ -62,8 +69,16 @@ class ElasticPolicy(SpecModel):
         default=None, description="Largest data-parallel width; by default maxWorkers, or workers if that is more."
     )
     on_pack: OnPack = Field(default=OnPack.WIDEN, description="What becomes of workers that packing frees.")
+    claim_from: ClaimFrom = Field(
+        default=ClaimFrom.IDLE,
+        description="Idle claims workers beyond elasticPolicy.workers only while nodes have free accelerators for them,"
+        " and never where the operator sees no nodes. Autoscaler tries a claim at any time, and an autoscaler may add"
+        " nodes for it.",
+    )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
-        default=1.0, description="Of onPack Auto: how much this job's throughput counts against that of others."
+        default=1.0,
+        description="Of onPack Auto: how much this job's throughput counts against that of other jobs of its namespace."
+        " With the chart's sharing.weights: Cluster, against all jobs.",
     )
     rules = (
         Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),

@@ -271,6 +271,7 @@ class Share(Wire):
         default=False,
         description="A claimed pipeline is for pods of other owners that wait: obeyed whatever `onPack` says.",
     )
+    node: str = Field(default="", description="Where a pod of another owner would fit: claimed workers there go first.")
 
 
 class QuotaRequest(Wire):

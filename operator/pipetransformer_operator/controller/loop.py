@@ -104,6 +104,7 @@ class JobLoop:
         self._waits_for_nodes = False
         self._written = float("-inf")
         self._writes = writes
+        self._waits_for_room = False
 
     def wake(self) -> None:
         """Somebody waits for an answer: a turn follows at once."""
@@ -113,6 +114,11 @@ class JobLoop:
     def notice(self) -> None:
         """Something may have changed, and more may follow, as pods come by the dozen: a turn follows soon."""
         self._noticed.set()
+
+    def notice_room(self) -> None:
+        """Accelerators became free: of use to a job that waits for some."""
+        if self._waits_for_room:
+            self.notice()
 
     def grant(self, share: Share | None) -> None:
         """What the job may have of the workers that several jobs share; until it is said, what the status says."""
@@ -201,6 +207,8 @@ class JobLoop:
         started = time.perf_counter()
         decided = plan(job.spec, observed, self._clock())
         seconds = time.perf_counter() - started
+        self._pool.expect(job, decided.status)  # before anything is awaited: other jobs look at the same room
+        self._waits_for_room = decided.waits_for_room
         words_wait = self._words_wait(job, decided)
         if decided.status != job.status and not words_wait:
             await self._store.write_status(job, decided.status)
@@ -219,6 +227,7 @@ class JobLoop:
 
     def observe(self, job: PipeTrainingJob) -> Observed:
         """One look at the job as it was read."""
+        room = self._pool.room(job)
         return Observed(
             uid=job.metadata.uid,
             name=job.metadata.name,
@@ -247,6 +256,9 @@ class JobLoop:
             since=self.board.since,
             nodes=self._pool.nodes,
             sees_drains=self._pool.sees_drains,
+            free=room.free,
+            room=room.unreserved,
+            reach=room.reach,
         )
 
     def _workers(self) -> Iterable[Worker]:

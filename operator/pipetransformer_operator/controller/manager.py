@@ -36,6 +36,7 @@ class Controller:
         recorder: told what loops do.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
         waiting: pods of others that jobs yield claimed workers to; None where they do not.
+        weigh_namespaces: jobs' weights count between namespaces as well.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Controller:
         recorder: Recorder | None = None,
         quota: Quota | None = None,
         waiting: Callable[[], Sequence[Waiting]] | None = None,
+        weigh_namespaces: bool = False,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -55,6 +57,7 @@ class Controller:
         self._pace = pace or Pace()
         self._recorder = recorder or Recorder()
         self._quota = quota
+        self._weigh_namespaces = weigh_namespaces
         self._yielding = Yielding(waiting) if waiting is not None else None
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
@@ -107,6 +110,11 @@ class Controller:
             if key != by:
                 loop.released()
 
+    def accelerators_freed(self) -> None:
+        """Something that jobs may wait for became free, or is new."""
+        for loop in self._loops.values():
+            loop.notice_room()
+
     def jobs(self) -> Iterator[PipeTrainingJob]:
         """Jobs that are ours and have a loop, as last read or written."""
         for key in list(self._loops):
@@ -137,7 +145,9 @@ class Controller:
                 gangs.append(gang_of(*look))
             if self._yielding is not None:
                 claims.append(claims_of(*look))
-        allocated = allocate([demand for demand in demands if demand is not None])
+        allocated = allocate(
+            [demand for demand in demands if demand is not None], weigh_namespaces=self._weigh_namespaces
+        )
         shares = {
             name: Share(workers=workers, layout_generation=looks[name][1].status.layout_generation)
             for name, workers in allocated.items()

@@ -21,6 +21,14 @@ class JobKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
+class Room(NamedTuple):
+    """Workers of a job that would find a free accelerator now."""
+
+    free: int | None  #: in all; None where nobody knows
+    unreserved: int | None  #: less those that other jobs are about to take; 0 where nobody knows, None without a bound
+    reach: int | None = None  #: with those that its starting size would preempt; None where nobody knows or asks
+
+
 class Conflict(Exception):
     """The job changed since it was read: observe again."""
 
@@ -89,6 +97,14 @@ class WorkerPool(Protocol):
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
+        ...
+
+    def room(self, job: PipeTrainingJob) -> Room:
+        """How many more of the job's workers nodes would take now, those among them that have none yet. From memory."""
+        ...
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """The job's next status, which says what workers it will have: no other job is told of the room for them."""
         ...
 
     async def prepare(self, job: PipeTrainingJob) -> None:

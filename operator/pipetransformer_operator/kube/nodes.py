@@ -137,6 +137,10 @@ class Nodes:
         """Whether workers there fell silent lately."""
         return name in self._doubted and self._clock() < self._doubted[name]
 
+    def is_closed(self, name: str) -> bool:
+        """Whether the node takes no pods now."""
+        return name in self.cordoned or name in self.lost
+
     def is_gone(self, name: str) -> bool:
         """Whether the node was deleted: what ran there will not come back, whatever the way to it is like."""
         return name in self._deleted

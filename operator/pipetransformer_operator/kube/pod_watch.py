@@ -11,6 +11,7 @@ from ..controller.ports import JobKey, Refused
 from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .follow import follow
+from .free_accelerators import FreeAccelerators
 from .pods import holds_accelerators, observable
 
 _QUERY = {"labelSelector": JOB_LABEL}
@@ -28,6 +29,7 @@ class PodWatch:
         listed: called with each namespace, empty for all, once its pods are known.
         opened: called with the path of each watch that the server opens.
         refused: called with the path of each that it refuses, as where a namespace and the right to see it are gone.
+        free: is told of each pod; None where nodes are not watched.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class PodWatch:
         listed: Callable[[str], None],
         opened: Callable[[str], None],
         refused: Callable[[str], None],
+        free: FreeAccelerators | None = None,
     ) -> None:
         self._api = api
         self._unlisted = set(namespaces or [""])
@@ -50,6 +53,7 @@ class PodWatch:
         self._when_listed = listed
         self._opened = opened
         self._refused = refused
+        self._free = free
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._keys: dict[str, JobKey] = {}
 
@@ -115,6 +119,8 @@ class PodWatch:
         self._keys[uid] = key
         before, after = of_job.get(uid), observable(pod)
         of_job[uid] = after
+        if self._free is not None:
+            self._free.note_pod(pod)
         self._changed(key)
         if holds_accelerators(before) and not holds_accelerators(after):
             self._released(key)
@@ -127,6 +133,8 @@ class PodWatch:
         before = of_job.pop(uid)
         if not of_job:
             del self._seen[key]
+        if self._free is not None:
+            self._free.drop_pod(uid)
         self._gone(key, uid)
         if holds_accelerators(before):
             self._released(key)

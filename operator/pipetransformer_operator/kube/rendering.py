@@ -12,6 +12,7 @@ from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 
 from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
+from ..api.job import ClaimFrom
 from ..api.template import CHANNEL_FOLDER
 from ..controller.ports import Refused
 from ..plan import worker_name
@@ -35,6 +36,7 @@ class PriorityClasses(NamedTuple):
 
     base: str = ""  #: of workers up to the job's starting size, unless the template names one
     claimed: str = ""  #: of workers beyond it, whatever the template says: they go first
+    autoscaled: str = ""  #: of those of jobs with `claimFrom: Autoscaler`; autoscalers ignore the lower priority
 
 
 NO_CLASSES = PriorityClasses()
@@ -96,8 +98,10 @@ def render(
     spec["restartPolicy"] = "Never"
     spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     spec.setdefault("automountServiceAccountToken", False)
-    if worker_id in status.claimed_ids and classes.claimed:
-        spec["priorityClassName"] = classes.claimed
+    autoscaled = job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER
+    claimed = classes.autoscaled if autoscaled and classes.autoscaled else classes.claimed
+    if worker_id in status.claimed_ids and claimed:
+        spec["priorityClassName"] = claimed
         spec.pop("preemptionPolicy", None)  # the class's own
     elif classes.base:
         spec.setdefault("priorityClassName", classes.base)

@@ -21,6 +21,7 @@ from pipetransformer_contract.wire import Env
 
 from ..api import JobStatus, PipeTrainingJob, trainer_spec
 from ..channel.authenticator import Identity
+from ..controller.ports import Room
 from ..plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
 from ..plan.last_words import last_words
 from .manifest import search_path
@@ -86,6 +87,13 @@ class ProcessPool:
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
         return tuple(_observe(process) for process in self._processes.values())
+
+    def room(self, job: PipeTrainingJob) -> Room:
+        """See `WorkerPool`. A machine runs as many processes as it is asked for."""
+        return Room(None, None)
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `WorkerPool`. There is no other job."""
 
     async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`. Processes need nothing."""

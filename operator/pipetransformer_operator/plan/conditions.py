@@ -153,7 +153,7 @@ def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft) or _pause(draft)
+        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft) or _pause(draft) or _no_room(draft)
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
@@ -181,6 +181,16 @@ def _pause(draft: Draft) -> str:
         return ""
     begins = f"the next attempt begins at {until:%Y-%m-%dT%H:%M:%SZ}"
     return f"workers were taken away, or a layout was not committed: {begins}"
+
+
+def _no_room(draft: Draft) -> str:
+    """Why a job that would grow claims nothing now; empty when it does not wait for room."""
+    if not draft.waits_for_room:
+        return ""
+    if draft.observed.free is None:
+        why = "this operator serves namespaces alone and sees no nodes, so it knows of no free accelerator"
+        return f"{why}: spec.elasticPolicy.claimFrom: Autoscaler tries without"
+    return "no node has free accelerators for more workers; the job claims some once there are"
 
 
 def _limit_of_pipelines(draft: Draft) -> str:

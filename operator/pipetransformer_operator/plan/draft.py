@@ -50,6 +50,7 @@ class Draft:
         expired: as the plan's.
         min_available: as the plan's.
         keeps_unready: as the plan's.
+        waits_for_room: as the plan's.
         spared_ids: of workers that are not wanted any more, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
         broken: by uid, nodes of workers whose accelerator failed.
@@ -70,6 +71,7 @@ class Draft:
         self.said: set[ConditionType] = set()
         self.min_available: int | None = None
         self.keeps_unready = False
+        self.waits_for_room = False
         self.spec_errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
@@ -451,6 +453,7 @@ class Draft:
             expired=self.expired,
             min_available=self.min_available,
             keeps_unready=self.keeps_unready,
+            waits_for_room=self.waits_for_room,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
             broken=self.broken,

@@ -13,6 +13,7 @@ from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionStatus, ConditionType, PublishedPlan, Reason, ResizePhase, TooShort
 from . import layouts, losses, start
+from .claim import is_in_vain
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
 from .lost_steps import forget_plan
@@ -220,11 +221,11 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     assert plan is not None
     kept = draft.ids_of(survivors)
     staying = [*kept, *status.leaving_ids]
-    asleep = draft.sleeps()
+    to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
+    asleep = draft.sleeps() or is_in_vain(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying)
         return
-    to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
     most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
     most = max(len(kept), most - len(draft.idle_leavers))
     if asleep:

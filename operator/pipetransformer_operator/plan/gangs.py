@@ -78,7 +78,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
     granted = status.share is not None and not status.share.yields and status.share.workers >= layout.workers
     return Gang(
         key=f"{observed.namespace}/{observed.name}",
-        pool=pool_of(spec),
+        pool=pool_of(spec, observed.namespace),
         needs=layout.workers,
         holds=sum(worker.scheduled and worker.holds for worker in observed.workers),
         priority=max((worker.priority for worker in draft.wanted), default=status.priority),

@@ -10,7 +10,7 @@ from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
 from ..api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
-from . import layouts, quota, share
+from . import layouts, leavers, quota, share
 from .claim import is_claim, target
 from .draft import Draft
 from .types import NOT_SET_UP, EventType, Worker
@@ -38,17 +38,21 @@ def publish(draft: Draft) -> bool:
     staying = [member for member in plan.members if member.name not in without_quota]
     warm = [] if draft.asleep else draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
-    candidates = [*expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
-    layout = layouts.best(draft, layouts.limited(draft, len(candidates))) or layouts.best(draft, len(candidates))
+    joining = warm if complete or is_late(draft) else []
+    number = len(staying) + len(joining)
+    layout = layouts.best(draft, layouts.limited(draft, number)) or layouts.best(draft, number)
     unchanged = layout == plan.layout and not going and not layouts.pays_to_recut(draft)
     if layout is None or unchanged or snoozed(draft, layout):
         return False
+    candidates = [*leavers.last(draft, staying, layout.workers), *joining]
     yields = bool(going) or layouts.limited(draft, len(plan.members)) < len(plan.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft, plan.layout, layout)
     draft.publish(layout, [*candidates, *going], reason)
     if layout.workers <= plan.layout.workers:
         if yields:
             back_off(draft)
+            if not going:
+                share.rest(draft)
             draft.keep_workers(set(draft.status.worker_ids) - set(draft.joining_ids))
         elif status.not_committed:
             draft.update(not_committed=None)

@@ -12,6 +12,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from ..api.status import ConditionType, Reason, Resize, ResizePhase
 from . import layouts, share, undeleted
+from .claim import is_in_vain
 from .draft import Draft
 from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
 from .types import EventType
@@ -78,7 +79,7 @@ def start(draft: Draft, layout: Layout) -> None:
     if draft.observed.gives_way_to and not _is_whole(draft):
         _give_way(draft)
         return
-    if draft.sleeps() or undeleted.leaks(draft):
+    if draft.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
         return
     ready = draft.ready_joiners
     if len(ready) >= layout.workers:
@@ -106,6 +107,19 @@ def _give_way(draft: Draft) -> None:
     elif not draft.sleeps():
         message = f"{why}; the next attempt follows when it has started"
         draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
+
+
+def _is_in_vain(draft: Draft, layout: Layout) -> bool:
+    """Whether the start waits until nodes have room for all of its workers; the condition says so."""
+    if not is_in_vain(draft, layout.workers):
+        return False
+    draft.waits_for_room = True
+    room = draft.num_placed + (draft.observed.reach or 0)
+    message = (
+        f"nodes have room for {room} of {layout.workers} workers, with what these may preempt; it starts once they do"
+    )
+    draft.set_condition(ConditionType.RUNNING, False, Reason.UNSCHEDULABLE, message)
+    return True
 
 
 def _put_off_what_does_not_begin(draft: Draft) -> None:

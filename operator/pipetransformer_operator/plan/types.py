@@ -47,6 +47,7 @@ class Worker:
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
     `end_time` is when a pod that is being deleted should be gone, its grace period included, by the cluster's clock.
     `node_doubted` says that other workers there fell silent lately.
+    `shares_node` says that pods of other jobs or owners hold accelerators of its node.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
@@ -71,6 +72,7 @@ class Worker:
     node_lost: bool = False
     node_gone: bool = False
     node_doubted: bool = False
+    shares_node: bool = False
     unattended_since: datetime | None = None
     priority: int = 0
 
@@ -182,6 +184,9 @@ class Observed:
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         nodes: what is known of nodes.
         sees_drains: whether workers are `draining` before somebody empties their node.
+        free: workers of the job that nodes would take now, besides those that have a node; None: nobody knows.
+        room: those of `free` that no other job is about to take; 0 where nobody knows, None where there is no bound.
+        reach: as `free`, with the workers that those of the starting size would preempt; None: nobody knows.
         since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
             before it says nothing.
     """
@@ -213,6 +218,9 @@ class Observed:
     since: datetime | None = None
     nodes: NodeFacts = UNSEEN
     sees_drains: bool = True
+    free: int | None = None
+    room: int | None = None
+    reach: int | None = None
 
 
 class EventType(StrEnum):
@@ -246,6 +254,7 @@ class Plan:
             when.
         unfit: nodes that rejected workers, or whose accelerator failed, and until when the job keeps off them.
         broken: by uid, nodes of workers whose accelerator failed.
+        waits_for_room: another turn is worth it once accelerators become free.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 
@@ -260,6 +269,7 @@ class Plan:
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     broken: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    waits_for_room: bool = False
 
 
 def worker_name(job: str, worker_id: int) -> str:

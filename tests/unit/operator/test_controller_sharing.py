@@ -12,7 +12,7 @@ from pipetransformer_operator.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.manager import Controller
-from pipetransformer_operator.controller.ports import JobKey, Recorder
+from pipetransformer_operator.controller.ports import JobKey, Recorder, Room
 from pipetransformer_operator.plan import UNSEEN, PlanEvent, Worker, WorkerPhase, worker_name
 from tests.builders import make_job
 
@@ -51,6 +51,12 @@ class Cluster:
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         return tuple(self.workers[job.metadata.name])
+
+    def room(self, job: PipeTrainingJob) -> Room:
+        return Room(None, None)
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """Any number of jobs may look at the same room."""
 
     async def prepare(self, job: PipeTrainingJob) -> None:
         """Workers need nothing."""
@@ -101,7 +107,7 @@ async def test_of_a_job_that_is_gone_the_recorder_is_told() -> None:
 async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_more_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(manager, "allocate", lambda demands: {demand.key: 0 for demand in demands})
+    monkeypatch.setattr(manager, "allocate", lambda demands, weigh_namespaces: {demand.key: 0 for demand in demands})
     cluster = Cluster(3, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
     controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
     for key in cluster.jobs:

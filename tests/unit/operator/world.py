@@ -69,6 +69,9 @@ class World:
         self.lost_nodes: set[str] = set()
         self.device_failures: dict[str, int] = {}
         self.avoided: dict[str, datetime] = {}
+        self.free: int | None = None
+        self.room: int | None = None
+        self.reach: int | None = None
         self._uids = 0
 
     @property
@@ -122,6 +125,9 @@ class World:
             preferred_since=self.preferred_since,
             sees_drains=self.sees_drains,
             nodes=NodeFacts(frozenset(self.lost_nodes), self.device_failures, self.avoided),
+            free=self.free,
+            room=self.room,
+            reach=self.reach,
         )
 
     def beat(self, worker: Worker) -> Beat:
