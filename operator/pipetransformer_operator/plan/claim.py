@@ -17,7 +17,7 @@ from . import layouts, share, undeleted
 from .draft import Draft
 
 #: Between two attempts to start where nodes have too little room each time.
-LONGEST_WAIT = timedelta(hours=1)
+LONGEST_WAIT = timedelta(days=1)
 
 
 def target(draft: Draft) -> Layout:
@@ -71,7 +71,7 @@ def _most_own(draft: Draft) -> int:
 def is_in_vain(draft: Draft, workers: int) -> bool:
     """Whether a job that does not train would fail again to get so many workers: nodes cannot take them all, even where
     they may preempt. Such an attempt takes workers from others and uses none. The first attempt is made at any rate,
-    because an autoscaler may add nodes, and one each hour."""
+    because an autoscaler may add nodes, and one each day."""
     status, reach, granted = draft.status, draft.observed.reach, draft.status.share
     if draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE or reach is None or draft.joining_ids:
         return False

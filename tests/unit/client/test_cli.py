@@ -68,6 +68,7 @@ def test_a_job_of_another_namespace_than_was_asked_for_is_refused(
 def test_a_folder_that_cannot_be_written_to_is_no_failure_of_the_job(
     tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # the message is in a box, which breaks long paths
     (tmp_path / "model").touch()
     (tmp_path / "results" / "digits" / "model").mkdir(parents=True)
     fake.objects[f"{JOBS}/digits"] = stored(make_job().set("output.location", f"file://{tmp_path}/results"))
