@@ -195,6 +195,11 @@ def granted(demand: Demand) -> int:
     return min(demand.held, demand.share) if demand.asleep else demand.share
 
 
+def held_by(made: list[Demand]) -> int:
+    """Workers that all of them hold."""
+    return sum(demand.held for demand in made)
+
+
 def own(demand: Demand) -> int:
     """What a job that trains holds in the largest layout within its starting size."""
     return max((size for size in demand.speeds if size <= min(demand.held, demand.base)), default=demand.needs)
@@ -246,8 +251,10 @@ def test_workers_go_to_equals_and_up_and_none_are_granted_that_preemption_would_
         share = shares[taker.key]
         assert share is not None
         claims = not taker.starting and share > taker.base
-        for giver in gives:
-            assert giver.priority <= taker.priority
+        if gives and all(giver.priority > taker.priority for giver in gives):
+            below = [one for one in gets if one.priority <= taker.priority]
+            idle = sum(one.held for one in made if not one.trains) + max(0, sum(map(granted, made)) - held_by(made))
+            assert sum((shares[one.key] or 0) - one.held for one in below) <= idle
         if claims:
             spare = sum(giver.held - own(giver) for giver in made if not giver.starting)
             taken = sum(max(0, (shares[one.key] or 0) - max(one.held, one.base)) for one in gets if not one.starting)
