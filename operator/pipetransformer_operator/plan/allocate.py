@@ -120,6 +120,7 @@ def _share_out(demands: Sequence[Demand]) -> dict[str, int | None]:
                 shares[demand.key] = demand.needs if fits else 0
                 left -= shares[demand.key] if fits else min(left, demand.held)  # that part stays bound to it
                 turned_away |= not fits and any(priority > one.claimed_priority for one in training)
+        left = _grow(mine, shares, left, {demand.key: min(demand.base, demand.held) for demand in mine})
         left = _grow(mine, shares, left, {demand.key: demand.base for demand in mine})
         turned_away |= any(_lacks_own(demand, shares[demand.key]) for demand in mine)
         kept[priority] = min(max(0, left), sum(max(0, demand.held - shares[demand.key]) for demand in mine))
@@ -150,7 +151,7 @@ def _is_room_for_all(demands: Sequence[Demand], shares: Mapping[str, int]) -> bo
 def _lacks_own(demand: Demand, share: int) -> bool:
     """Whether the job may preempt claims to have its starting size again, because its share does not give it that."""
     own = max((size for size in demand.speeds if size <= demand.base), default=0)
-    return max(share, demand.held) < own and demand.priority > demand.claimed_priority
+    return share < own and demand.priority > demand.claimed_priority
 
 
 def _take(taken: int, left: int, kept: dict[int, int], priority: int) -> int:

@@ -153,6 +153,13 @@ def test_who_has_less_than_its_starting_size_gets_it_from_claims_of_equals() -> 
     assert allocate([shrunk, claims]) == {"a": 6, "b": 4}
 
 
+def test_nobody_gives_up_its_starting_size_for_that_of_an_equal_or_lends_the_rest_of_a_pipeline_to_a_claim() -> None:
+    whole, lacks = replace(auto("a", (4, 8, 12), 12), base=12), replace(auto("b", (2, 4, 6), 4, waiting=True), base=6)
+    claims = replace(auto("c", range(1, 9), 2, waiting=True), base=2)
+    assert allocate([whole, lacks, claims]) == {"a": None, "b": None, "c": None}
+    assert allocate([whole, claims, starting("d", 2)]) == {"a": 8, "c": 2, "d": 2}
+
+
 def test_no_claims_are_granted_that_a_start_which_is_turned_away_would_preempt() -> None:
     jobs = [replace(auto("a", range(1, 9), 6), base=6), auto("b", range(1, 9), 1, waiting=True)]
     jobs = [replace(job, free=2, priority=7) for job in jobs]
