@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..plan.accounting import JOB_LABEL
 from .api import Object
 from .node_fit import Amounts, NodeView, PodShape, allows, fits, node_view, requests_of
 
@@ -35,9 +36,10 @@ class PodView:
 
 
 def pod_view(pod: Object) -> PodView | None:
-    """The view of a pod as the API server gives it; None once it has ended, or while it has no place."""
-    status, spec = pod.get("status", {}), pod["spec"]
-    node = spec.get("nodeName") or status.get("nominatedNodeName") or ""
+    """The view of a pod as the API server gives it; None once it has ended, or while it has no place. A worker without a
+    node has its place by reservation."""
+    status, spec, labels = pod.get("status", {}), pod["spec"], pod["metadata"].get("labels", {})
+    node = spec.get("nodeName") or (status.get("nominatedNodeName") if JOB_LABEL not in labels else "")
     if not node or status.get("phase") in _ENDED:
         return None
     return PodView(pod["metadata"]["uid"], node, requests_of(spec), int(spec.get("priority") or 0))

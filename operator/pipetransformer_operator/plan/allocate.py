@@ -120,10 +120,13 @@ def _share_out(demands: Sequence[Demand]) -> dict[str, int | None]:
                 shares[demand.key] = demand.needs if fits else 0
                 left -= shares[demand.key] if fits else min(left, demand.held)  # that part stays bound to it
                 turned_away |= not fits and any(priority > one.claimed_priority for one in training)
+        left = _grow(mine, shares, left, {demand.key: min(demand.base, demand.held) for demand in mine})
         left = _grow(mine, shares, left, {demand.key: demand.base for demand in mine})
+        turned_away |= any(_lacks_own(demand, shares[demand.key]) for demand in mine)
         kept[priority] = min(max(0, left), sum(max(0, demand.held - shares[demand.key]) for demand in mine))
         left -= kept[priority]
-    # A job that is turned away tries by itself, and its pods preempt claims: none is granted more of those.
+    # A job that is turned away, or lacks some of its starting size, tries by itself. Its pods preempt claims, so no job
+    # is granted more of those.
     limits = {demand.key: max(demand.held, shares[demand.key]) for demand in training} if turned_away else None
     for priority in tiers:
         mine = [demand for demand in training if demand.priority == priority]
@@ -143,6 +146,12 @@ def _is_room_for_all(demands: Sequence[Demand], shares: Mapping[str, int]) -> bo
     """Whether each job can have all that it wants of what nodes are seen to have free."""
     most = {demand.key: max(demand.speeds, default=demand.needs) for demand in demands}
     return all(demand.free is not None and shares[demand.key] == most[demand.key] >= demand.held for demand in demands)
+
+
+def _lacks_own(demand: Demand, share: int) -> bool:
+    """Whether the job may preempt claims to have its starting size again, because its share does not give it that."""
+    own = max((size for size in demand.speeds if size <= demand.base), default=0)
+    return share < own and demand.priority > demand.claimed_priority
 
 
 def _take(taken: int, left: int, kept: dict[int, int], priority: int) -> int:

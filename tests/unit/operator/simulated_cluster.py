@@ -127,7 +127,7 @@ class SimulatedCluster:
             for worker in world.workers.values()
         )
         lower = sum(
-            worker.scheduled and worker.alive and worker.priority < self.priorities[name]
+            worker.scheduled and worker.holds and worker.priority < self.priorities[name]
             for other, world in self.worlds.items()
             if other != name
             for worker in world.workers.values()

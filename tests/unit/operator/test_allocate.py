@@ -153,6 +153,13 @@ def test_who_has_less_than_its_starting_size_gets_it_from_claims_of_equals() -> 
     assert allocate([shrunk, claims]) == {"a": 6, "b": 4}
 
 
+def test_nobody_gives_up_its_starting_size_for_that_of_an_equal_or_lends_the_rest_of_a_pipeline_to_a_claim() -> None:
+    whole, lacks = replace(auto("a", (4, 8, 12), 12), base=12), replace(auto("b", (2, 4, 6), 4, waiting=True), base=6)
+    claims = replace(auto("c", range(1, 9), 2, waiting=True), base=2)
+    assert allocate([whole, lacks, claims]) == {"a": None, "b": None, "c": None}
+    assert allocate([whole, claims, starting("d", 2)]) == {"a": 8, "c": 2, "d": 2}
+
+
 def test_no_claims_are_granted_that_a_start_which_is_turned_away_would_preempt() -> None:
     jobs = [replace(auto("a", range(1, 9), 6), base=6), auto("b", range(1, 9), 1, waiting=True)]
     jobs = [replace(job, free=2, priority=7) for job in jobs]
@@ -193,6 +200,11 @@ def granted(demand: Demand) -> int:
     if demand.share is None:
         return 0
     return min(demand.held, demand.share) if demand.asleep else demand.share
+
+
+def held_by(made: list[Demand]) -> int:
+    """Workers that all of them hold."""
+    return sum(demand.held for demand in made)
 
 
 def own(demand: Demand) -> int:
@@ -246,8 +258,10 @@ def test_workers_go_to_equals_and_up_and_none_are_granted_that_preemption_would_
         share = shares[taker.key]
         assert share is not None
         claims = not taker.starting and share > taker.base
-        for giver in gives:
-            assert giver.priority <= taker.priority
+        if gives and all(giver.priority > taker.priority for giver in gives):
+            below = [one for one in gets if one.priority <= taker.priority]
+            idle = sum(one.held for one in made if not one.trains) + max(0, sum(map(granted, made)) - held_by(made))
+            assert sum((shares[one.key] or 0) - one.held for one in below) <= idle
         if claims:
             spare = sum(giver.held - own(giver) for giver in made if not giver.starting)
             taken = sum(max(0, (shares[one.key] or 0) - max(one.held, one.base)) for one in gets if not one.starting)

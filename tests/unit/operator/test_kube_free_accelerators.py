@@ -11,6 +11,7 @@ from pipetransformer_operator.kube.free_accelerators import FreeAccelerators, fr
 from pipetransformer_operator.kube.node_fit import allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.other_pods import OtherPods
 from pipetransformer_operator.kube.reservations import Reservations, awaits_room
+from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
@@ -59,6 +60,10 @@ def test_a_pod_for_which_others_are_preempted_holds_its_place_already() -> None:
     assert free.by_node(GPU) == {"a": 1}
     free.note_pod(pod("1", "a"))
     assert free.by_node(GPU) == {"a": 1}
+    worker = pod("2", nominated="a", phase="Pending")
+    worker["metadata"]["labels"] = {JOB_LABEL: "digits"}
+    free.note_pod(worker)
+    assert free.by_node(GPU) == {"a": 1}, "its job reserved that place"
 
 
 def test_a_node_that_takes_no_pods_or_is_gone_has_nothing_free() -> None:
