@@ -79,7 +79,7 @@ def allocate(demands: Sequence[Demand], *, weigh_namespaces: bool = False) -> di
             namespace counts, so nobody gains against another namespace by a larger number.
     """
     pools: dict[tuple[str, str], list[Demand]] = {}
-    for demand in demands:
+    for demand in sorted(demands, key=lambda demand: demand.key):
         pools.setdefault(demand.pool, []).append(demand)
     shares: dict[str, int | None] = {}
     for pool in pools.values():

@@ -74,7 +74,7 @@ def make_spec(model: dict[str, Any], data: dict[str, Any], **training: Any) -> T
                     "name": "AdamW",
                     "learningRate": 0.003,
                     "weightDecay": 0.1,
-                    "noDecay": ["*norm*.weight" if model is LLAMA else "*.bias", "head.*"],
+                    "noDecay": ["*norm*.weight" if model["model_type"] in ("llama", "mistral") else "*.bias", "head.*"],
                 },
                 "maxGradientNorm": 1.0,
                 "precision": "Float64",
