@@ -115,7 +115,7 @@ house: $(STAMP) ## Measure how readable the code is; fails past the bars.
 
 .PHONY: generate
 generate: $(STAMP) ## Write what is generated: the CRD with the chart's copy, the dashboards, references and pictures of the docs.
-	$(BIN)/python -m pipetransformer_operator.api.generate
+	$(BIN)/python -m pipetransformer_contract.api.generate
 	$(BIN)/python -m tools.dashboards
 	$(BIN)/python -m tools.docs
 

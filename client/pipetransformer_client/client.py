@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipetransformer_operator.api import GROUP, PLURAL, VERSION
-from pipetransformer_operator.api.validate import is_name
-from pipetransformer_operator.local.manifest import checked, read_manifest
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api.validate import is_name
+from pipetransformer_contract.api.manifest import checked, read_manifest
 
 from .errors import InvalidName, NotFound, NothingToFetch, Refused, Unavailable
 from .fetch import fetch_from_pod, fetch_from_url

@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from .api import PLURAL
+from pipetransformer_contract.api import PLURAL
 from .channel import tls_buffers
 from .channel.app import Channel
 from .channel.certificate import Certificate, MountedCertificate

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from pipetransformer.monitoring import Meter
 from pipetransformer.monitoring.collector import PositionCollector
-from pipetransformer_operator.api.status import Reason
+from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.metrics import Metrics
 from tests.unit.trainer.test_monitoring import position

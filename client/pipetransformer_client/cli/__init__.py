@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipetransformer_operator.local.manifest import InvalidManifest
+from pipetransformer_contract.api.manifest import InvalidManifest
 
 from ..errors import ClientError, InvalidName
 from .options import EXIT_CLUSTER, EXIT_REFUSED, errors

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pipetransformer_operator.api import KIND
-from pipetransformer_operator.api.labels import FieldError
-from pipetransformer_operator.local.manifest import Document, InvalidManifest, checked, read_documents
+from pipetransformer_contract.api import KIND
+from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.manifest import Document, InvalidManifest, checked, read_documents
 
 from .completion import complete_field
 from .set_fields import with_fields

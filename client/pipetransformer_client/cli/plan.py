@@ -8,8 +8,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from pipetransformer_operator.api import PipeTrainingJob, trainer_spec
-from pipetransformer_operator.local.manifest import local_manifest
+from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api.manifest import local_manifest
 
 from ..dry_run import Phase, Savings, phases, savings
 from . import app

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipetransformer_operator.api import PipeTrainingJob
-from pipetransformer_operator.api.status import ConditionType, JobStatus
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import ConditionType, JobStatus
 from pipetransformer_operator.local.folder import RunFolder, RunFolderError
-from pipetransformer_operator.local.manifest import local_job, local_manifest
+from pipetransformer_contract.api.manifest import local_job, local_manifest
 from pipetransformer_operator.plan import EventType
 
 from . import app

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import Progress
-from pipetransformer_operator.api import JobStatus
+from pipetransformer_contract.api import JobStatus
 
 FROZEN, ACTIVE = "▒", "█"
 NUM_EVENTS = 6

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ..api import PipeTrainingJob
-from ..api.status import Share
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import Share
 from ..channel.board import Board
 from ..channel.pulse import Pulse
 from ..plan import Observed, Plan, Worker, plan, worker_name

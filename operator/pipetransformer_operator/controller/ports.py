@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from ..api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from ..plan import NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
 
 

@@ -6,7 +6,7 @@ What it remembers is lost with the operator, and then asked for once more at wor
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..api.status import Share
+from pipetransformer_contract.api.status import Share
 from ..plan import Claims, Waiting, choose_claim
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..api import GROUP, PipeTrainingJob
+from pipetransformer_contract.api import GROUP, PipeTrainingJob
 from ..plan.accounting import JOB_LABEL
 
 GROUP_LABEL = f"{GROUP}/placement-group"

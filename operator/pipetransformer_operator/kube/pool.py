@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ..api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused, Room
 from ..plan import UNSEEN, NodeFacts, Worker, worker_name
 from ..plan.accounting import JOB_LABEL

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..api import PipeTrainingJob
+from pipetransformer_contract.api import PipeTrainingJob
 from ..controller.ports import Conflict, JobKey, Refused, Unavailable
 from ..plan.accounting import JOB_LABEL
 from .api import APPLY_PATCH, Api, NotFound, Object

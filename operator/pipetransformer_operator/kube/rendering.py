@@ -11,9 +11,9 @@ from typing import NamedTuple
 from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 
-from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
-from ..api.job import ClaimFrom
-from ..api.template import CHANNEL_FOLDER
+from pipetransformer_contract.api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api.job import ClaimFrom
+from pipetransformer_contract.api.template import CHANNEL_FOLDER
 from ..controller.ports import Refused
 from ..plan import worker_name
 from ..plan.accounting import JOB_LABEL

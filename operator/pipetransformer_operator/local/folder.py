@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..api.schema import root_schema, with_defaults
-from ..api.validate import validate_update
+from pipetransformer_contract.api.schema import root_schema, with_defaults
+from pipetransformer_contract.api.validate import validate_update
 
 JOB_FILE = "job.json"
 LOCK_FILE = "run.lock"

@@ -6,8 +6,8 @@ from datetime import datetime
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..api import PipeTrainingJob
-from ..api.status import JobStatus, State
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import JobStatus, State
 from ..plan.accounting import gpu_seconds_saved
 from .names import JOB_LABELS, PREFIX
 

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from ..api.status import Gpus, JobStatus, Reason
+from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
 from .draft import Draft
 
 JOB_LABEL = "training.pipetransformer.io/job"

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.job import ClaimFrom
+from pipetransformer_contract.api.job import ClaimFrom
 from . import layouts, share, undeleted
 from .draft import Draft
 

@@ -7,7 +7,7 @@ that is to join: with `onPack: Hold` all of them, else those that lost peers lef
 
 from pipetransformer_contract.choose import OnPack
 
-from ..api.status import Reason, ResizePhase
+from pipetransformer_contract.api.status import Reason, ResizePhase
 from . import quota
 from .claim import target
 from .draft import Draft

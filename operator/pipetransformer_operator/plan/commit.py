@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
+from pipetransformer_contract.api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
 from . import layouts
 from .draft import Draft
 from .losses import count

@@ -2,17 +2,7 @@
 
 from collections.abc import Iterable
 
-from ..api.status import (
-    Condition,
-    ConditionStatus,
-    ConditionType,
-    LayoutSize,
-    PublishedPlan,
-    Reason,
-    Resize,
-    ResizePhase,
-    State,
-)
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, LayoutSize, PublishedPlan, Reason, Resize, ResizePhase, State
 from . import layouts, quota, stop, undeleted
 from .draft import Draft
 from .finish import says_succeeded

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from pipetransformer_contract.choose import Layout, OnPack, choices
 
-from ..api.job import JobSpec, PipeTrainingJob
-from ..api.status import ConditionType, Reason, ResizePhase
+from pipetransformer_contract.api.job import JobSpec, PipeTrainingJob
+from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase
 from . import layouts, share
 from .allocate import CLAIMED_PRIORITY, Demand
 from .claim import is_in_vain

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import Drain, Reason
+from pipetransformer_contract.api.status import Drain, Reason
 from . import undeleted
 from .draft import Draft
 from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready

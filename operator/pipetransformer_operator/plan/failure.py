@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionStatus, ConditionType, PublishedPlan, Reason, ResizePhase, TooShort
+from pipetransformer_contract.api.status import ConditionStatus, ConditionType, PublishedPlan, Reason, ResizePhase, TooShort
 from . import layouts, losses, start
 from .claim import is_in_vain
 from .draft import Draft

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ..api.job import JobSpec
+from pipetransformer_contract.api.job import JobSpec
 from . import layouts, share
 from .demand import PATIENCE, pool_of
 from .draft import Draft

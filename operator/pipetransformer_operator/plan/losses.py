@@ -11,7 +11,7 @@ silent, and no failure. If the cluster sees nothing wrong with it, the silence i
 from collections.abc import Container, Iterable
 from datetime import timedelta
 
-from ..api.status import NodeSilence, Reason
+from pipetransformer_contract.api.status import NodeSilence, Reason
 from .draft import DOUBT, OVERDUE, Draft
 from .types import Worker
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from pipetransformer_contract.choose import OnPack
 
-from ..api.status import Reason
+from pipetransformer_contract.api.status import Reason
 from .draft import Draft
 
 #: After workers found no node for which others had made room, until others make room again; doubled each time in a row.

@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
-from ..api.job import JobSpec
-from ..api.status import Reason
+from pipetransformer_contract.api.job import JobSpec
+from pipetransformer_contract.api.status import Reason
 from . import (
     accounting,
     conditions,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from pipetransformer_contract.messages import Ready, Report
 
-from ..api.status import JobStatus, Reason, Share
+from pipetransformer_contract.api.status import JobStatus, Reason, Share
 
 #: Between two heartbeats of a worker, unless the operator asks for fewer.
 SHORTEST_PACE = timedelta(seconds=2)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ..api.job import JobSpec
+from pipetransformer_contract.api.job import JobSpec
 from . import layouts
 from .draft import Draft
 from .prepare import snoozed

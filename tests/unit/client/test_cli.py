@@ -14,13 +14,14 @@ import yaml
 from rich.console import Console
 
 from pipetransformer_client import Client
-from pipetransformer_client.cli import completion, main, show
+from pipetransformer_client.cli import completion, show
+from pipetransformer_client.cli import main
 from pipetransformer_client.cli.summary import print_summary
 from pipetransformer_client.cli.view import PlainView
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Event, Job
 from pipetransformer_client.kube import Kube, Object
-from pipetransformer_operator.api import JobStatus
+from pipetransformer_contract.api import JobStatus
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
 

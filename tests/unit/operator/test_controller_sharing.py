@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import Share
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.manager import Controller

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from pipetransformer_operator.api import JobStatus
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_operator.kube.nodes import DELETED, Nodes
 from pipetransformer_operator.kube.placement import PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid, is_unattended, observable, observe

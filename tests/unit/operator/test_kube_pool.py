@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import PublishedPlan
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import PublishedPlan
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes

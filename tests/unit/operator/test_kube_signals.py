@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipetransformer_operator.api import JobStatus
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.kube.placement import PREFERRED, REQUIRED
 from pipetransformer_operator.kube.pods import observe

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.api import JobStatus
-from pipetransformer_operator.api.status import QuotaRequest
+from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.controller.ports import Refused, Unavailable
 from pipetransformer_operator.kube.api import NO_QUERY, Api, NotFound, Object, Query
 from pipetransformer_operator.kueue import quota

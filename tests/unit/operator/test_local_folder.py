@@ -13,7 +13,7 @@ import pytest
 
 from pipetransformer_operator.local import child
 from pipetransformer_operator.local.folder import JOB_FILE, LOCK_FILE, RunFolder, RunFolderError
-from pipetransformer_operator.local.manifest import Document, InvalidManifest, local_job, local_manifest
+from pipetransformer_contract.api.manifest import Document, InvalidManifest, local_job, local_manifest
 from tests.builders import JobBuilder, make_job
 
 

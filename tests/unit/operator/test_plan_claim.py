@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_operator.api.status import ConditionType, Share
+from pipetransformer_contract.api.status import ConditionType, Share
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import World

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
-from pipetransformer_operator.api import JobSpec, JobStatus
-from pipetransformer_operator.api.status import Condition, ConditionType, PublishedPlan, Share, State
+from pipetransformer_contract.api import JobSpec, JobStatus
+from pipetransformer_contract.api.status import Condition, ConditionType, PublishedPlan, Share, State
 from pipetransformer_operator.plan import (
     Beat,
     NodeFacts,

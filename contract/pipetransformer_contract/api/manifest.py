@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from ..api import KIND, PipeTrainingJob
-from ..api.job import TRAINER_CONTAINER
-from ..api.labels import FieldError
-from ..api.schema import root_schema, without_nulls
-from ..api.validate import validate_manifest, with_name
+from . import KIND, PipeTrainingJob
+from .job import TRAINER_CONTAINER
+from .labels import FieldError
+from .schema import root_schema, without_nulls
+from .validate import validate_manifest, with_name
 
 #: What the trainer's image runs.
 TRAINER = (sys.executable, "-m", "pipetransformer")
