@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
-from pipetransformer_contract.api.validate import is_name
 from pipetransformer_contract.api.manifest import checked, read_manifest
+from pipetransformer_contract.api.validate import is_name
 
 from .errors import InvalidName, NotFound, NothingToFetch, Refused, Unavailable
 from .fetch import fetch_from_pod, fetch_from_url

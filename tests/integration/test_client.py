@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipetransformer_client import AlreadyExists, Client, ClientError, NotFound, Refused, Unavailable
-from pipetransformer_client import fetch
+from pipetransformer_client import AlreadyExists, Client, ClientError, NotFound, Refused, Unavailable, fetch
 from pipetransformer_client.fetch import reader_pod
 from pipetransformer_client.kube import Kube, Object
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import State
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.builders import make_job
 
 from .fake_kubelet import FakeKubelet

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer_operator.__main__ import release
 from pipetransformer_contract.api import GROUP
+from pipetransformer_operator.__main__ import release
 from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,10 @@ import typer
 from rich.console import Console
 
 from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.status import ConditionType, JobStatus
-from pipetransformer_operator.local.folder import RunFolder, RunFolderError
 from pipetransformer_contract.api.manifest import local_job, local_manifest
-from pipetransformer_operator.plan import EventType
+from pipetransformer_contract.api.status import ConditionType, JobStatus
 
+from ..run_folder import RunFolder, RunFolderError
 from . import app
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, errors
@@ -35,6 +35,11 @@ def run(
 ) -> None:
     """Run a job on this machine, its workers as local processes. The same command resumes an interrupted run."""
     out = console()
+    if find_spec("pipetransformer_operator") is None:  # no other command needs a server
+        errors().print(
+            'error: a local run needs the operator: pip install "pipetransformer-client[local]"', markup=False
+        )
+        raise typer.Exit(EXIT_REFUSED)
     try:
         manifest = local_manifest(one_job(file, name, settings))
         run_dir = run_dir.absolute()
@@ -62,7 +67,8 @@ def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) 
     Raises:
         asyncio.CancelledError: it was interrupted.
     """
-    from pipetransformer_operator.local.run import run_job  # no other command needs a server
+    from pipetransformer_operator.local.run import run_job
+    from pipetransformer_operator.plan import EventType
 
     if (step := folder.checkpoint_step()) is not None:
         view.told("Resuming", f"from the checkpoint at step {step}", warning=False)

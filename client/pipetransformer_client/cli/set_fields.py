@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from pipetransformer_contract.api.labels import FieldError
-from pipetransformer_contract.api.schema import Schema, root_schema
 from pipetransformer_contract.api.manifest import InvalidManifest, parse_value
+from pipetransformer_contract.api.schema import Schema, root_schema
 
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 #: What may be set of `metadata`, which the CRD leaves to Kubernetes.

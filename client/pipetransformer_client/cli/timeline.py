@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pipetransformer_contract.api.validate import is_name
 from pipetransformer_contract.api.manifest import similar_path
+from pipetransformer_contract.api.validate import is_name
 
 from ..client import Client
 from ..errors import NotFound, Unavailable

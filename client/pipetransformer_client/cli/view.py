@@ -9,9 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import Progress
-from pipetransformer_contract.api import JobStatus
 
 FROZEN, ACTIVE = "▒", "█"
 NUM_EVENTS = 6

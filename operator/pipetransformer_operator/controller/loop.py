@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Share
+
 from ..channel.board import Board
 from ..channel.pulse import Pulse
 from ..plan import Observed, Plan, Worker, plan, worker_name

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipetransformer_contract.api.status import Share
+
 from ..plan import Claims, Waiting, choose_claim
 
 

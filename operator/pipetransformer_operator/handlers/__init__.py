@@ -11,6 +11,7 @@ from typing import Any
 import kopf
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+
 from ..kube.api import LISTED_AT_ONCE
 from ..kube.follow import WATCH_SECONDS
 from ..service import Service

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..plan.accounting import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from .api import Object
 from .node_fit import Amounts, NodeView, PodShape, allows, fits, node_view, requests_of
 
@@ -36,8 +37,8 @@ class PodView:
 
 
 def pod_view(pod: Object) -> PodView | None:
-    """The view of a pod as the API server gives it; None once it has ended, or while it has no place. A worker without a
-    node has its place by reservation."""
+    """The view of a pod as the API server gives it; None once it has ended, or while it has no place. A worker without
+    a node has its place by reservation."""
     status, spec, labels = pod.get("status", {}), pod["spec"], pod["metadata"].get("labels", {})
     node = spec.get("nodeName") or (status.get("nominatedNodeName") if JOB_LABEL not in labels else "")
     if not node or status.get("phase") in _ENDED:

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..plan import Waiting
-from ..plan.accounting import JOB_LABEL
 from .api import Api, Object
 from .follow import follow
 from .free_accelerators import FreeAccelerators

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, PipeTrainingJob
-from ..plan.accounting import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL
 
 GROUP_LABEL = f"{GROUP}/placement-group"
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"

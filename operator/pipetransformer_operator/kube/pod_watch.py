@@ -7,8 +7,9 @@ thousands start. Changes are taken in their order; after an outage what went uns
 import asyncio
 from collections.abc import Callable, Iterable
 
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..controller.ports import JobKey, Refused
-from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .follow import follow
 from .free_accelerators import FreeAccelerators

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, KIND, PipeTrainingJob
+
 from ..plan import NOT_SET_UP, Worker, WorkerPhase
 from ..plan.last_words import MAX_WORDS, last_words, report_in
 from .api import Object

@@ -11,9 +11,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..controller.ports import Conflict, JobKey, NameConflict, Refused, Room
 from ..plan import UNSEEN, NodeFacts, Worker, worker_name
-from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .node_fit import PodShape, shape_of
 from .nodes import Nodes

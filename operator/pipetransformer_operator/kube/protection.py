@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..controller.ports import Conflict, JobKey, Refused, Unavailable
-from ..plan.accounting import JOB_LABEL
 from .api import APPLY_PATCH, Api, NotFound, Object
 from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference

@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pipetransformer_contract.api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api.job import ClaimFrom
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.template import CHANNEL_FOLDER
 from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 
-from pipetransformer_contract.api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
-from pipetransformer_contract.api.job import ClaimFrom
-from pipetransformer_contract.api.template import CHANNEL_FOLDER
 from ..controller.ports import Refused
 from ..plan import worker_name
-from ..plan.accounting import JOB_LABEL
 from .api import Object
 from .authority import CA_CONFIG_MAP, CA_FILE
 from .placement import GROUP_LABEL, PREFERRED, REQUIRED, none_of, off, proximity

@@ -4,10 +4,11 @@ from datetime import datetime
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
+
 from ..kube.rendering import Assignment, owner_reference
 from ..plan import Answer, worker_name
-from ..plan.accounting import JOB_LABEL
 
 Object = dict[str, Any]
 API = "kueue.x-k8s.io/v1beta2"

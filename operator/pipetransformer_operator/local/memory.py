@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+
 from ..controller.ports import Conflict, JobKey
 from ..plan import PlanEvent
 

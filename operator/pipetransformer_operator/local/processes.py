@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api.manifest import search_path
 from pipetransformer_contract.wire import Env
 
-from pipetransformer_contract.api import JobStatus, PipeTrainingJob, trainer_spec
 from ..channel.authenticator import Identity
 from ..controller.ports import Room
 from ..plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
 from ..plan.last_words import last_words
-from pipetransformer_contract.api.manifest import search_path
 
 ADDRESS = "127.0.0.1"
 #: Of a worker that the job no longer needs.

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from aiohttp import web
 
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.manifest import worker_command, worker_environment
+from pipetransformer_contract.api.status import LastReport
 from pipetransformer_contract.messages import Report
 
-from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.status import LastReport
 from ..channel.app import Channel
 from ..channel.authenticator import TokenTable
 from ..controller.manager import Controller, utc_now
 from ..controller.ports import JobKey
 from ..plan import PlanEvent
-from pipetransformer_contract.api.manifest import worker_command, worker_environment
 from .memory import MemoryStore
 from .processes import ADDRESS, ProcessPool
 

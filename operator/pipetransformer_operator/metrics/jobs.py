@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import JobStatus, State
+
 from ..plan.accounting import gpu_seconds_saved
 from .names import JOB_LABELS, PREFIX
 

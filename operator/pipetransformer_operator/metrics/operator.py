@@ -15,11 +15,11 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.wire import Path
 
-from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.status import Reason
 from ..channel.refusal import Refusal
 from ..controller.ports import JobKey, Recorder, TurnResult
 from ..plan import Observed, Plan, WorkerPhase

@@ -9,10 +9,10 @@ for another job it tries nothing beyond its share, and withdraws what it has beg
 import heapq
 from datetime import timedelta
 
+from pipetransformer_contract.api.job import ClaimFrom
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
 
-from pipetransformer_contract.api.job import ClaimFrom
 from . import layouts, share, undeleted
 from .draft import Draft
 

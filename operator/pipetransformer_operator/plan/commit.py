@@ -9,9 +9,9 @@ the others wait for that one, until it is lost (`stall`).
 
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from pipetransformer_contract.api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
 from . import layouts
 from .draft import Draft
 from .losses import count

@@ -2,7 +2,18 @@
 
 from collections.abc import Iterable
 
-from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, LayoutSize, PublishedPlan, Reason, Resize, ResizePhase, State
+from pipetransformer_contract.api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    LayoutSize,
+    PublishedPlan,
+    Reason,
+    Resize,
+    ResizePhase,
+    State,
+)
+
 from . import layouts, quota, stop, undeleted
 from .draft import Draft
 from .finish import says_succeeded

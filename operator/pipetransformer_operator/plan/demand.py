@@ -5,10 +5,10 @@ from bisect import bisect_left
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.choose import Layout, OnPack, choices
-
 from pipetransformer_contract.api.job import JobSpec, PipeTrainingJob
 from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase
+from pipetransformer_contract.choose import Layout, OnPack, choices
+
 from . import layouts, share
 from .allocate import CLAIMED_PRIORITY, Demand
 from .claim import is_in_vain

@@ -9,13 +9,25 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
+from pipetransformer_contract.api.job import JobSpec
+from pipetransformer_contract.api.labels import label_errors
+from pipetransformer_contract.api.status import (
+    MAX_CONDITION_MESSAGE,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    JobStatus,
+    LayoutSize,
+    PublishedPlan,
+    QuotaRequest,
+    Reason,
+    Resize,
+    ResizePhase,
+)
+from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from pipetransformer_contract.api.job import JobSpec
-from pipetransformer_contract.api.labels import label_errors
-from pipetransformer_contract.api.status import MAX_CONDITION_MESSAGE, Condition, ConditionStatus, ConditionType, JobStatus, LayoutSize, PublishedPlan, QuotaRequest, Reason, Resize, ResizePhase
-from pipetransformer_contract.api.template import template_errors
 from . import quota
 from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, worker_name
 

@@ -9,9 +9,9 @@ drain's own deadline the job lets go: an evicted worker leaves a checkpoint befo
 from collections.abc import Sequence
 from datetime import timedelta
 
+from pipetransformer_contract.api.status import Drain, Reason
 from pipetransformer_contract.messages import ResizeReason
 
-from pipetransformer_contract.api.status import Drain, Reason
 from . import undeleted
 from .draft import Draft
 from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready

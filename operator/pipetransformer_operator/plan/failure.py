@@ -9,9 +9,16 @@ left as told is no failure of the job, nor is one whose stage was packed into to
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
+from pipetransformer_contract.api.status import (
+    ConditionStatus,
+    ConditionType,
+    PublishedPlan,
+    Reason,
+    ResizePhase,
+    TooShort,
+)
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from pipetransformer_contract.api.status import ConditionStatus, ConditionType, PublishedPlan, Reason, ResizePhase, TooShort
 from . import layouts, losses, start
 from .claim import is_in_vain
 from .draft import Draft

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.job import JobSpec
+
 from . import layouts, share
 from .demand import PATIENCE, pool_of
 from .draft import Draft

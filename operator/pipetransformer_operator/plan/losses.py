@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable
 from datetime import timedelta
 
 from pipetransformer_contract.api.status import NodeSilence, Reason
+
 from .draft import DOUBT, OVERDUE, Draft
 from .types import Worker
 

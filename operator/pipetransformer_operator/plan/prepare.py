@@ -6,10 +6,10 @@ A preparation that is not done by its deadline is cancelled, says why, and is tr
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from . import layouts, leavers, quota, share
 from .claim import is_claim, target
 from .draft import Draft

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from pipetransformer_contract.api.status import JobStatus, QuotaRequest
+
 from .types import Observed, Queue
 
 

@@ -12,9 +12,9 @@ for it for a while, twice as long each time, and it tries by itself as if it wer
 
 from datetime import timedelta
 
+from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.choose import OnPack
 
-from pipetransformer_contract.api.status import Reason
 from .draft import Draft
 
 #: After workers found no node for which others had made room, until others make room again; doubled each time in a row.

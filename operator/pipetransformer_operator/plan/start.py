@@ -7,10 +7,10 @@ waiting job fits on them (`gangs`). One that ends before the job began is replac
 
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
 
-from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
 from . import layouts, share, undeleted
 from .claim import is_in_vain
 from .draft import Draft

@@ -4,6 +4,7 @@ A job that is being deleted and that a finalizer of others keeps is suspended fo
 """
 
 from pipetransformer_contract.api.status import ConditionType, Reason
+
 from . import stop
 from .draft import Draft
 from .lost_steps import forget_plan

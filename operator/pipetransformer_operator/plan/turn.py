@@ -4,6 +4,7 @@ from datetime import datetime
 
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.status import Reason
+
 from . import (
     accounting,
     conditions,

@@ -9,9 +9,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
-from pipetransformer_contract.messages import Ready, Report
-
 from pipetransformer_contract.api.status import JobStatus, Reason, Share
+from pipetransformer_contract.messages import Ready, Report
 
 #: Between two heartbeats of a worker, unless the operator asks for fewer.
 SHORTEST_PACE = timedelta(seconds=2)

@@ -5,6 +5,7 @@ has ended. What the condition says besides stays in its message as long as a rul
 """
 
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+
 from .draft import Draft
 from .types import EventType, Worker
 

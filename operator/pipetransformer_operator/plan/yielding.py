@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pipetransformer_contract.api.job import JobSpec
+
 from . import layouts
 from .draft import Draft
 from .prepare import snoozed

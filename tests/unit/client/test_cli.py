@@ -14,8 +14,7 @@ import yaml
 from rich.console import Console
 
 from pipetransformer_client import Client
-from pipetransformer_client.cli import completion, show
-from pipetransformer_client.cli import main
+from pipetransformer_client.cli import completion, main, show
 from pipetransformer_client.cli.summary import print_summary
 from pipetransformer_client.cli.view import PlainView
 from pipetransformer_client.errors import Unavailable

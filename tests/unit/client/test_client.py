@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipetransformer_client import Client, ClientError, InvalidManifest, InvalidName, NotFound, NothingToFetch
-from pipetransformer_client import logs
+from pipetransformer_client import Client, ClientError, InvalidManifest, InvalidName, NotFound, NothingToFetch, logs
 from pipetransformer_client import client as module
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.fetch import fetch_from_url, reader_pod

@@ -11,8 +11,8 @@ import yaml
 
 from pipetransformer_client.cli.manifests import all_jobs, one_job
 from pipetransformer_client.cli.set_fields import field_paths, with_fields
-from pipetransformer_contract.api.validate import validate_manifest
 from pipetransformer_contract.api.manifest import InvalidManifest
+from pipetransformer_contract.api.validate import validate_manifest
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, FakeKube
 from tests.unit.client.test_cli import command

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from pipetransformer_client.cli.view import LiveView, PlainView, progress
-from pipetransformer_contract.messages import HeldOut, Member, Outcome, ResizeReason
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import LastReport, PublishedPlan
+from pipetransformer_contract.messages import HeldOut, Member, Outcome, ResizeReason
 from tests.builders import make_job
 
 

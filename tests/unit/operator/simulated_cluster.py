@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.messages import Offer, StepTime
-from pipetransformer_contract.api.status import Share
-from pipetransformer_operator.plan import Demand, Plan, Worker, WorkerPhase, demand_of
-from pipetransformer_operator.plan import allocate, layouts
+from pipetransformer_operator.plan import Demand, Plan, Worker, WorkerPhase, allocate, demand_of, layouts
 from pipetransformer_operator.plan.allocate import CLAIMED_PRIORITY
 from pipetransformer_operator.plan.draft import Draft
 from tests.builders import JobBuilder, make_job

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.free_accelerators import FreeAccelerators, free_by_node, pod_view
 from pipetransformer_operator.kube.node_fit import allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.other_pods import OtherPods
 from pipetransformer_operator.kube.reservations import Reservations, awaits_room
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)

@@ -2,11 +2,11 @@
 
 import pytest
 
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
 from pipetransformer_operator.kube import follow
 from pipetransformer_operator.kube.api import NO_QUERY, Object, Query
 from pipetransformer_operator.kube.pod_watch import PodWatch
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
-from pipetransformer_contract.api import JobStatus
 from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.placement import GROUP_LABEL, PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer_operator.local import child
-from pipetransformer_operator.local.folder import JOB_FILE, LOCK_FILE, RunFolder, RunFolderError
+from pipetransformer_client.run_folder import JOB_FILE, LOCK_FILE, RunFolder, RunFolderError
 from pipetransformer_contract.api.manifest import Document, InvalidManifest, local_job, local_manifest
+from pipetransformer_operator.local import child
 from tests.builders import JobBuilder, make_job
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_contract.api.status import ConditionType
+from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
 from pipetransformer_operator.plan.accounting import gpu_seconds_saved
 from tests.builders import make_job

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_contract.api.status import ConditionType, Reason, Share, State
-from pipetransformer_operator.plan import Plan, WorkerPhase, demand_of, worker_name
-from pipetransformer_operator.plan import allocate
+from pipetransformer_contract.messages import Offer, Outcome, ResizeReason, StepTime
+from pipetransformer_operator.plan import Plan, WorkerPhase, allocate, demand_of, worker_name
 from pipetransformer_operator.plan.allocate import HYSTERESIS
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.simulated_cluster import SimulatedCluster, speeds

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.plan import WorkerPhase, plan
 from pipetransformer_operator.plan.draft import DOUBT

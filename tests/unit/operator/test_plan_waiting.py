@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.messages import Outcome
 from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.messages import Outcome
 from pipetransformer_operator.controller.gangs import FREE, Gangs
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.controller.releases import Releases

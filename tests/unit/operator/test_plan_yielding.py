@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.api.status import Share
+from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.controller.yielding import Yielding
 from pipetransformer_operator.kube.free_accelerators import FreeAccelerators
 from pipetransformer_operator.kube.other_pods import PATIENCE_SECONDS, OtherPods, waiting_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_contract.api import JobSpec, JobStatus
 from pipetransformer_contract.api.status import Condition, ConditionType, PublishedPlan, Share, State
+from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
 from pipetransformer_operator.plan import (
     Beat,
     NodeFacts,

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from pipetransformer import SpecError, Training, load_model, register_architecture, train
 from pipetransformer.data import DataInfo
-from pipetransformer.models import MicroBatchContext, build_model, set_micro_batch
-from pipetransformer.models import architectures
+from pipetransformer.models import MicroBatchContext, architectures, build_model, set_micro_batch
 from pipetransformer.models.huggingface import save_pretrained
 from pipetransformer_contract.spec import Data, Model
 from tests.hub import SMALL, reviews, save_splits, save_tokenizer

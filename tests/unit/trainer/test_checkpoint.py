@@ -17,8 +17,19 @@ import fsspec
 import pytest
 import torch
 
-from pipetransformer.checkpoint import CheckpointInfo, Folder, Kind, ModelConfig, commit, latest, load_model, load_unit, save_unit, write_model
-from pipetransformer.checkpoint import retries
+from pipetransformer.checkpoint import (
+    CheckpointInfo,
+    Folder,
+    Kind,
+    ModelConfig,
+    commit,
+    latest,
+    load_model,
+    load_unit,
+    retries,
+    save_unit,
+    write_model,
+)
 from pipetransformer.data import load_dataset
 from pipetransformer.errors import StaleCheckpointError
 from pipetransformer.models import build_model

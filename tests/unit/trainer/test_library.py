@@ -31,11 +31,11 @@ from pipetransformer.elastic.agent import GENERATION
 from pipetransformer.errors import CallbackError
 from pipetransformer.job import Job
 from pipetransformer.parts import Overruled, Parts
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.manifest import read_job
+from pipetransformer_contract.api.status import ConditionType, JobStatus
 from pipetransformer_contract.spec import ScheduleName, TrainerSpec
 from pipetransformer_contract.wire import Env
-from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.status import ConditionType, JobStatus
-from pipetransformer_contract.api.manifest import read_job
 from pipetransformer_operator.local.memory import MemoryStore
 from pipetransformer_operator.local.run import run_job
 from tests.builders import JobBuilder, make_job

@@ -9,8 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.partition import CASES, Shape, greedy, largest
-from pipetransformer.partition import Cut, MemoryBound, MemoryBoundError, ModelCosts, Prediction, StepModel, UnitCost, assumed_costs, cut_units, make_offers, offered_stages, paper_bytes, partition, training_seconds
-from pipetransformer.partition import spans
+from pipetransformer.partition import (
+    Cut,
+    MemoryBound,
+    MemoryBoundError,
+    ModelCosts,
+    Prediction,
+    StepModel,
+    UnitCost,
+    assumed_costs,
+    cut_units,
+    make_offers,
+    offered_stages,
+    paper_bytes,
+    partition,
+    spans,
+    training_seconds,
+)
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
 from pipetransformer_contract.messages import Offer
 

@@ -12,8 +12,7 @@ import pytest
 
 from pipetransformer.data import EpochOrder, deal
 from pipetransformer.errors import StorageError
-from pipetransformer.record import Ledger, Role, RunRecord, audit, newest_generation
-from pipetransformer.record import lines
+from pipetransformer.record import Ledger, Role, RunRecord, audit, lines, newest_generation
 from tests import ledger_checker
 
 SAMPLES, EPOCHS = 50, 2
