@@ -19,16 +19,41 @@ from pipetransformer_contract.spec import CachePolicy, Goal, Precision, TrainerS
 
 from .callbacks import Callback
 from .checks import check_model, check_spec
-from .data import AugmentedSplit, Dataset, EpochOrder, MicroBatch, check_data_spec, deal, default_micro_batch_size, inputs_change, load_dataset, makes_bytes, own_dataset, padded_lengths, pipelines_of, read_batch, task_before_reading
-from .data import digest
+from .data import (
+    AugmentedSplit,
+    Dataset,
+    EpochOrder,
+    MicroBatch,
+    check_data_spec,
+    deal,
+    default_micro_batch_size,
+    digest,
+    inputs_change,
+    load_dataset,
+    makes_bytes,
+    own_dataset,
+    padded_lengths,
+    pipelines_of,
+    read_batch,
+    task_before_reading,
+)
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
 from .metrics import LOSS, Metric, make_metrics
 from .models import OwnModel, PipelineModel, build_model, build_units, check_model_spec
 from .optimizer import moment_shapes, names_without_decay
-from .partition import Cut, MemoryBoundError, ModelCosts, Prediction, StepModel, assumed_costs, make_offers, paper_bytes
-from .partition import spans
+from .partition import (
+    Cut,
+    MemoryBoundError,
+    ModelCosts,
+    Prediction,
+    StepModel,
+    assumed_costs,
+    make_offers,
+    paper_bytes,
+    spans,
+)
 from .parts import Overruled, Parts, place_of_function
 from .schedules import ScheduleClass, one_forward_one_backward, schedule_class
 
