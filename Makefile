@@ -119,7 +119,7 @@ house: $(STAMP) ## Measure how readable the code is; fails past the bars.
 
 .PHONY: generate
 generate: $(STAMP) ## Write what is generated: the CRD with the chart's copy, the dashboards, references and pictures of the docs.
-	$(BIN)/python -m pipetransformer_operator.api.generate
+	$(BIN)/python -m pipetransformer_contract.api.generate
 	$(BIN)/python -m tools.dashboards
 	$(BIN)/python -m tools.docs
 
@@ -152,7 +152,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-tuning
+.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-sharing bench-tuning
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -182,6 +182,9 @@ bench-release: $(STAMP) ## Freeze to another owner's pod on the freed GPUs, by p
 
 bench-scale: $(STAMP) ## 100 and 1,000 jobs of 8 workers on fake nodes behind the real control plane, then as many plain Jobs (20 min).
 	$(BIN)/python -m benchmarks.scale
+
+bench-sharing: $(STAMP) ## Jobs of mixed priorities on 200 random clusters in simulated time: restlessness, idle GPUs, inversions (8 min).
+	$(BIN)/python -m benchmarks.sharing
 
 bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing begins (8 min).
 	$(BIN)/python -m benchmarks.tuning

@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.common import print_table, write_result
 from benchmarks.scale.request import ChannelClient
+from pipetransformer_contract.api.status import PublishedPlan
 from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_contract.wire import Path as ChannelPath
-from pipetransformer_operator.api.status import PublishedPlan
 from pipetransformer_operator.channel import tls_buffers
 from pipetransformer_operator.channel.app import MAX_POLL_SECONDS, Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable

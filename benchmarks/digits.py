@@ -14,8 +14,8 @@ from pathlib import Path
 import yaml
 
 from benchmarks.common import ROOT, print_table, spread, write_result
-from pipetransformer_operator.api.status import ConditionType
-from pipetransformer_operator.local.manifest import read_job
+from pipetransformer_contract.api.manifest import read_job
+from pipetransformer_contract.api.status import ConditionType
 from pipetransformer_operator.local.run import run_job
 
 MANIFEST = ROOT / "examples" / "vit-digits.yaml"

@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.api_server import ApiServer, NotFound, Object
 from benchmarks.common import print_table, write_result
-from pipetransformer_operator.api import GROUP, PLURAL, VERSION
-from pipetransformer_operator.plan.accounting import JOB_LABEL
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api.labels import JOB_LABEL
 from tests.e2e.manifests import digits_job, idle_pod
 from tools.devcluster import cluster, gobuild, images
 from tools.devcluster.layout import REPOSITORY, Layout

@@ -21,7 +21,7 @@ from pipetransformer.forecast import Forecast, measure_here
 from pipetransformer.job import Job
 from pipetransformer.partition import ModelCosts
 from pipetransformer_client.dry_run import phases, savings
-from pipetransformer_operator.api import JobSpec, PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api import JobSpec, PipeTrainingJob, trainer_spec
 
 MANIFEST = ROOT / "examples" / "vit-digits.yaml"
 EPOCHS = 8

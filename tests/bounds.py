@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipetransformer_operator.api.schema import root_schema, structural
+from pipetransformer_contract.api.schema import root_schema, structural
 from tests.builders import make_job
 
 Schema = dict[str, Any]

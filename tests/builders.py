@@ -3,7 +3,7 @@
 import copy
 from typing import Any, Self
 
-from pipetransformer_operator.api import GROUP, KIND, VERSION, PipeTrainingJob
+from pipetransformer_contract.api import GROUP, KIND, VERSION, PipeTrainingJob
 
 
 class JobBuilder:

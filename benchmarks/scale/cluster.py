@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.api_server import ApiServer, NotFound
-from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from tools.devcluster import cluster, controlplane
 from tools.devcluster.layout import REPOSITORY, Layout
 

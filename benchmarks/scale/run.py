@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.api_server import ApiServer, Object
-from pipetransformer_operator.api import GROUP, KIND, PLURAL, VERSION
+from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.kube.authority import CA_FILE, SECRET
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tools.devcluster.layout import Layout
 
 from .cluster import (

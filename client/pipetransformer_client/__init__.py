@@ -1,6 +1,6 @@
 """A client of PipeTrainingJobs, and the command `pipetransformer`, which kubectl knows as a plugin."""
 
-from pipetransformer_operator.local.manifest import InvalidManifest
+from pipetransformer_contract.api.manifest import InvalidManifest
 
 from .client import Client
 from .errors import AlreadyExists, ClientError, InvalidName, NotFound, NothingToFetch, Refused, Unavailable

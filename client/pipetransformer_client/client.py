@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipetransformer_operator.api import GROUP, PLURAL, VERSION
-from pipetransformer_operator.api.validate import is_name
-from pipetransformer_operator.local.manifest import checked, read_manifest
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api.manifest import checked, read_manifest
+from pipetransformer_contract.api.validate import is_name
 
-from .errors import InvalidName, NotFound, NothingToFetch, Unavailable
+from .errors import InvalidName, NotFound, NothingToFetch, Refused, Unavailable
 from .fetch import fetch_from_pod, fetch_from_url
 from .job import Event, Job
 from .kube import Kube
@@ -71,6 +71,35 @@ class Client:
     def delete(self, name: str) -> None:
         """Deletes the job and, with it, its workers."""
         self._kube.request("DELETE", _path(self.namespace, name), {"propagationPolicy": "Background"})
+
+    def suspend(self, name: str) -> Job:
+        """Gives all workers of the job back, after a checkpoint.
+
+        Raises:
+            Refused: it has no `spec.checkpoint`, or has ended.
+        """
+        return self._change(name, {"suspend": True})
+
+    def resume(self, name: str) -> Job:
+        """Starts a suspended job again, from its newest checkpoint.
+
+        Raises:
+            Refused: it has ended.
+        """
+        return self._change(name, {"suspend": False})
+
+    def scale(self, name: str, max_workers: int) -> Job:
+        """Sets how many workers the job may have at most.
+
+        Raises:
+            Refused: that is fewer than its `minWorkers`, or it has ended.
+        """
+        return self._change(name, {"elasticPolicy": {"maxWorkers": max_workers}})
+
+    def _change(self, name: str, spec: Mapping[str, Any]) -> Job:
+        if (job := self.get(name)).finished:
+            raise Refused(f"{job.namespace}/{name} has ended ({job.status.state.value}): it cannot be changed")
+        return Job.of(self._kube.request("PATCH", _path(self.namespace, name), {"spec": dict(spec)}))
 
     def stream(self, name: str, *, timeout: float | None = None) -> Iterator[Job]:
         """The job as it is, then as it becomes with each change, up to its end.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipetransformer_contract.api import JobSpec
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, change, choose
 from pipetransformer_contract.messages import Offer
-from pipetransformer_operator.api import JobSpec
 
 if TYPE_CHECKING:
     from pipetransformer.forecast import Forecast

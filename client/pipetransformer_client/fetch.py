@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
+from pipetransformer_contract.api.job import GROUP, KIND, VERSION
 from pipetransformer_contract.wire import Env
-from pipetransformer_operator.api.job import GROUP, KIND, VERSION
 
 from .errors import ClientError, NotFound, NothingToFetch
 from .job import Job

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipetransformer_operator.api import JobStatus
-from pipetransformer_operator.api.job import TRAINER_CONTAINER
-from pipetransformer_operator.api.status import ConditionType
+from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.job import TRAINER_CONTAINER
+from pipetransformer_contract.api.status import ConditionType
 
 from .errors import ClientError
 

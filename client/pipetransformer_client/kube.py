@@ -148,7 +148,7 @@ class Kube:
             response = self._pool.request(
                 method,
                 url,
-                headers=self._headers() | ({"content-type": "application/json"} if body is not None else {}),
+                headers=self._headers() | ({} if body is None else {"content-type": _content_type(method)}),
                 body=None if body is None else json.dumps(body),
                 timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds),
                 retries=False,
@@ -167,6 +167,11 @@ class Kube:
         return {"accept": "application/json"} | {
             one["key"]: one["value"] for one in settings if one["in"] == "header" and one["value"]
         }
+
+
+def _content_type(method: str) -> str:
+    """Of the body: what a PATCH names replaces the object's, and the rest of the object stays."""
+    return "application/merge-patch+json" if method == "PATCH" else "application/json"
 
 
 def _sorted(status: int, message: str) -> ClientError:

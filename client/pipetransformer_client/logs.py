@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipetransformer_operator.plan.accounting import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL
 
 from .errors import ClientError, NotFound, Refused, Unavailable
 from .job import Job

@@ -168,6 +168,14 @@ class Outcome(StrEnum):
     FAILED = "Failed"
 
 
+class HeldOut(Wire):
+    """The newest evaluation on the held-out samples, by the metric that evaluations are judged by."""
+
+    metric: Name = Field(description="`evaluation.bestMetric`.")
+    value: Annotated[float, Field(allow_inf_nan=False)] = Field(description="Of the metric.")
+    step: Count = Field(description="Committed steps at the evaluation.")
+
+
 class Report(Wire):
     """The leader's whole knowledge. `layout_generation` is committed by every member: this report confirms it.
 
@@ -193,6 +201,12 @@ class Report(Wire):
     samples_per_second: Seconds | None = Field(default=None, description="All workers together.")
     step_seconds: Seconds | None = Field(default=None, description="Of the present layout, as it is cut.")
     total_steps: Count | None = Field(default=None, description="Of the job.")
+    seconds_left: Seconds | None = Field(
+        default=None,
+        description="Until the last step, by the measured step time of the present layout; absent until it is measured."
+        " Evaluations, checkpoints and resizes take longer.",
+    )
+    held_out: HeldOut | None = None
     outcome: Outcome | None = None
     reason: str = Field(
         default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$", description="Of a failure, in one word."

@@ -46,8 +46,8 @@ class Model(SpecModel):
     )
     architecture: Annotated[str, Field(max_length=253)] = Field(
         default="",
-        description="For `huggingface`: a class of transformers, such as `GPT2LMHeadModel`; by default the one that "
-        "suits the model's type.",
+        description="For `huggingface`: a class of transformers, such as `GPT2LMHeadModel`, or module:function of one"
+        " that the trainer's image registers; by default the one that suits the model's type.",
     )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
     hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a block (`vit`).")
@@ -91,7 +91,9 @@ class Data(SpecModel):
         "program passes it."
     )
     path: Annotated[str, Field(max_length=4096)] = Field(
-        default="", description="Folder or file that the dataset reads; for `huggingface` a hub id, too."
+        default="",
+        description="Folder or file that the dataset reads; for `huggingface` also a hub id, or a CSV, TSV, JSON lines"
+        " or Parquet file.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the function that loads the data."

@@ -13,7 +13,8 @@ from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from .api import PLURAL
+from pipetransformer_contract.api import PLURAL
+
 from .channel import tls_buffers
 from .channel.app import Channel
 from .channel.certificate import Certificate, MountedCertificate
@@ -24,17 +25,19 @@ from .health import Health
 from .kube.api import Api, NotFound, Object
 from .kube.authority import KeptAuthority, Publisher
 from .kube.follow import WATCH_SECONDS
+from .kube.free_accelerators import FreeAccelerators
 from .kube.jobs import KnownJobs
 from .kube.keeper import Keeper
 from .kube.lease import Lease
 from .kube.nodes import Nodes
+from .kube.other_pods import OtherPods
 from .kube.pod_watch import PodWatch
 from .kube.pool import KubePool
 from .kube.protection import release_budgets
 from .kube.rendering import PriorityClasses
+from .kube.reservations import Reservations
 from .kube.store import KubeStore, served
 from .kube.tokens import TokenReviewer
-from .kube.waiting import WaitingPods
 from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
 from .settings import Settings
@@ -71,6 +74,7 @@ class Service:
         controller: Controller,
         jobs: KnownJobs,
         nodes: Nodes,
+        free: FreeAccelerators,
         watching: list[_Watching],
         runners: list[web.AppRunner],
         renewing: asyncio.Task[None],
@@ -83,6 +87,7 @@ class Service:
         self._lease = lease
         self._controller = controller
         self._nodes = nodes
+        self._free = free
         self._watching = watching
         self._runners = runners
         self._renewing = renewing
@@ -99,7 +104,11 @@ class Service:
         """
         tls_buffers.shrink()
         metrics = Metrics(
-            lambda: controller.jobs(), lambda: lease.held, lambda: health.opened_times, lambda: entrance.open
+            lambda: controller.jobs(),
+            lambda: lease.held,
+            lambda: health.opened_times,
+            lambda: entrance.open,
+            avoided=lambda: nodes.avoided,
         )
         entrance = Entrance(allow_files(), metrics.shut_out)
         # A pool of its own, so that the lease never waits behind other requests.
@@ -118,11 +127,16 @@ class Service:
         api = await Api.connect(lambda: lease.held, metrics.asked)
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
-        nodes = Nodes()
-        classes = PriorityClasses(settings.base_priority_class, settings.claim_priority_class)
+        nodes = Nodes(appeared=lambda: controller.released(), signals=settings.signals)
+        classes = PriorityClasses(
+            settings.base_priority_class, settings.claim_priority_class, settings.autoscaled_priority_class
+        )
         quota: KueueQuota | NoKueue = NoKueue(api, settings.namespaces)
         if settings.kueue:
             quota = KueueQuota(api, settings.namespaces, lambda key: controller.wake_known(key))
+
+        def freed() -> None:
+            controller.accelerators_freed()
 
         def attend(namespace: str) -> None:
             for key in jobs.keys(namespace):
@@ -141,6 +155,7 @@ class Service:
             tokens.forget(uid)
             controller.wake(key)
 
+        free = FreeAccelerators(nodes.is_closed, freed)
         store = KubeStore(api, watched_job)
         jobs = KnownJobs(api, store.kept, lambda key: controller.wake(key), job_gone)
         pods = PodWatch(
@@ -148,10 +163,13 @@ class Service:
             settings.namespaces,
             lambda key: controller.wake(key),
             pod_gone,
+            lambda key: controller.released(key),
             attend,
             health.opened,
             health.refused,
+            None if settings.namespaces else free,
         )
+        others = None if settings.namespaces else OtherPods(api, free, released=lambda: controller.released())
         pool = KubePool(
             api,
             pods.of,
@@ -161,14 +179,15 @@ class Service:
             classes,
             settings.scraper_namespace,
             quota.assigned,
+            reservations=Reservations(free, lambda: others.listed and pods.knows(""), freed) if others else None,
         )
-        others = WaitingPods(api) if settings.yields else None
         controller = Controller(
             store,
             pool,
             recorder=metrics,
             quota=quota,
-            waiting=others.waiting if others else None,
+            waiting=others.waiting if others and settings.yields else None,
+            weigh_namespaces=settings.weigh_namespaces,
         )
         keeper = Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known)
         channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused, entrance.most_polls)
@@ -187,6 +206,7 @@ class Service:
             controller,
             jobs,
             nodes,
+            free,
             [jobs, pods, keeper, quota, *filter(None, [others])],
             runners,
             renewing,
@@ -238,7 +258,9 @@ class Service:
 
     def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its end."""
-        if self._nodes.note(node, deleted=deleted):
+        news = self._nodes.note(node, deleted=deleted)
+        self._free.note_node(node, deleted=deleted)  # it asks `Nodes` whether the node takes pods
+        if news:
             self._controller.wake_known(None)
 
 

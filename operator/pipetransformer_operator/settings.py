@@ -1,11 +1,14 @@
 """What the operator is told by its environment."""
 
+import json
 import os
 import platform
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from .kube.signals import Signals
 
 EVERY_CLUSTERS_NAMESPACE = "default"
 
@@ -26,9 +29,12 @@ class Settings:
     certificate_dir: str = ""
     base_priority_class: str = ""
     claim_priority_class: str = ""
+    autoscaled_priority_class: str = ""
+    weigh_namespaces: bool = False
     scraper_namespace: str = ""
     kueue: bool = False
     yields: bool = False
+    signals: Signals = field(default_factory=Signals)
     log_level: str = "INFO"
 
     @classmethod
@@ -43,8 +49,12 @@ class Settings:
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`;
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;
+        `PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS`: of the latter where a job has `claimFrom: Autoscaler`;
+        `PIPETRANSFORMER_WEIGHTS`: `Cluster` where jobs' weights count between namespaces as well;
         `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty;
         `PIPETRANSFORMER_KUEUE`: `true` where jobs that name a queue ask Kueue for their workers;
+        `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON, taints and conditions of nodes that are
+        emptied, or not well; by default `kube.signals` has them;
         `PIPETRANSFORMER_YIELD`: `true` where claimed workers yield to pods of others with a higher priority.
 
         Raises:
@@ -71,9 +81,12 @@ class Settings:
             certificate_dir=environment.get("PIPETRANSFORMER_CERTIFICATE_DIR", ""),
             base_priority_class=environment.get("PIPETRANSFORMER_BASE_PRIORITY_CLASS", ""),
             claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
+            autoscaled_priority_class=environment.get("PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS", ""),
+            weigh_namespaces=environment.get("PIPETRANSFORMER_WEIGHTS") == "Cluster",
             scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
             kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
             yields=yields,
+            signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
 
@@ -91,6 +104,13 @@ class Settings:
 def served_namespaces(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Namespaces that `PIPETRANSFORMER_NAMESPACES` names; empty for all."""
     return tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(",")))
+
+
+def _signals(text: str) -> Signals:
+    try:
+        return Signals.parse(json.loads(text)) if text else Signals()
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"PIPETRANSFORMER_NODE_SIGNALS: {error}") from error
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -215,7 +215,7 @@ def lose_node(place: Place) -> None:
     place.move_operator(kept)
     node.stop(layout, 1)
     try:
-        place.wait("the loss is counted", lambda job: job["status"].get("failures", 0) >= 1)
+        place.wait("the loss is told", lambda job: job["status"].get("nodeLosses", 0) == 1)
         lost = {p["metadata"]["uid"] for p in place.kube.list("pods", JOB_LABEL) if p["spec"].get("nodeName") == name}
 
         def goes_on(job: Object) -> bool:
@@ -353,7 +353,7 @@ ROWS = [
     Row(evict_where_nodes_are_not_seen, stages=2, epochs=400, checkpoints=False),
     Row(drain, stages=2),
     Row(drain_without_room, stages=2, epochs=200, checkpoints=False),
-    Row(lose_node, failures=1),
+    Row(lose_node),
     Row(suspend),
     Row(lose_operator_preparing),
     Row(lose_operator_committing),

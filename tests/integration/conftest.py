@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
 from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound
 from tools.devcluster import cluster

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, Object
 from tests.builders import JobBuilder
 

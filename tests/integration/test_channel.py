@@ -12,7 +12,7 @@ from benchmarks.channel import measure
 from pipetransformer.elastic.channel import Channel as Client
 from pipetransformer.elastic.channel_source import ChannelSource
 from pipetransformer.elastic.groups import HashStore
-from pipetransformer_operator.api.job import MAX_WORKERS
+from pipetransformer_contract.api.job import MAX_WORKERS
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import TokenTable
 from pipetransformer_operator.channel.board import Board

@@ -11,8 +11,8 @@ import yaml
 from pipetransformer_client import AlreadyExists, Client, ClientError, NotFound, Refused, Unavailable, fetch
 from pipetransformer_client.fetch import reader_pod
 from pipetransformer_client.kube import Kube, Object
-from pipetransformer_operator.api.status import State
-from pipetransformer_operator.plan.accounting import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import State
 from tests.builders import make_job
 
 from .fake_kubelet import FakeKubelet
@@ -125,7 +125,7 @@ async def test_the_documented_rights_suffice(
     await namespace.apply(make_job().set("output", {"location": "/storage"}))
     token = await with_rights(
         namespace,
-        (["training.pipetransformer.io"], "pipetrainingjobs", ["get", "list", "watch", "create", "delete"]),
+        (["training.pipetransformer.io"], "pipetrainingjobs", ["get", "list", "watch", "create", "patch", "delete"]),
         ([""], "events", ["list"]),
         ([""], "pods", ["get", "list", "create", "delete"]),
         ([""], "pods/log", ["get"]),
@@ -149,7 +149,25 @@ async def test_the_documented_rights_suffice(
     name = pod["metadata"]["name"]
     with pytest.raises(Unavailable, match="Handshake status 400"):
         await asyncio.to_thread(lambda: list(kube.execute(namespace.name, name, job.trainer, ["true"])))
+    scaled = await asyncio.to_thread(client.scale, "digits", 3)
+    assert scaled.manifest["spec"]["elasticPolicy"] == {**job.manifest["spec"]["elasticPolicy"], "maxWorkers": 3}
     await asyncio.to_thread(client.delete, "digits")
+
+
+async def test_a_job_is_suspended_resumed_and_scaled_from_the_command_line(
+    namespace: Namespace, operator: Operator, kubelet: FakeKubelet
+) -> None:
+    await namespace.apply(packing_job().checkpoint(str(namespace.folder)))
+    assert await namespace.layout(1) == (4, 1)
+    assert await command(namespace, "suspend", "digits") == (0, f"{namespace.name}/digits suspended\n", "")
+    job = await asyncio.to_thread(Client.connect(namespace=namespace.name).get, "digits")
+    assert job.manifest["spec"]["suspend"] is True
+    assert await command(namespace, "resume", "digits") == (0, f"{namespace.name}/digits resumed\n", "")
+    code, _, told = await command(namespace, "scale", "digits", "0")
+    assert code == 2
+    await namespace.apply(make_job("kept"))
+    code, _, told = await command(namespace, "suspend", "kept")
+    assert code == 3 and "suspend needs spec.checkpoint" in told
 
 
 async def with_rights(namespace: Namespace, *rules: tuple[list[str], str, list[str]]) -> str:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipetransformer_operator.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kueue.workload import API, FINALIZER, PRIORITY_CLASS_LABEL
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.builders import JobBuilder
 from tools.devcluster import kueue
 from tools.devcluster.layout import Layout

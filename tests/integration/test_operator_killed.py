@@ -31,7 +31,8 @@ Scenario = Callable[[Namespace], Awaitable[None]]
 
 def job() -> JobBuilder:
     freeze = {"policy": "Explicit", "boundaries": [{"step": 10, "boundary": 8}]}
-    return make_job().drop("training.epochs").set("training.steps", 20).set("freeze", freeze)
+    trained = make_job().drop("training.epochs").set("training.steps", 20).set("freeze", freeze)
+    return trained.set("elasticPolicy.claimFrom", "Autoscaler")  # there are no nodes here
 
 
 async def widen(namespace: Namespace) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pipetransformer_contract.api import GROUP
 from pipetransformer_operator.__main__ import release
-from pipetransformer_operator.api import GROUP
 from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE
+from tests.documented import documented
 from tests.forked import Forked
 
 from .fake_kubelet import FakeKubelet
@@ -220,6 +221,10 @@ async def test_the_budgets_that_a_killed_operator_left_are_deleted_by_one_comman
     await guarded(namespace, node)
     await operator.kill()
     assert not await evicted(namespace, "digits-w1")
+    budget = await lasting(namespace)
+    (command,) = documented("kubectl delete poddisruptionbudgets")
+    label, _, value = command.rpartition(" ")[2].partition("=")
+    assert budget is not None and budget["metadata"]["labels"][label] == value, "kubectl finds it as well"
 
     environment = {"KUBECONFIG": str(kubeconfig), "PIPETRANSFORMER_NAMESPACES": namespace.name}
     assert await Forked(release, {**os.environ, **environment}, tmp_path / "release.log").wait() == 0

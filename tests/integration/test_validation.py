@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipetransformer_operator.api.labels import FieldError
-from pipetransformer_operator.api.validate import validate_manifest, validate_update
+from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.validate import validate_manifest, validate_update
 from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.api import Object
 from tests.bounds import violations

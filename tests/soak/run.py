@@ -25,7 +25,7 @@ import aiohttp
 import yaml
 
 from benchmarks.common import print_table, write_result
-from pipetransformer_operator.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
 from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound
 from tests.integration.conftest import CRD

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from pipetransformer.job import Job
-from pipetransformer_operator.api.job import trainer_spec
-from pipetransformer_operator.local.manifest import read_job
+from pipetransformer_contract.api.job import trainer_spec
+from pipetransformer_contract.api.manifest import read_job
 
 _FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 EXAMPLES = [

@@ -1,7 +1,9 @@
 """The documentation, the rules and the dashboards know the metrics that there are, and no others; so with reasons."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from pipetransformer.monitoring import Meter
 from pipetransformer.monitoring.collector import PositionCollector
-from pipetransformer_operator.api.status import Reason
+from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.metrics import Metrics
 from tests.unit.trainer.test_monitoring import position
@@ -96,11 +98,50 @@ def test_the_chart_holds_the_dashboards_as_they_are_written() -> None:
     assert kept == write.rendered()
 
 
-def test_each_panel_has_a_unit_and_a_name_of_its_own() -> None:
-    for name, text in write.rendered().items():
-        panels = [panel for panel in yaml.safe_load(text)["panels"] if panel["type"] != "row"]
-        assert len({panel["id"] for panel in panels}) == len(panels)
-        for panel in panels:
-            assert panel["title"], name
-            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-            assert all(target["expr"] for target in panel["targets"]), panel["title"]
+def panels(name: str) -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(write.rendered()[name])["panels"] if panel["type"] != "row"]
+
+
+@pytest.mark.parametrize("name", write.rendered())
+def test_each_panel_has_a_description_a_unit_and_a_name_of_its_own(name: str) -> None:
+    found = panels(name)
+    assert len({panel["id"] for panel in found}) == len(found)
+    for panel in found:
+        assert panel["title"]
+        assert re.fullmatch(r"[A-Z0-9].{8,}\.", panel["description"]), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert all(target["expr"] for target in panel["targets"]), panel["title"]
+
+
+@pytest.mark.parametrize("name", write.rendered())
+def test_a_counter_is_shown_by_what_it_grew(name: str) -> None:
+    shown = [(panel["title"], target["expr"]) for panel in panels(name) for target in panel["targets"]]
+    counters = [(title, text) for title, text in shown if re.search(r"pipetransformer_\w+_total\b", text)]
+    assert counters
+    grown = re.compile(r"(increase|rate)\(pipetransformer_\w+_total(\{[^}]*\})?\[")
+    bare = re.compile(r"(?<!increase\()(?<!rate\()pipetransformer_\w+_total\b")
+    assert not [title for title, text in counters if bare.search(text) or not grown.search(text)]
+
+
+@pytest.mark.parametrize("name", write.rendered())
+def test_the_crosshair_is_shared(name: str) -> None:
+    assert json.loads(write.rendered()[name])["graphTooltip"] == 1
+
+
+def test_freezes_and_regroups_are_marked_on_loss_and_speed() -> None:
+    marks = {mark["name"]: mark for mark in json.loads(write.rendered()["job.json"])["annotations"]["list"]}
+    titles = {panel["id"]: panel["title"] for panel in panels("job.json")}
+    for name, metric in (("Freeze", "frozen_layers"), ("Regroup", "layout_generation")):
+        assert metric in marks[name]["expr"]
+        on = {titles[number] for number in marks[name]["filter"]["ids"]}
+        assert on == {"Loss", "Samples a second", "Seconds of a step"}
+
+
+def test_the_table_of_jobs_opens_the_dashboard_of_a_job() -> None:
+    (table,) = (panel for panel in panels("fleet.json") if panel["type"] == "table")
+    (link,) = table["fieldConfig"]["defaults"]["links"]
+    uid, variables = link["url"].removeprefix("/d/").split("?")
+    board = json.loads(write.rendered()["job.json"])
+    assert uid == board["uid"]
+    known = {variable["name"] for variable in board["templating"]["list"]}
+    assert {part.split("=")[0].removeprefix("var-") for part in variables.split("&") if "=" in part} <= known

@@ -6,6 +6,7 @@ import sys
 import tomllib
 import zipfile
 from email import message_from_bytes
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,16 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(
         request.param, folder / "source", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
     )
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, folder / "source"]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        str(folder),
+        str(folder / "source"),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (built,) = folder.glob("*.whl")
     return built
@@ -69,3 +79,28 @@ def test_the_lower_bound_of_each_dependency_is_what_the_floor_tests(folder: str)
         (bound,) = need.specifier
         assert bound.operator == ">=", f"{need}: a lower bound is missing"
         assert Version(bound.version) == floor[canonicalize_name(need.name)], f"{need}: run `make constraints`"
+
+
+def test_the_client_installs_neither_an_operator_nor_torch() -> None:
+    """Nor aiohttp, except that newer releases of `kubernetes` need it themselves."""
+    seen: set[str] = set()
+    rest = [Requirement(need) for need in project("client")["dependencies"]]
+    while rest:
+        need = rest.pop()
+        name = canonicalize_name(need.name)
+        if name in seen:
+            continue
+        seen.add(name)
+        extras = [{"extra": extra} for extra in need.extras or {""}]
+        further = [] if name == "kubernetes" or not is_installed(name) else map(Requirement, requires(name) or [])
+        rest += [one for one in further if one.marker is None or any(one.marker.evaluate(extra) for extra in extras)]
+    assert {"pydantic", "cel-python", "kubernetes"} <= seen, "the walk reached what the contract needs"
+    assert not seen & {"kopf", "aiohttp", "torch", "cryptography", "kubernetes-asyncio", "pipetransformer-operator"}
+
+
+def is_installed(name: str) -> bool:
+    """Whether it is: some are needed on another system or Python only."""
+    try:
+        return bool(distribution(name))
+    except PackageNotFoundError:
+        return False

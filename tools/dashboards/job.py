@@ -1,10 +1,12 @@
-"""One job, for who trains: how its layout follows its frozen layers, how fast it is, and what regroups cost."""
+"""One job, for the researcher who trains it: layout, frozen layers, speed, and what regroups cost."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, QueryVariable
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import VariableRefresh
 
-from tools.dashboards.panels import DATA_SOURCE, graph, new_dashboard, number, section
+from tools.dashboards.panels import annotation, graph, new_dashboard, number, section, source
 
+#: Panels on which freezes and regroups are marked.
+MARKED = ("Loss", "Samples a second", "Seconds of a step")
 _JOB = 'namespace="$namespace", job_name="$job"'
 
 
@@ -16,6 +18,9 @@ def dashboard() -> Dashboard:
     board.with_variable(_variable("namespace", "Namespace", "label_values(pipetransformer_job_state, namespace)"))
     names = 'label_values(pipetransformer_job_state{namespace="$namespace"}, job_name)'
     board.with_variable(_variable("job", "Job", names))
+    generation, frozen = _operator("layout_generation"), _operator("frozen_layers")
+    board.annotation(annotation("Freeze", "blue", f"{frozen} != {frozen} offset 1m"))
+    board.annotation(annotation("Regroup", "orange", f"{generation} != {generation} offset 1m"))
     _now(board)
     _layout(board)
     _training(board)
@@ -27,8 +32,7 @@ def dashboard() -> Dashboard:
 
 
 def _variable(name: str, label: str, query: str) -> QueryVariable:
-    source = DataSourceRef(type_val="prometheus", uid=f"${{{DATA_SOURCE}}}")
-    variable = QueryVariable(name).label(label).query(query).datasource(source)
+    variable = QueryVariable(name).label(label).query(query).datasource(source())
     return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
 
 
@@ -36,12 +40,32 @@ def _now(board: Dashboard) -> None:
     section(
         board,
         "Now",
-        number("State", [(_operator("state"), "{{state}}")], name=True),
-        number("Frozen blocks", [(_operator("frozen_layers"), "frozen"), (_operator("layers"), "of")]),
-        number("Layout", [(_operator("pipelines"), "pipelines"), (_operator("stages"), "stages")]),
-        number("GPUs held", [(_operator("gpus_held"), "held")]),
-        number("GPU time saved", [(_operator("saved_gpu_seconds_total"), "saved")], unit="s"),
-        number("Step", [(_worker("step"), "step")]),
+        number(
+            "State",
+            [(_operator("state"), "{{state}}")],
+            name=True,
+            description="State of the job; kubectl describe has its conditions and events.",
+        ),
+        number(
+            "Frozen layers",
+            [(_operator("frozen_layers"), "frozen"), (_operator("layers"), "of")],
+            description="Layers that no longer train, of all layers of the model.",
+        ),
+        number(
+            "Layout",
+            [(_operator("pipelines"), "pipelines"), (_operator("stages"), "stages")],
+            description="Data-parallel pipelines, and the stages of each.",
+        ),
+        number(
+            "GPUs held", [(_operator("gpus_held"), "held")], description="GPUs whose pods exist, also those that leave."
+        ),
+        number(
+            "GPU time saved",
+            [(f"increase({_operator('saved_gpu_seconds_total')}[$__range])", "saved")],
+            unit="s",
+            description="GPU time that the job left to others within the time range, against holding its initial GPUs.",
+        ),
+        number("Step", [(_worker("step"), "step")], description="Steps that are committed."),
     )
 
 
@@ -49,10 +73,15 @@ def _layout(board: Dashboard) -> None:
     section(
         board,
         "Layers, layout, GPUs",
-        graph("Blocks", [(_worker("frozen_layers"), "frozen"), (_worker("layers"), "all")]),
+        graph(
+            "Layers",
+            [(_worker("frozen_layers"), "frozen"), (_worker("layers"), "all")],
+            description="Layers that no longer train, and all layers.",
+        ),
         graph(
             "Layout",
             [(_worker("stages"), "stages (K)"), (_worker("pipelines"), "pipelines (R)")],
+            description="Stages of a pipeline (K) and data-parallel pipelines (R). Packing lowers K.",
         ),
         graph(
             "GPUs",
@@ -62,12 +91,22 @@ def _layout(board: Dashboard) -> None:
                 (_operator("gpus_leaving"), "leaving"),
                 (_operator("workers_initial"), "initial"),
             ],
+            description="GPUs that the job holds, asked for and gives back, beside those that it began with.",
         ),
-        graph("GPUs saved", [(f"namespace_job_name:pipetransformer_job_saved_gpus:rate5m{{{_JOB}}}", "saved")]),
-        graph("Given back", [(_operator("gpus_released_total"), "GPUs")]),
+        graph(
+            "GPUs saved",
+            [(f"namespace_job_name:pipetransformer_job_saved_gpus:rate5m{{{_JOB}}}", "saved")],
+            description="GPUs that the job leaves to others now, as a mean of five minutes.",
+        ),
+        graph(
+            "Given back",
+            [(_increase(_operator("gpus_released_total")), "GPUs")],
+            description="GPUs that the job gave back in each interval.",
+        ),
         graph(
             "Layout generation",
             [(_operator("layout_generation"), "published"), (_worker("layout_generation"), "trains")],
+            description="Newest layout that the operator published, and the one that trains.",
         ),
     )
 
@@ -76,21 +115,38 @@ def _training(board: Dashboard) -> None:
     section(
         board,
         "Training",
-        graph("Loss", [(_worker("loss"), "loss")]),
-        graph("Gradient norm", [(_worker("gradient_norm"), "norm")]),
-        graph("Learning rate", [(_worker("learning_rate"), "rate")]),
+        graph(
+            "Loss",
+            [(_worker("loss"), "loss")],
+            description="Training loss of the newest step. Marks show freezes and regroups.",
+        ),
+        graph(
+            "Gradient norm",
+            [(_worker("gradient_norm"), "norm")],
+            description="Norm of the whole model's gradient, before it is clipped.",
+        ),
+        graph("Learning rate", [(_worker("learning_rate"), "rate")], description="Learning rate of the newest step."),
         graph(
             "Step and checkpoint",
             [(_worker("step"), "step"), (_operator("checkpoint_step"), "durable checkpoint")],
+            description="Steps that are committed, and steps that a durable checkpoint holds.",
         ),
-        graph("Steps skipped", [(f"sum({_worker('skipped_steps_total')})", "no numbers")]),
+        graph(
+            "Steps skipped",
+            [(f"sum({_increase(_worker('skipped_steps_total'))})", "not finite")],
+            description="Steps of each interval whose loss or gradient was not finite.",
+            limits=((1, "yellow"),),
+        ),
         graph(
             "Failures",
             [
-                (_operator("failures_total"), "of workers"),
+                (_increase(_operator("failures_total")), "of workers"),
+                (_increase(_operator("node_losses_total")), "lost nodes"),
                 (_operator("resize_failures"), "of resizes, in a row"),
-                (f"max({_worker('broken_generations_total')})", "broken generations"),
+                (f"max({_increase(_worker('broken_generations_total'))})", "broken generations"),
             ],
+            description="Failures of each interval. Lost nodes and failed resizes do not count against backoffLimit.",
+            limits=((3, "red"),),
         ),
     )
 
@@ -102,6 +158,7 @@ def _speed(board: Dashboard) -> None:
         graph(
             "Samples a second",
             [(f"sum(rate({_worker('samples_total')}[$__rate_interval]))", "samples")],
+            description="Training speed of the whole job. Marks show freezes and regroups.",
         ),
         graph(
             "Seconds of a step",
@@ -113,6 +170,7 @@ def _speed(board: Dashboard) -> None:
                 ),
             ],
             unit="s",
+            description="Time of a step. Marks show freezes and regroups.",
         ),
         graph(
             "Bubble",
@@ -131,19 +189,27 @@ def _cache(board: Dashboard) -> None:
             "Hits",
             [(f"namespace_job_name:pipetransformer_trainer_cache_hits:ratio_rate5m{{{_JOB}}}", "share")],
             unit="percentunit",
+            description="Share of samples whose frozen layers were read from the cache.",
         ),
         graph(
             "Samples, by what became of them",
             [(f"sum by (outcome) (rate({_worker('cache_samples_total')}[$__rate_interval]))", "{{outcome}}")],
             stacked=True,
+            description="Samples a second that the cache served, computed or passed by.",
         ),
         graph(
             "Bytes",
             [(f"sum by (tier) ({_worker('cache_bytes')})", "{{tier}}")],
             unit="bytes",
             stacked=True,
+            description="Size of the cache, by tier.",
         ),
-        graph("Faults", [(f"sum by (fault) ({_worker('cache_faults_total')})", "{{fault}}")]),
+        graph(
+            "Faults",
+            [(f"sum by (fault) ({_increase(_worker('cache_faults_total'))})", "{{fault}}")],
+            description="Faults of the cache in each interval. It computes what it cannot read, so results stay.",
+            limits=((1, "yellow"),),
+        ),
     )
 
 
@@ -164,14 +230,16 @@ def _regroups(board: Dashboard) -> None:
         ),
         graph(
             "Seconds in each phase",
-            [(f"max by (phase) ({_worker('regroup_phase_seconds_total')})", "{{phase}}")],
+            [(f"max by (phase) ({_increase(_worker('regroup_phase_seconds_total'))})", "{{phase}}")],
             unit="s",
             stacked=True,
+            description="Time that regroups spent in each phase within an interval, of the slowest worker.",
         ),
         graph(
             "Moved between workers",
-            [(f"sum by (direction) ({_worker('moved_bytes_total')})", "{{direction}}")],
+            [(f"sum by (direction) ({_increase(_worker('moved_bytes_total'))})", "{{direction}}")],
             unit="bytes",
+            description="Bytes of layers and optimizer state that regroups moved in each interval.",
         ),
     )
 
@@ -182,16 +250,30 @@ def _workers(board: Dashboard) -> None:
     section(
         board,
         "Workers",
-        graph("Blocks held", [(_worker("held_layers"), "{{pod}}")], stacked=True),
-        graph("Stage", [(_worker("stage"), "{{pod}}")]),
-        graph("Memory of the host", [(memory, "{{pod}}")], unit="bytes"),
+        graph(
+            "Layers held",
+            [(_worker("held_layers"), "{{pod}}")],
+            stacked=True,
+            description="Layers that each worker holds.",
+        ),
+        graph("Stage", [(_worker("stage"), "{{pod}}")], description="Stage that each worker holds."),
+        graph(
+            "Memory of the host",
+            [(memory, "{{pod}}")],
+            unit="bytes",
+            description="Resident memory of each worker's process.",
+        ),
         graph(
             "Memory of the accelerator",
             [(f"{allocated} or on (pod) {memory}", "{{pod}}")],
             unit="bytes",
             description="What tensors take. The host's, where a worker has no accelerator.",
         ),
-        graph("Processor", [(f"rate(process_cpu_seconds_total{{{_JOB}}}[$__rate_interval])", "{{pod}}")]),
+        graph(
+            "Processor",
+            [(f"rate(process_cpu_seconds_total{{{_JOB}}}[$__rate_interval])", "{{pod}}")],
+            description="Processor time a second of each worker's process, in cores.",
+        ),
     )
 
 
@@ -201,3 +283,7 @@ def _operator(name: str) -> str:
 
 def _worker(name: str, *more: str) -> str:
     return f"pipetransformer_trainer_{name}{{{', '.join([_JOB, *more])}}}"
+
+
+def _increase(counter: str) -> str:
+    return f"increase({counter}[$__rate_interval])"

@@ -1,26 +1,51 @@
 """The few kinds of panels that both dashboards are made of."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from grafana_foundation_sdk.builders import dashboard, prometheus, stat, timeseries
-from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
-from grafana_foundation_sdk.builders.dashboard import DashboardLink, DatasourceVariable, Row
+from grafana_foundation_sdk.builders import dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders.common import (
+    GraphThresholdsStyleConfig,
+    ReduceDataOptions,
+    StackingConfig,
+    VizLegendOptions,
+)
+from grafana_foundation_sdk.builders.dashboard import (
+    AnnotationQuery,
+    DashboardLink,
+    DatasourceVariable,
+    Row,
+    ThresholdsConfig,
+)
 from grafana_foundation_sdk.models.common import (
     BigValueTextMode,
+    GraphTresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
     StackingMode,
 )
-from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 TAG = "pipetransformer"
 DATA_SOURCE = "datasource"
 #: (PromQL, legend); the legend may name labels as {{label}}.
 Query = tuple[str, str]
+#: (title of a column, its unit, PromQL); without a title only the labels of the values are shown.
+Column = tuple[str, str, str]
+#: (value from which on, colour), from low to high; below the first all is well.
+Limits = Sequence[tuple[float, str]]
 
 
 def new_dashboard(uid: str, title: str, description: str) -> dashboard.Dashboard:
-    """An empty one, with the data source to choose and a link to its siblings."""
+    """Returns an empty dashboard: a choice of the data source, links to its siblings, one crosshair for all panels."""
     return (
         dashboard.Dashboard(title)
         .uid(uid)
@@ -29,6 +54,7 @@ def new_dashboard(uid: str, title: str, description: str) -> dashboard.Dashboard
         .readonly()
         .refresh("30s")
         .time("now-6h", "now")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(DatasourceVariable(DATA_SOURCE).label("Data source").type("prometheus"))
         .link(
             DashboardLink("PipeTransformer")
@@ -41,7 +67,10 @@ def new_dashboard(uid: str, title: str, description: str) -> dashboard.Dashboard
     )
 
 
-def section(board: dashboard.Dashboard, title: str, *panels: stat.Panel | timeseries.Panel) -> None:
+Panel = stat.Panel | timeseries.Panel | table.Panel
+
+
+def section(board: dashboard.Dashboard, title: str, *panels: Panel) -> None:
     """Adds panels under a heading."""
     board.with_row(Row(title))
     for panel in panels:
@@ -49,12 +78,19 @@ def section(board: dashboard.Dashboard, title: str, *panels: stat.Panel | timese
 
 
 def number(
-    title: str, queries: Iterable[Query], *, unit: str = "short", description: str = "", name: bool = False
+    title: str,
+    queries: Iterable[Query],
+    *,
+    description: str,
+    unit: str = "short",
+    limits: Limits = (),
+    name: bool = False,
 ) -> stat.Panel:
-    """The newest values; `name` shows legends instead of them."""
-    panel = stat.Panel().title(title).description(description).unit(unit).datasource(_source()).height(4).span(4)
+    """Shows the newest values; `name` shows legends instead of them."""
+    panel = stat.Panel().title(title).description(description).unit(unit).datasource(source()).height(4).span(4)
     panel.reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
     panel.text_mode(BigValueTextMode.NAME if name else BigValueTextMode.AUTO)
+    panel.thresholds(_thresholds(limits))
     for target in _targets(queries, instant=True):
         panel.with_target(target)
     return panel
@@ -64,29 +100,65 @@ def graph(
     title: str,
     queries: Iterable[Query],
     *,
+    description: str,
     unit: str = "short",
-    description: str = "",
+    limits: Limits = (),
     stacked: bool = False,
     span: int = 8,
 ) -> timeseries.Panel:
-    """Values over time."""
-    panel = timeseries.Panel().title(title).description(description).unit(unit).datasource(_source())
+    """Shows values over time, and limits as dashed lines."""
+    panel = timeseries.Panel().title(title).description(description).unit(unit).datasource(source())
     panel.height(8).span(span).axis_soft_min(0).fill_opacity(20 if stacked else 5)
     panel.legend(
         VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM).show_legend(True)
     )
     if stacked:
         panel.stacking(StackingConfig().mode(StackingMode.NORMAL))
+    if limits:
+        panel.thresholds(_thresholds(limits))
+        panel.thresholds_style(GraphThresholdsStyleConfig().mode(GraphTresholdsStyleMode.DASHED))
     for target in _targets(queries, instant=False):
         panel.with_target(target)
     return panel
 
 
+def rows(title: str, columns: Sequence[Column], *, description: str, link: tuple[str, str]) -> table.Panel:
+    """Shows a row for each set of labels. Each links to a title and URL, which may name fields of the row."""
+    panel = table.Panel().title(title).description(description).unit("short").datasource(source()).height(9).span(24)
+    for target in _targets(((expression, "") for _, _, expression in columns), instant=True):
+        panel.with_target(target.format(PromQueryFormat.TABLE))
+    values = {f"Value #{_letter(index)}": column for index, (column, _, _) in enumerate(columns)}
+    hidden = {"Time": True} | {value: True for value, column in values.items() if not column}
+    shown = {value: column for value, column in values.items() if column}
+    panel.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    options = {"excludeByName": hidden, "renameByName": shown}
+    panel.with_transformation(DataTransformerConfig(id_val="organize", options=options))
+    for column, unit, _ in columns:
+        panel.override_by_name(column, [DynamicConfigValue(id_val="unit", value=unit)])
+    panel.data_links([DashboardLink(link[0]).url(link[1])])
+    return panel
+
+
+def annotation(name: str, colour: str, expression: str) -> AnnotationQuery:
+    """Returns marks on graphs where the expression has a value."""
+    return AnnotationQuery().name(name).datasource(source()).enable(True).icon_color(colour).expr(expression)
+
+
+def _thresholds(limits: Limits) -> ThresholdsConfig:
+    steps = [Threshold(value=None, color="green"), *(Threshold(value=value, color=colour) for value, colour in limits)]
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
 def _targets(queries: Iterable[Query], *, instant: bool) -> Iterable[prometheus.Dataquery]:
     for index, (expression, legend) in enumerate(queries):
-        target = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + index))
+        target = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(_letter(index))
         yield target.instant() if instant else target.range()
 
 
-def _source() -> DataSourceRef:
+def _letter(index: int) -> str:
+    return chr(ord("A") + index)
+
+
+def source() -> DataSourceRef:
+    """The data source that the reader chose."""
     return DataSourceRef(type_val="prometheus", uid=f"${{{DATA_SOURCE}}}")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
+from pipetransformer_contract.api import GROUP, KIND, VERSION
+from pipetransformer_contract.api.rules import IMMUTABILITY_RULES
+from pipetransformer_contract.api.schema import Schema, root_schema
+from pipetransformer_contract.api.status import ConditionType, ResizePhase, State
 from pipetransformer_contract.choose import OnPack, Packing
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api import GROUP, KIND, VERSION
-from pipetransformer_operator.api.rules import IMMUTABILITY_RULES
-from pipetransformer_operator.api.schema import Schema, root_schema
-from pipetransformer_operator.api.status import ConditionType, ResizePhase, State
 from tools.docs.markdown import GENERATED, code, table
 
 #: Bounds from here on say no more than that a number fits.

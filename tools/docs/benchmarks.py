@@ -102,6 +102,20 @@ FIGURES = {
         Figure("rss_mb_100", "100 jobs: operator's largest resident size in MB", at_most=400),
         Figure("rss_mb_1000", "1,000 jobs: the same", at_most=400),
     ),
+    "sharing": (
+        Figure("clusters", "random clusters"),
+        Figure("jobs", "jobs on them"),
+        Figure("generations_per_job_at_rest", "generations of a job in the quiet hour, the most of any job", at_most=2),
+        Figure("mean_generations_per_job_at_rest", "the same, mean"),
+        Figure(
+            "idle_gpu_share_while_a_job_fits",
+            "share of GPU time that nobody has while a job could use it, mean of the clusters",
+            at_most=0.02,
+        ),
+        Figure("largest_idle_gpu_share", "the same, the largest"),
+        Figure("inversions", "grants of what only jobs of higher priority could give up", at_most=0),
+        Figure("preemptions", "workers that the scheduler took away, for pods of higher priority"),
+    ),
     "soak": (
         Figure("faults", "faults that struck running jobs"),
         Figure("kinds.*.struck", "of each kind", at_least=15),

@@ -38,7 +38,7 @@ def comments(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
         stripped = line.strip()
         if stripped.startswith("#"):
             comment.append(stripped.removeprefix("#").strip())
-        elif not stripped:
+        elif not stripped or stripped.startswith("- "):  # what a list holds is a value of its key
             comment = []
         else:
             depth = (len(line) - len(line.lstrip())) // 2

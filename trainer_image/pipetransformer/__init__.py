@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .errors import SpecError
     from .freeze import FreezeObservation, FreezePolicy
     from .library import Result, train
-    from .models import KeyedDropout, PipelineModel, current_micro_batch
+    from .models import KeyedDropout, PipelineModel, current_micro_batch, register_architecture
+    from .predict import Prediction, TrainedModel, load_model
 
 _HOMES = {
     "pipetransformer_contract.spec": (
@@ -48,7 +49,8 @@ _HOMES = {
     "pipetransformer.errors": ("SpecError",),
     "pipetransformer.freeze": ("FreezeObservation", "FreezePolicy"),
     "pipetransformer.library": ("Result", "train"),
-    "pipetransformer.models": ("KeyedDropout", "PipelineModel", "current_micro_batch"),
+    "pipetransformer.models": ("KeyedDropout", "PipelineModel", "current_micro_batch", "register_architecture"),
+    "pipetransformer.predict": ("Prediction", "TrainedModel", "load_model"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -72,11 +74,15 @@ __all__ = [
     "PaddedSplit",
     "Pipeline",
     "PipelineModel",
+    "Prediction",
     "Result",
     "SpecError",
     "Split",
+    "TrainedModel",
     "Training",
     "current_micro_batch",
+    "load_model",
+    "register_architecture",
     "train",
 ]
 

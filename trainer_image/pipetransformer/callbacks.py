@@ -24,7 +24,9 @@ class Callback:
 
     def on_step(self, line: Mapping[str, Any]) -> None:
         """A step is committed: step, epoch, samples, loss, gradient_norm, learning_rate, samples_per_second,
-        generation, frozen_layers."""
+        generation, frozen_layers. Beside the record's values: total_steps, num_layers, seconds_left (None until the
+        step time of the present layout is measured) and held_out, the name and value of `best_metric` at the newest
+        evaluation (None before the first)."""
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
         """The held-out samples were evaluated."""

@@ -6,8 +6,9 @@ A connection that breaks raises a `RuntimeError` or an `OSError` and is survived
 accelerator, may raise the same. So wherever such code runs, what it raises becomes an error of this module.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -113,6 +114,12 @@ class RunningModel:
         if not _fault_among(causes) and not any(isinstance(cause, BrokenGroupError) for cause in causes):
             words = f"{self._what} failed: {type(origin).__name__}: {origin}"
             raise _blame(_device_failure(causes), words) from error
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """` (did you mean "NAME"?)` for a name that is close to a known one; nothing where none is."""
+    near = get_close_matches(given, list(known), n=1)
+    return f' (did you mean "{near[0]}"?)' if near else ""
 
 
 @contextmanager

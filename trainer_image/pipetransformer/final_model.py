@@ -1,17 +1,22 @@
 """The model at a job's end: gathered on the leader from those that hold its units, and written where the job asks."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from .checkpoint import write_model
+from pipetransformer_contract.spec import SCRIPT
+
+from .checkpoint import Kind, ModelConfig, write_model
 from .elastic.plan import Move
 from .elastic.transfer import Parts, move_units
 from .elastic.watchdog import Deadline, Watchdog
 from .errors import ModelError, StorageError
 from .job import Job
 from .membership import Membership
+from .models import HUGGINGFACE, VIT, import_huggingface
 from .state import UnitCodec, WorkerState
 
 
@@ -61,8 +66,14 @@ def gather_model(
     return gathered
 
 
-def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path) -> None:
-    """Write the model to the job's output, or into `run_dir`.
+def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path, *, steps: int) -> None:
+    """Write the model to the job's output, or into `run_dir`, with what made its inputs.
+
+    Args:
+        job: whose model it is.
+        tensors: parameters and buffers by whole-model name.
+        run_dir: of this worker.
+        steps: that were committed when these were the weights.
 
     Raises:
         StorageError: it cannot be written.
@@ -71,8 +82,28 @@ def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path)
     output = job.spec.output
     location = str(run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"
     try:
-        write_model(location, tensors, spec=job.spec, info=job.dataset.info)
+        config, dataset = _describe(job, tensors, steps), job.dataset
+        write_model(location, tensors, config=config, info=dataset.info, processor=dataset.processor)
     except OSError as error:
         raise StorageError(f"spec.output.location: {location}: {error}") from error
     except Exception as error:
         raise ModelError(f"cannot be saved: {type(error).__name__}: {error}") from error
+
+
+def _describe(job: Job, tensors: Mapping[str, torch.Tensor], steps: int) -> ModelConfig:
+    model, info = job.spec.model, job.dataset.info
+    kind = {VIT: Kind.VIT, HUGGINGFACE: Kind.TRANSFORMERS, SCRIPT: Kind.SCRIPT}.get(model.name, Kind.FUNCTION)
+    of_transformers = kind is Kind.TRANSFORMERS
+    return ModelConfig(
+        made_by=f"pipetransformer {version('pipetransformer')}",
+        kind=kind,
+        model_class=import_huggingface().class_name(model) if of_transformers else type(job.model).__name__,
+        function=model.name if kind is Kind.FUNCTION else job.model_function,
+        model=model,
+        data=job.spec.data,
+        steps=steps,
+        precision=job.spec.training.precision,
+        dtype=str(job.dtype).removeprefix("torch."),
+        input_dtype=str(job.input_dtype).removeprefix("torch."),
+        **{name: getattr(info, name) for name in ("input_shape", "num_classes", "vocab_size", "task", "labels")},
+    )

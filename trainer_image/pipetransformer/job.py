@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -24,21 +24,24 @@ from .data import (
     Dataset,
     EpochOrder,
     MicroBatch,
+    check_data_spec,
     deal,
     default_micro_batch_size,
     digest,
     inputs_change,
     load_dataset,
+    makes_bytes,
     own_dataset,
     padded_lengths,
     pipelines_of,
     read_batch,
+    task_before_reading,
 )
 from .errors import SpecError
 from .freeze import FreezePolicy, make_policy
 from .layout import StageLayout
 from .metrics import LOSS, Metric, make_metrics
-from .models import OwnModel, PipelineModel, build_model, build_units
+from .models import OwnModel, PipelineModel, build_model, build_units, check_model_spec
 from .optimizer import moment_shapes, names_without_decay
 from .partition import (
     Cut,
@@ -51,7 +54,7 @@ from .partition import (
     paper_bytes,
     spans,
 )
-from .parts import Overruled, Parts
+from .parts import Overruled, Parts, place_of_function
 from .schedules import ScheduleClass, one_forward_one_backward, schedule_class
 
 logger = logging.getLogger(__name__)
@@ -77,6 +80,8 @@ class Job:
         unit_bytes: of the parameters and buffers of each unit.
         no_decay: whole-model names of the parameters that weight decay leaves alone.
         overruled: what the program says of the job and the spec has otherwise.
+        model_function: where the program's own function that builds the model is, as `module:function`; may be empty.
+        input_dtype: of the samples' inputs.
     """
 
     spec: TrainerSpec
@@ -94,6 +99,8 @@ class Job:
     no_decay: Collection[str]
     callbacks: Sequence[Callback] = ()
     overruled: Sequence[Overruled] = ()
+    model_function: str = ""
+    input_dtype: torch.dtype = torch.float32
 
     @classmethod
     def load(cls, spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int | None = None) -> "Job":
@@ -112,7 +119,7 @@ class Job:
         parts.check(spec)
         training = spec.training
         dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
-        dataset = load_dataset(spec.data, dtype=dtype) if parts.data is None else own_dataset(parts.data, dtype=dtype)
+        dataset = _dataset(spec, parts, dtype)
         count = len(dataset.train)
         if count < spec.num_shards:
             raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
@@ -135,7 +142,8 @@ class Job:
         check_spec(spec)
         check_model(model)
         stages = spec.pipeline.stages
-        metrics = make_metrics(spec.evaluation, model, read_batch(dataset.train, [0], None)[1], parts.metrics)
+        inputs, targets = read_batch(dataset.train, [0], None)
+        metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)
         if spec.evaluation.best_metric not in metrics:  # which has an accuracy in mind
             evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
             spec = spec.model_copy(update={"evaluation": evaluation})
@@ -156,6 +164,8 @@ class Job:
             unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
             no_decay=names_without_decay(training.optimizer.no_decay, model),
             overruled=parts.overruled(spec),
+            model_function=place_of_function(parts.model),
+            input_dtype=inputs.dtype,
         )
 
     @property
@@ -360,6 +370,25 @@ class Job:
         count = len(self.dataset.train)
         ids = random.Random(self.spec.training.seed).sample(range(count), min(count, _PROBE_SAMPLES))
         return deal([ids], 1, micro_batch_size, padded_lengths(self.dataset.train, self.dataset.info))[0]
+
+
+def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
+    """The samples, read once what can be known before them is checked.
+
+    Raises:
+        SpecError: the model or the options of the data are wrong, or the data cannot be read.
+    """
+    own = parts.data is not None
+    if not own:
+        check_data_spec(spec.data)
+    learns = None
+    if parts.model is None:
+        task, of_bytes = (None, False) if own else (task_before_reading(spec.data), makes_bytes(spec.data))
+        learns = check_model_spec(spec.model, task=task, of_bytes=of_bytes)
+    if own:
+        return own_dataset(parts.data, dtype=dtype, processor=parts.processor, task=learns)
+    dataset = load_dataset(spec.data, dtype=dtype)
+    return dataset if parts.processor is None else replace(dataset, processor=parts.processor)
 
 
 def _model(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Report, ResizeReason
+from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
 
 from .callbacks import Callback, Teller
 from .errors import StorageError
@@ -145,7 +145,14 @@ class Leader:
         self._loss = line["loss"]
         line = {**line, "samples_per_second": line["samples"] / seconds}
         self.record.step(**line)
-        self._teller.tell(Callback.on_step, line)
+        held_out = self._held_out(control)
+        told = {
+            "total_steps": self._job.total_steps,
+            "num_layers": self._job.num_layers,
+            "seconds_left": self._seconds_left(control),
+            "held_out": None if held_out is None else (held_out.metric, held_out.value),
+        }
+        self._teller.tell(Callback.on_step, line | told)
         measured = len(self._seconds) == _STEPS_TO_OFFER or (
             len(self._seconds) > _STEPS_TO_OFFER and control.costs != self._measured_costs
         )
@@ -238,11 +245,27 @@ class Leader:
             samples_per_second=self._job.order.global_batch / seconds if seconds else None,
             step_seconds=self._step_seconds,
             total_steps=self._job.total_steps,
+            seconds_left=self._seconds_left(control),
+            held_out=self._held_out(control),
             outcome=outcome,
             reason=reason,
             message=message[:1024],
         )
         self._reporter.submit(report, urgent=urgent)
+
+    def _seconds_left(self, control: Control) -> float | None:
+        """Until the last step, at the step time of the present layout; None until enough of its steps are measured."""
+        if len(self._seconds) < _STEPS_TO_OFFER:
+            return None
+        return max(0, self._job.total_steps - control.step) * statistics.median(self._seconds)
+
+    def _held_out(self, control: Control) -> HeldOut | None:
+        """The newest evaluation; None before the first, or where its value is no number."""
+        metric = self._job.spec.evaluation.best_metric
+        value = control.metrics.get(metric)
+        if value is None or not math.isfinite(value):
+            return None
+        return HeldOut(metric=metric, value=value, step=control.evaluated_step)
 
     def _predict(self, control: Control) -> None:
         """Renew what is told of the step in the present layout and in others, as soon as both are measured."""

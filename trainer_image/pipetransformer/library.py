@@ -9,16 +9,19 @@
 In the last two the manifest says all that it can say; the script brings only the parts that are `script` there.
 """
 
+import inspect
 import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, ParamSpec, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from pipetransformer_contract.spec import (
     SCRIPT,
@@ -39,12 +42,13 @@ from pipetransformer_contract.wire import Env
 
 from .callbacks import Callback
 from .checks import check_rules
-from .data import importing_main
-from .errors import SpecError
+from .data import Processor, importing_main
+from .errors import SpecError, meant
 from .fixed_run import run_fixed
 from .freeze import FreezePolicy
 from .metrics import Metric
 from .parts import ModelFunction, OwnData, Parts, shown
+from .progress import ProgressLine
 from .schedules import ScheduleClass
 from .state import Control
 from .trainer import Ending
@@ -52,6 +56,7 @@ from .worker import EXIT_STOPPED, WorkerIdentity, refuse, run_worker
 
 #: Held while this process trains: random generators and the present micro-batch are the process's.
 _training = threading.Lock()
+_Given = ParamSpec("_Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +80,27 @@ class Result:
     run_dir: Path
 
 
+def _knowing_its_arguments(function: Callable[_Given, Result]) -> Callable[_Given, Result]:
+    """The function, which says what a misspelt argument may have meant."""
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: _Given.args, **kwargs: _Given.kwargs) -> Result:
+        for name in kwargs:
+            if name not in known:
+                words = f"train takes no such argument{meant(name, known)}: it takes {', '.join(known)}"
+                _refuse(SpecError(name, words))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_knowing_its_arguments
 def train(
     *,
     model: Model | ModelFunction,
     data: Data | OwnData,
+    processor: Processor | None = None,
     loader_processes: int = 0,
     training: Training,
     freeze: Freeze | FreezePolicy | None = None,
@@ -90,6 +112,7 @@ def train(
     checkpoint: Checkpoint | None = None,
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path = "run",
+    progress: bool = True,
 ) -> Result:
     """Train to the end, on as many processes as there are. A process runs one `train` at a time.
 
@@ -98,7 +121,9 @@ def train(
     Args:
         model: a `Model` of ours, or a function without arguments that builds yours: a `PipelineModel`, or a list of
             modules (embedding, blocks, head). Every process calls it with `training.seed` set.
-        data: `Data` of ours, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target).
+        data: `Data` of ours, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target) or of
+            tables of the `datasets` library.
+        processor: the tokenizer or image processor that made the inputs of `data`. It is saved with the model.
         loader_processes: of each worker, that read samples ahead; as `Data` says it.
         training: how long, and how; in a pod the manifest's, as `freeze`, `pipeline`, `cache`, `evaluation` and
             `checkpoint` are.
@@ -111,6 +136,8 @@ def train(
         checkpoint: where to save; a run that finds one there goes on from it.
         callbacks: told what happens, on the leader.
         run_dir: for the record and the model. In a pod the operator says where.
+        progress: shows step, time left, loss, held-out metric and layout on standard error: a line that is redrawn on
+            a terminal, one line a minute elsewhere.
 
     Raises:
         SpecError: what was asked for cannot be trained, or this process trains already.
@@ -131,6 +158,7 @@ def train(
             schedule=schedule,
             metrics=metrics,
             callbacks=callbacks,
+            processor=processor,
         )
         said = {
             "model": model if parts.model is None else Model(name=SCRIPT),
@@ -145,22 +173,32 @@ def train(
         spec = _spec(parts, said, loader_processes)
         if not isinstance(run_dir, str | os.PathLike):
             raise SpecError("run_dir", f"must be a path, not {shown(run_dir)}")
+        if not isinstance(progress, bool):
+            raise SpecError("progress", f"must be True or False, not {shown(progress)}")
     except SpecError as error:
-        if Env.WORKER_NAME in os.environ:  # else its operator would start it again
-            raise SystemExit(refuse(WorkerIdentity.from_environment(), error).exit_code) from error
-        raise
+        _refuse(error)
     if not _training.acquire(blocking=False):
         raise SpecError("train", "this process trains already: one run after another, or each in a process of its own")
+    line = ProgressLine()
+    if progress:
+        parts = replace(parts, callbacks=(*parts.callbacks, line))
     try:
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
         check_rules(spec)
         ending, control = run_fixed(spec, parts, Path(run_dir))
     finally:
+        line.close()
         _training.release()
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)
     return _result(control, Path(run_dir))
+
+
+def _refuse(error: SpecError) -> NoReturn:
+    if Env.WORKER_NAME in os.environ:  # otherwise its operator would start it again
+        raise SystemExit(refuse(WorkerIdentity.from_environment(), error).exit_code) from error
+    raise error
 
 
 def _own(part: Any) -> Any:
@@ -184,6 +222,8 @@ def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> Train
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise SpecError(field, f"there is no such field{meant(*_near(fields, first['loc']))}") from error
         raise SpecError(field, f"{first['msg']}; given was {shown(first['input'])}") from error
     if parts.schedule is not None:
         changes["pipeline"] = spec.pipeline.model_copy(update={"schedule": ScheduleName.SCRIPT})
@@ -191,6 +231,15 @@ def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> Train
         location = _absolute(spec.checkpoint.location)
         changes["checkpoint"] = spec.checkpoint.model_copy(update={"location": location})
     return spec.model_copy(update=changes)
+
+
+def _near(fields: Mapping[str, FieldInfo], path: Sequence[int | str]) -> tuple[str, list[str]]:
+    """The last name of a path, and what it could have been."""
+    for part in path[:-1]:
+        model = fields[str(part)].annotation
+        kinds = [kind for kind in (model, *get_args(model)) if isinstance(kind, type) and issubclass(kind, SpecModel)]
+        fields = kinds[0].model_fields if kinds else {}
+    return str(path[-1]), [name for own, field in fields.items() for name in {own, field.alias or own}]
 
 
 def _absolute(location: str) -> str:

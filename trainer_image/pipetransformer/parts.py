@@ -4,8 +4,10 @@ In a pod the manifest holds for all that it can say. What comes from the program
 neither side can replace the other's part unnoticed.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 from .callbacks import Callback
-from .data import Dataset
+from .data import Dataset, Processor, Table
 from .errors import SpecError
 from .freeze import FreezePolicy
 from .metrics import Metric
@@ -25,8 +27,9 @@ from .schedules import ScheduleClass
 _SHOWN = 80
 #: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, blocks, head) that classifies.
 ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
-#: A `Dataset`, a map-style dataset of (input, target), or two of them: training and held-out samples.
-OwnData = Dataset | TorchDataset[Any] | Sequence[TorchDataset[Any]]
+#: A `Dataset`, a map-style dataset of (input, target), a table of the `datasets` library, or two of these: training and
+#: held-out samples.
+OwnData = Dataset | TorchDataset[Any] | Table | Mapping[str, Table] | Sequence[TorchDataset[Any]] | Sequence[Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Overruled:
 class Parts:
     """Each part that is not None takes the place of what the spec would name; metrics are added to the spec's.
 
-    `said` is the rest of what the program says, in a pod: there the manifest holds.
+    `processor` made the inputs of `data`. `said` is the rest of what the program says, in a pod: there the manifest
+    holds.
     """
 
     model: ModelFunction | None = None
@@ -51,6 +55,7 @@ class Parts:
     schedule: ScheduleClass | None = None
     metrics: Sequence[Metric] = ()
     callbacks: Sequence[Callback] = ()
+    processor: Processor | None = None
     said: TrainerSpec | None = None
 
     def __post_init__(self) -> None:
@@ -59,12 +64,19 @@ class Parts:
             SpecError: a part is of another kind than its annotation, and would fail later or be taken for nothing.
         """
         model, freeze = self.model, self.freeze
+        _check_model(model)
         for name, part, fits, wanted in (
             (
                 "model",
                 model,
-                model is None or (callable(model) and not isinstance(model, nn.Module)),
+                model is None or callable(model),
                 "a Model, or a function without arguments that builds one: a PipelineModel or a list of modules",
+            ),
+            (
+                "processor",
+                self.processor,
+                self.processor is None or callable(getattr(self.processor, "save_pretrained", None)),
+                "a tokenizer or image processor of transformers",
             ),
             ("freeze", freeze, freeze is None or isinstance(freeze, FreezePolicy), "a Freeze, or a FreezePolicy"),
             ("metrics", self.metrics, _is_list(self.metrics, callable), "a list of functions"),
@@ -103,10 +115,42 @@ class Parts:
         return [Overruled(field, value, holds.get(field)) for field, value in said if value != holds.get(field)]
 
 
+def place_of_function(function: ModelFunction | None) -> str:
+    """`module:function` by which another program can import it; empty where it cannot, as of a lambda."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module == "__main__":
+        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
+    return f"{module}:{name}" if module and name.isidentifier() else ""
+
+
 def shown(value: object) -> str:
     """What was given, as a short line."""
     words = " ".join(repr(value).split())
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+
+
+def _check_model(model: object) -> None:
+    """Refuse a network that is made already: every worker makes its own, with weights that the seed says.
+
+    Raises:
+        SpecError: saying what to pass instead.
+    """
+    if isinstance(model, nn.Module):
+        name = type(model).__name__
+        if hasattr(model, "save_pretrained"):
+            how = 'save it by save_pretrained(FOLDER), and pass Model(name="huggingface", path=FOLDER, num_layers=...)'
+        else:
+            how = (
+                f"pass a function that builds it as a list of modules (embedding, blocks, head), not {name} as a whole"
+            )
+        raise SpecError("model", f"is an nn.Module, {shown(model)}: {how}")
+    if isinstance(model, PipelineModel) or (
+        isinstance(model, list | tuple) and model and all(isinstance(part, nn.Module) for part in model)
+    ):
+        words = "pass the function that builds it, because every worker calls it"
+        raise SpecError("model", f"is made already, {shown(model)}: {words}")
+    if isinstance(model, str):
+        raise SpecError("model", f"is {model!r}: pass Model(name={model!r}, ...), or a function that builds a model")
 
 
 def _is_list(part: object, fits: Callable[[object], bool]) -> bool:

@@ -508,7 +508,9 @@ class Trainer:
 
         def write() -> None:
             self._teller.catch_up()
-            write_final_model(job, load_best(job) if best else tensors, self._run_dir)
+            control = self._state.control
+            steps = control.best_step if best else control.step
+            write_final_model(job, load_best(job) if best else tensors, self._run_dir, steps=steps)
 
         self._barrier.pass_after(None if leader is None else write, groups)
         if leader is not None:

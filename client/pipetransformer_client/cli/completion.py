@@ -1,28 +1,102 @@
-"""`kubectl_complete-pipetransformer`: what kubectl asks for the completions of its plugin.
+"""Completions: what a command's words may be, and `kubectl_complete-pipetransformer`, which kubectl asks for them.
 
-It is called with the words so far, the last one perhaps empty, and answers one completion a line and then a directive,
-as Cobra's commands do. The shells' own completion of `pipetransformer` is Typer's (`--install-completion`).
+kubectl calls it with the words so far, the last one perhaps empty. It answers one completion a line, and then a
+directive as Cobra's commands do. The shells' own completion of `pipetransformer` is Typer's (`--install-completion`).
 """
 
 import contextlib
+import io
 import os
 import shlex
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 
-from . import app
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-#: Of Cobra: let the shell add no file names.
-_NO_FILES = ":4"
+#: Directives of Cobra. The shell adds no file names; nor a space; it completes files of the endings listed; folders.
+_NO_FILES, _NO_FILES_NO_SPACE, _FILES_ENDING, _FOLDERS = ":4", ":6", ":8", ":16"
+_ENDINGS = ("yaml", "yml", "json")
+
+
+def complete_job(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of jobs in the namespace that was chosen so far; none when the cluster does not answer."""
+    from ..client import Client
+    from ..errors import ClientError
+
+    chosen = context.params
+    try:
+        client = Client.connect(context=chosen.get("context"), namespace=chosen.get("namespace"))
+        return [job.name for job in client.jobs() if job.name.startswith(incomplete)]
+    except ClientError:
+        return []
+
+
+def complete_record(context: typer.Context, incomplete: str) -> list[str]:
+    """What has a record: jobs, and folders of this machine."""
+    parent, slash, begin = incomplete.rpartition("/")
+    try:
+        names = sorted(path.name for path in Path(f"{parent}{slash}").iterdir() if path.is_dir())
+    except OSError:
+        names = []
+    folders = [f"{parent}{slash}{name}/" for name in names if name.startswith(begin)]
+    return [*complete_job(context, incomplete), *folders]
+
+
+def complete_field(incomplete: str) -> list[str]:
+    """Fields of a job, as `--set` takes them."""
+    from .set_fields import field_paths
+
+    return [f"{path}=" for path in field_paths() if path.startswith(incomplete)]
 
 
 def main() -> None:
     """Answers kubectl."""
-    words = ["pipetransformer", *sys.argv[1:]]
+    from . import app
+
+    words = sys.argv[1:]
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    if (answer := _paths(group, words)) is not None:
+        print(answer)
+        return
     os.environ["_PIPETRANSFORMER_COMPLETE"] = "complete_bash"  # Typer's protocol: a word a line
-    os.environ |= {"COMP_WORDS": shlex.join(words), "COMP_CWORD": str(len(words) - 1)}
-    with contextlib.suppress(SystemExit):
+    os.environ |= {"COMP_WORDS": shlex.join(["pipetransformer", *words]), "COMP_CWORD": str(len(words))}
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as answered:
         app(prog_name="pipetransformer")
-    print(_NO_FILES)
+    found = answered.getvalue().split()
+    unfinished = found and all(word.endswith(("=", "/")) for word in found)
+    print("\n".join([*found, _NO_FILES_NO_SPACE if unfinished else _NO_FILES]))
+
+
+def _paths(group: TyperGroup, words: Sequence[str]) -> str | None:
+    """The answer where the last word is a path, which the shell completes; None elsewhere."""
+    command = group.commands.get(words[0]) if words else None
+    if not isinstance(command, TyperCommand) or len(words) < 2 or words[-1].startswith("-"):
+        return None
+    asked = _asked(command, words[1:-1])
+    if asked is None or command.callback is None:
+        return None
+    declared = get_type_hints(command.callback, include_extras=True)[str(asked.name)]
+    kind, *info = get_args(declared) if get_origin(declared) is Annotated else (declared,)
+    if Path not in (kind, *get_args(kind)):
+        return None
+    return "\n".join([*_ENDINGS, _FILES_ENDING]) if info[0].file_okay else _FOLDERS
+
+
+def _asked(command: TyperCommand, words: Sequence[str]) -> TyperOption | TyperArgument | None:
+    """The option or argument that a word after these is the value of."""
+    options = {name: one for one in command.params if isinstance(one, TyperOption) for name in one.opts}
+    if words and (option := options.get(words[-1])) is not None and not option.is_flag:
+        return option
+    context = command.make_context(command.name, list(words), resilient_parsing=True)
+    for one in command.params:
+        source = context.get_parameter_source(str(one.name))
+        if isinstance(one, TyperArgument) and (source is None or source.name != "COMMANDLINE"):
+            return one
+    return None
 
 
 if __name__ == "__main__":

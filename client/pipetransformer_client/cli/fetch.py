@@ -13,7 +13,7 @@ from .options import Context, JobName, Namespace, console
 @app.command()
 def fetch(
     name: JobName,
-    folder: Annotated[Path, typer.Argument(help="Where the model goes.")],
+    folder: Annotated[Path, typer.Argument(help="Where the model goes.", file_okay=False)],
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:

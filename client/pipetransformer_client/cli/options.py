@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .completion import complete_job
+
 #: The job failed.
 EXIT_FAILED = 1
 #: The arguments or the job's file were refused.
@@ -22,24 +24,13 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
-def _jobs(incomplete: str) -> list[str]:
-    """Names of jobs in the present namespace, for the shell; none when the cluster does not say."""
-    from ..client import Client
-    from ..errors import ClientError
-
-    try:
-        return [job.name for job in Client.connect().jobs() if job.name.startswith(incomplete)]
-    except ClientError:
-        return []
-
-
 Context = Annotated[
     str | None, typer.Option("--context", help="Context of the kubeconfig, by default the present one.")
 ]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job, by default the context's.")
 ]
-JobName = Annotated[str, typer.Argument(help="Name of the job.", autocompletion=_jobs)]
+JobName = Annotated[str, typer.Argument(help="Name of the job.", autocompletion=complete_job)]
 Output = Annotated[Format | None, typer.Option("--output", "-o", help="For programs.")]
 
 

@@ -8,19 +8,21 @@ import typer
 from rich import box
 from rich.table import Table
 
-from pipetransformer_operator.api import PipeTrainingJob, trainer_spec
-from pipetransformer_operator.api.validate import with_name
-from pipetransformer_operator.local.manifest import read_manifest
+from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api.manifest import local_manifest
 
 from ..dry_run import Phase, Savings, phases, savings
 from . import app
+from .manifests import File, Name, Settings, one_job
 from .options import EXIT_REFUSED, Output, console, errors
 from .show import print_object
 
 
 @app.command()
 def plan(
-    file: Annotated[Path, typer.Argument(help="YAML of one PipeTrainingJob.")],
+    file: File,
+    name: Name = None,
+    settings: Settings = None,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Time the model's layers here first; else all blocks are alike."),
@@ -31,6 +33,7 @@ def plan(
     output: Output = None,
 ) -> None:
     """Show which layouts a job would take and what that would save; nothing is trained."""
+    manifest = local_manifest(one_job(file, name, settings))
     try:
         from pipetransformer.errors import DeviceError, DeviceMemoryError, ModelError
         from pipetransformer.forecast import Forecast, measure_here
@@ -47,7 +50,7 @@ def plan(
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise typer.BadParameter(f"--costs: {costs} is not what plan --measure -o json prints: {error}") from error
     try:
-        spec = PipeTrainingJob.from_manifest(with_name(read_manifest(file))).spec
+        spec = PipeTrainingJob.from_manifest(manifest).spec
         forecast = Forecast.of(trainer_spec(spec), given)
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))

@@ -3,63 +3,126 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from pipetransformer_operator.api.status import ConditionType, JobStatus
-from pipetransformer_operator.local.manifest import read_job
-from pipetransformer_operator.plan import EventType
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.manifest import local_job, local_manifest
+from pipetransformer_contract.api.status import ConditionType, JobStatus
 
+from ..run_folder import RunFolder, RunFolderError
 from . import app
+from .manifests import File, Name, Settings, one_job
 from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, errors
 from .summary import print_summary
 from .view import LiveView, PlainView
 
+#: A closed terminal ends a run as Ctrl-C does.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="YAML of one PipeTrainingJob.")],
-    run_dir: Annotated[Path, typer.Option(help="Where the run's record, model and checkpoints go.")],
+    file: File,
+    run_dir: Annotated[Path, typer.Option(help="Where the run's record, model and checkpoints go.", file_okay=False)],
+    name: Name = None,
+    settings: Settings = None,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines even on a terminal.")] = False,
 ) -> None:
-    """Run a job on this machine, its workers as local processes."""
-    from pipetransformer_operator.local.run import run_job  # no other command needs a server
-
-    run_dir = run_dir.absolute()
+    """Run a job on this machine, its workers as local processes. The same command resumes an interrupted run."""
+    out = console()
+    if find_spec("pipetransformer_operator") is None:  # no other command needs a server
+        errors().print(
+            'error: a local run needs the operator: pip install "pipetransformer-client[local]"', markup=False
+        )
+        raise typer.Exit(EXIT_REFUSED)
     try:
-        job = read_job(file, run_dir)
-        if (run_dir / "steps.jsonl").exists():
-            raise FileExistsError(f"--run-dir: {run_dir} holds the record of another run")
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        manifest = local_manifest(one_job(file, name, settings))
+        run_dir = run_dir.absolute()
+        local_job(manifest, run_dir)  # refused before anything is written
+        with RunFolder.open(run_dir) as folder:
+            job = local_job(folder.claim(manifest), run_dir)
+            if folder.finished:
+                _print_finished(out, job, run_dir)
+                return
+            try:
+                with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
+                    status = _train(job, folder, view)
+            except (KeyboardInterrupt, asyncio.CancelledError) as error:
+                errors().print(_interrupted(folder))
+                raise typer.Exit(EXIT_INTERRUPTED) from error
+            _print_end(out, status, folder)
+    except (RunFolderError, OSError) as error:
         errors().print(f"error: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
-    out = console()
-    try:
-        with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
-            running = run_job(
-                job,
-                run_dir,
-                changed=lambda job: view.changed(job.metadata.name, job.status),
-                told=lambda event: view.told(
-                    event.reason.value, event.message, warning=event.type is EventType.WARNING
-                ),
-            )
-            status = asyncio.run(_until_told(running))
-    except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        errors().print("interrupted; the workers were stopped")
-        raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) -> JobStatus:
+    """The status that the job ends with.
+
+    Raises:
+        asyncio.CancelledError: it was interrupted.
+    """
+    from pipetransformer_operator.local.run import run_job
+    from pipetransformer_operator.plan import EventType
+
+    if (step := folder.checkpoint_step()) is not None:
+        view.told("Resuming", f"from the checkpoint at step {step}", warning=False)
+    running = run_job(
+        job,
+        folder.path,
+        changed=lambda job: view.changed(job.metadata.name, job.status),
+        told=lambda event: view.told(event.reason.value, event.message, warning=event.type is EventType.WARNING),
+        inherited=[folder.lock],
+    )
+    return asyncio.run(_until_told(running, view))
+
+
+def _interrupted(folder: RunFolder) -> str:
+    step = folder.checkpoint_step()
+    goes_on = "begins again: there is no checkpoint yet" if step is None else f"resumes at step {step}"
+    return f"interrupted; the workers were stopped. The same command {goes_on}"
+
+
+def _print_end(out: Console, status: JobStatus, folder: RunFolder) -> None:
     failed = status.condition(ConditionType.FAILED)
     if failed and status.is_true(ConditionType.FAILED):
-        errors().print(f"Failed ({failed.reason}): {failed.message}\nlogs: {run_dir / 'logs'}")
+        errors().print(f"Failed ({failed.reason}): {failed.message}\nlogs: {folder.path / 'logs'}")
         raise typer.Exit(EXIT_FAILED)
+    folder.finish()
+    print_summary(out, folder.path)
+
+
+def _print_finished(out: Console, job: PipeTrainingJob, run_dir: Path) -> None:
     print_summary(out, run_dir)
+    words = f"{job.metadata.name} has already finished in {run_dir}"
+    if (run_dir / "model").exists():
+        words += f", and its model is {run_dir / 'model'}"
+    out.print(
+        f"{words}. To train it again, name another --run-dir or remove {run_dir}", highlight=False, soft_wrap=True
+    )
 
 
-async def _until_told(run: Coroutine[None, None, JobStatus]) -> JobStatus:
-    """Ends the run, workers first, at SIGTERM as at Ctrl-C."""
+async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | LiveView) -> JobStatus:
+    """Ends the run at a signal: the first leaves the workers time for a checkpoint, the second does not.
+
+    A signal that is ignored, as `nohup` has it, stays ignored.
+    """
     task = asyncio.create_task(run)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    told = False
+
+    def stop() -> None:
+        nonlocal told
+        if not told:
+            words = "the workers write a checkpoint. A second Ctrl-C ends them at once"
+            view.told("Stopping", words, warning=True)
+        told = True
+        task.cancel()
+
+    for number in (one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     return await task

@@ -9,14 +9,16 @@ import typer
 import yaml
 from rich.console import Console
 
+from pipetransformer_contract.messages import Report
+from pipetransformer_contract.progress import duration
+
 from ..client import Client
 from ..job import Event, Job
 from . import app
 from .options import Context, Format, JobName, Namespace, Output, console
 from .view import draw_layout, held, progress
 
-_TITLES = ("NAME", "STATE", "STAGES", "PIPELINES", "GPUS", "FROZEN", "STEP", "SAVED", "AGE")
-_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_TITLES = ("NAME", "STATE", "STAGES", "PIPELINES", "GPUS", "FROZEN", "STEP", "ETA", "SAVED", "AGE")
 
 
 @app.command("list")
@@ -29,7 +31,7 @@ def list_jobs(
     """List jobs."""
     jobs = Client.connect(context=context, namespace=namespace).jobs(all_namespaces=all_namespaces)
     if output is not None:
-        print_object({"apiVersion": "v1", "kind": "List", "items": [job.manifest for job in jobs]}, output)
+        print_jobs(jobs, output)
         return
     rows = [["NAMESPACE", *_TITLES], *([job.namespace, *_row(job)] for job in jobs)]
     _print_columns(rows if all_namespaces else [row[1:] for row in rows])
@@ -44,6 +46,11 @@ def describe(name: JobName, namespace: Namespace = None, context: Context = None
         print_object(job.manifest, output)
         return
     _print_job(console(), job, client.events(job))
+
+
+def print_jobs(jobs: Sequence[Job], output: Format) -> None:
+    """Prints jobs as kubectl prints several objects."""
+    print_object({"apiVersion": "v1", "kind": "List", "items": [job.manifest for job in jobs]}, output)
 
 
 def print_object(value: Mapping[str, Any], output: Format) -> None:
@@ -64,19 +71,29 @@ def _print_columns(rows: Sequence[Sequence[str]]) -> None:
 def _row(job: Job) -> list[str]:
     status = job.status
     stages, pipelines = (str(status.plan.stages), str(status.plan.pipelines)) if status.plan else ("-", "-")
-    step = str(status.last_report.step) if status.last_report else "-"
+    step, left = _step(status.last_report)
     saved = f"{status.gpu_seconds_saved / 3600:.2f} GPUh"
     held = str(status.gpus.held)
     return [
-        job.name, status.state.value, stages, pipelines, held, status.frozen or "-", step, saved, _age(job.created),
+        job.name, status.state.value, stages, pipelines, held, status.frozen or "-", step, left, saved,
+        _age(job.created),
     ]  # fmt: skip
+
+
+def _step(report: Report | None) -> tuple[str, str]:
+    """Step of total, and the time that is left."""
+    if report is None:
+        return "-", "-"
+    total = "" if report.total_steps is None else f"/{report.total_steps}"
+    left = None if report.outcome else report.seconds_left
+    return f"{report.step}{total}", "-" if left is None else duration(left)
 
 
 def _print_job(out: Console, job: Job, events: list[Event]) -> None:
     status = job.status
     out.print(f"{job.namespace}/{job.name}  {status.state.value}  {_age(job.created)} old\n", highlight=False)
     out.print(draw_layout(status))
-    out.print(progress(status.last_report) if status.last_report else "no step yet", highlight=False)
+    out.print(progress(status) or "no step yet", highlight=False)
     out.print(f"{held(status)}, {status.gpu_seconds_saved:.0f} GPU-seconds saved", highlight=False)
     if status.checkpoint:
         out.print(f"checkpoint at step {status.checkpoint.step}, {status.checkpoint.boundary} frozen", highlight=False)
@@ -94,11 +111,5 @@ def _print_job(out: Console, job: Job, events: list[Event]) -> None:
 
 
 def _age(since: datetime) -> str:
-    """How long ago, in two units at most: 3d4h, 12m5s."""
-    left = max(0, int((datetime.now(UTC) - since).total_seconds()))
-    parts: list[str] = []
-    for unit, size in _UNITS:
-        count, left = divmod(left, size)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count}{unit}")
-    return "".join(parts[:2])
+    """How long ago, in two units at most."""
+    return duration((datetime.now(UTC) - since).total_seconds())

@@ -1,6 +1,7 @@
 """What `run` and `watch` show: a live picture of the layout on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -8,19 +9,29 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.messages import Report
-from pipetransformer_operator.api import JobStatus
+from pipetransformer_contract.progress import Progress
 
 FROZEN, ACTIVE = "▒", "█"
 NUM_EVENTS = 6
+#: Between two lines that say nothing but that training goes on.
+PROGRESS_SECONDS = 60.0
 
 
 class PlainView:
-    """One line an event and one a report."""
+    """One line an event, one for each layout and frozen boundary, and one a minute while they stay.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: to write to.
+        clock: seconds.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._last: tuple[int, int] | None = None
+        self._clock = clock
+        self._shown: tuple[int, int, bool] | None = None
+        self._shown_at = 0.0
 
     def __enter__(self) -> "PlainView":
         return self
@@ -31,9 +42,12 @@ class PlainView:
     def changed(self, name: str, status: JobStatus) -> None:
         """The job's status changed."""
         report = status.last_report
-        if report and (report.layout_generation, report.step) != self._last:
-            self._last = (report.layout_generation, report.step)
-            self._console.print(f"{progress(report)}  {held(status)}", highlight=False, soft_wrap=True)
+        if report is None:
+            return
+        shown = report.layout_generation, report.boundary, report.outcome is not None
+        if shown != self._shown or self._clock() >= self._shown_at + PROGRESS_SECONDS:
+            self._shown, self._shown_at = shown, self._clock()
+            self._console.print(f"{progress(status)}  {held(status)}", highlight=False, soft_wrap=True)
 
     def told(self, reason: str, message: str, *, warning: bool) -> None:
         """The operator decided something."""
@@ -70,8 +84,7 @@ class LiveView:
     def __rich__(self) -> RenderableType:
         if self._status is None:
             return Panel(Group(*self._events), title="starting", title_align="left")
-        report = self._status.last_report
-        progressed = Text(f"{progress(report) if report else 'starting'}\n{held(self._status)}")
+        progressed = Text(f"{progress(self._status) or 'starting'}\n{held(self._status)}")
         title = f"{self._name} · {self._status.state.value}"
         return Panel(Group(draw_layout(self._status), progressed, *self._events), title=title, title_align="left")
 
@@ -108,15 +121,27 @@ def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
         yield frozen, num_layers - frozen
 
 
-def progress(report: Report) -> str:
-    """The report in one line."""
-    loss = f"loss {report.loss:.4f}  " if report.loss is not None else ""
-    speed = f"{report.samples_per_second:.0f} samples/s  " if report.samples_per_second is not None else ""
-    return f"epoch {report.epoch}  step {report.step}  {loss}{speed}frozen {report.boundary}/{report.num_layers}"
+def progress(status: JobStatus) -> str:
+    """The newest report in one line; empty before the first."""
+    report, plan = status.last_report, status.plan
+    if report is None:
+        return ""
+    confirmed = plan if plan is not None and plan.layout_generation == report.layout_generation else None
+    held_out = report.held_out
+    return Progress(
+        step=report.step,
+        total_steps=report.total_steps,
+        seconds_left=None if report.outcome else report.seconds_left,
+        loss=report.loss,
+        held_out=None if held_out is None else (held_out.metric, held_out.value),
+        stages=None if confirmed is None else confirmed.stages,
+        pipelines=None if confirmed is None else confirmed.pipelines,
+        frozen_layers=report.boundary,
+        num_layers=report.num_layers,
+        samples_per_second=report.samples_per_second,
+    ).line()
 
 
 def held(status: JobStatus) -> str:
     """Workers held and released, in one line: each would be a GPU on a cluster."""
-    gpus, plan = status.gpus, status.plan
-    layout = f"{plan.pipelines} pipelines of {plan.stages} stages, " if plan else ""
-    return f"{layout}workers held {gpus.held}, released {gpus.released}"
+    return f"workers held {status.gpus.held}, released {status.gpus.released}"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import PublishedPlan
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
 
-from ..api.status import PublishedPlan
 from ..plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 from .announcement import Announcement
 from .pulse import Pulse

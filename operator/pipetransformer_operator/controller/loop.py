@@ -14,12 +14,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ..api import PipeTrainingJob
-from ..api.status import Share
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import Share
+
 from ..channel.board import Board
 from ..channel.pulse import Pulse
 from ..plan import Observed, Plan, Worker, plan, worker_name
 from .deletions import Deletions
+from .gangs import FREE, Turn
 from .ports import (
     Conflict,
     Invalid,
@@ -67,6 +69,7 @@ class JobLoop:
         writes: taken for each creation or deletion, of all jobs: in turn, so that one job's workers exist before the
             next job's, and few workers wait for others of theirs; but slow ones of one namespace do not stop the rest.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
+        released: when anything but this job last released accelerators; None: not yet.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class JobLoop:
         pulse: Pulse,
         writes: Slots,
         quota: Quota | None = None,
+        released: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self.key = key
         self.board = Board(self.wake, clock, pulse, self._workers)
@@ -96,8 +100,12 @@ class JobLoop:
         self._refusal = ""
         self._deletions = Deletions(pace.first_retry, pace.longest_retry)
         self._grant: tuple[Share | None] | None = None
+        self._turn = FREE
+        self._released = released
+        self._waits_for_nodes = False
         self._written = float("-inf")
         self._writes = writes
+        self._waits_for_room = False
 
     def wake(self) -> None:
         """Somebody waits for an answer: a turn follows at once."""
@@ -108,10 +116,26 @@ class JobLoop:
         """Something may have changed, and more may follow, as pods come by the dozen: a turn follows soon."""
         self._noticed.set()
 
+    def notice_room(self) -> None:
+        """Accelerators became free: of use to a job that waits for some."""
+        if self._waits_for_room:
+            self.notice()
+
     def grant(self, share: Share | None) -> None:
         """What the job may have of the workers that several jobs share; until it is said, what the status says."""
         if self._grant != (share,):
             self._grant = (share,)
+            self.notice()
+
+    def take_turn(self, turn: Turn) -> None:
+        """Whether the job gives way to another that waits, or others to this one."""
+        if turn != self._turn:
+            self._turn = turn
+            self.notice()
+
+    def released(self) -> None:
+        """Accelerators were released, or a node appeared."""
+        if self._waits_for_nodes:
             self.notice()
 
     async def run(self) -> None:
@@ -184,10 +208,13 @@ class JobLoop:
         started = time.perf_counter()
         decided = plan(job.spec, observed, self._clock())
         seconds = time.perf_counter() - started
+        self._pool.expect(job, decided.status)  # before anything is awaited: other jobs look at the same room
+        self._waits_for_room = decided.waits_for_room
         words_wait = self._words_wait(job, decided)
         if decided.status != job.status and not words_wait:
             await self._store.write_status(job, decided.status)
             self._written = asyncio.get_running_loop().time()
+        self._waits_for_nodes = decided.status.waits_for_nodes_since is not None
         self._recorder.decided(job, observed, decided, seconds)
         return decided, words_wait
 
@@ -201,6 +228,7 @@ class JobLoop:
 
     def observe(self, job: PipeTrainingJob) -> Observed:
         """One look at the job as it was read."""
+        room = self._pool.room(job)
         return Observed(
             uid=job.metadata.uid,
             name=job.metadata.name,
@@ -222,9 +250,16 @@ class JobLoop:
             undeleted=self._deletions.refused,
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,
+            released=self._released(),
+            gives_way_to=self._turn.gives_way_to,
+            preferred_since=self._turn.preferred_since,
             nonce=secrets.token_hex(16),
             since=self.board.since,
+            nodes=self._pool.nodes,
             sees_drains=self._pool.sees_drains,
+            free=room.free,
+            room=room.unreserved,
+            reach=room.reach,
         )
 
     def _workers(self) -> Iterable[Worker]:
@@ -280,6 +315,7 @@ class JobLoop:
         conflicts = self._conflicts & wanted - attempted  # a start that was put off goes on under other names
         refusals: list[Refused] = []
         self._pool.doubt(job, decided.doubted, decided.unfit)
+        self._pool.blame(decided.broken)
         errors: list[Exception] = []
         stays = job.metadata.deletion_timestamp is None  # else the cluster deletes what protects its workers
         if stays and (not decided.status.finished or decided.min_available is not None):

@@ -5,13 +5,16 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from ..api import PipeTrainingJob
-from ..api.status import Share
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import Share
+
 from ..channel.board import Board
 from ..channel.pulse import Pulse
-from ..plan import Waiting, allocate, claims_of, demand_of, may_demand
+from ..plan import Waiting, allocate, claims_of, demand_of, gang_of, may_demand
+from .gangs import FREE, Gangs
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
+from .releases import Releases
 from .slots import Slots
 from .yielding import Yielding
 
@@ -34,6 +37,7 @@ class Controller:
         recorder: told what loops do.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
         waiting: pods of others that jobs yield claimed workers to; None where they do not.
+        weigh_namespaces: jobs' weights count between namespaces as well.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Controller:
         recorder: Recorder | None = None,
         quota: Quota | None = None,
         waiting: Callable[[], Sequence[Waiting]] | None = None,
+        weigh_namespaces: bool = False,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -53,11 +58,14 @@ class Controller:
         self._pace = pace or Pace()
         self._recorder = recorder or Recorder()
         self._quota = quota
+        self._weigh_namespaces = weigh_namespaces
         self._yielding = Yielding(waiting) if waiting is not None else None
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._pulse = Pulse()
         self._writes = Slots(self._pace.parallel_writes)
+        self._gangs = Gangs()
+        self._releases = Releases()
         self._stopping = False
         self._sharing: asyncio.Task[None] | None = None
 
@@ -82,6 +90,7 @@ class Controller:
                 self._pulse,
                 self._writes,
                 self._quota,
+                lambda: self._releases.for_job(key),
             )
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
@@ -93,6 +102,19 @@ class Controller:
         for known, loop in self._loops.items():
             if key in (None, known):
                 loop.notice()
+
+    def released(self, by: JobKey | None = None) -> None:
+        """Accelerators were released by pods of the job, or by anything else (None): a pod of another owner that had
+        some ended, or a node appeared or takes pods again. Other jobs that wait for nodes wake."""
+        self._releases.note(self._clock(), by)
+        for key, loop in self._loops.items():
+            if key != by:
+                loop.released()
+
+    def accelerators_freed(self) -> None:
+        """Something that jobs may wait for became free, or is new."""
+        for loop in self._loops.values():
+            loop.notice_room()
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
         """Jobs that are ours and have a loop, as last read or written."""
@@ -113,16 +135,20 @@ class Controller:
         """Shares out workers among the jobs that compete for them; each job's loop obeys in its own time."""
         looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
         now = self._clock()
-        demands, claims = [], []
+        demands, claims, gangs = [], [], []
         for loop, job in looks.values():
             await asyncio.sleep(0)  # a look at a thousand jobs takes a third of a second
             if self._yielding is None and not may_demand(job):
                 continue
             look = (job.spec, loop.observe(job), now)
             demands.append(demand_of(*look))
+            if job.status.plan is None:
+                gangs.append(gang_of(*look))
             if self._yielding is not None:
                 claims.append(claims_of(*look))
-        allocated = allocate([demand for demand in demands if demand is not None])
+        allocated = allocate(
+            [demand for demand in demands if demand is not None], weigh_namespaces=self._weigh_namespaces
+        )
         shares = {
             name: Share(workers=workers, layout_generation=looks[name][1].status.layout_generation)
             for name, workers in allocated.items()
@@ -130,8 +156,10 @@ class Controller:
         }
         if self._yielding is not None:
             shares |= self._yielding.look([claim for claim in claims if claim is not None])
+        turns = self._gangs.look([gang for gang in gangs if gang is not None], now)
         for name, (loop, _) in looks.items():
             loop.grant(shares.get(name))
+            loop.take_turn(turns.get(name, FREE))
 
     async def _share_forever(self) -> None:
         while True:

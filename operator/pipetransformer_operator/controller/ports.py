@@ -9,8 +9,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from ..api import JobStatus, PipeTrainingJob
-from ..plan import Observed, Plan, PlanEvent, Queue, Worker
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+
+from ..plan import NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
 
 
 class JobKey(NamedTuple):
@@ -19,6 +20,14 @@ class JobKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class Room(NamedTuple):
+    """Workers of a job that would find a free accelerator now."""
+
+    free: int | None  #: in all; None where nobody knows
+    unreserved: int | None  #: less those that other jobs are about to take; 0 where nobody knows, None without a bound
+    reach: int | None = None  #: with those that its starting size would preempt; None where nobody knows or asks
 
 
 class Conflict(Exception):
@@ -82,8 +91,21 @@ class WorkerPool(Protocol):
         """Whether workers are `draining` before their node is emptied."""
         ...
 
+    @property
+    def nodes(self) -> NodeFacts:
+        """What is known of nodes, as far as they are seen."""
+        ...
+
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
+        ...
+
+    def room(self, job: PipeTrainingJob) -> Room:
+        """How many more of the job's workers nodes would take now, those among them that have none yet. From memory."""
+        ...
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """The job's next status, which says what workers it will have: no other job is told of the room for them."""
         ...
 
     async def prepare(self, job: PipeTrainingJob) -> None:
@@ -121,6 +143,11 @@ class WorkerPool(Protocol):
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """The job's workers on these nodes fell silent, or could not run there: its others had better run elsewhere
         until the time given, and so had other jobs', away from unfit nodes for a shorter time."""
+        ...
+
+    def blame(self, broken: Mapping[str, str]) -> None:
+        """The accelerators of workers failed: by the worker's uid, on which node. Where that happens twice, no worker
+        of any job is sent for an hour."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

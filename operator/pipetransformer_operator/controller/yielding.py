@@ -6,7 +6,8 @@ What it remembers is lost with the operator, and then asked for once more at wor
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..api.status import Share
+from pipetransformer_contract.api.status import Share
+
 from ..plan import Claims, Waiting, choose_claim
 
 
@@ -31,11 +32,11 @@ class Yielding:
                 self._given[self._asked.pod] += given - self._asked.workers
             self._asked = None
         if self._asked is None and (found := choose_claim(waiting, claims, self._given)):
-            pod, claim = found
+            claim, uid = found.claim, found.pod.uid
             assert claim.fewer is not None
-            share = Share(workers=claim.fewer, layout_generation=claim.layout_generation, yields=True)
-            self._asked = _Asked(pod.uid, claim.key, claim.workers - claim.fewer, share)
-            self._given[pod.uid] = self._given.get(pod.uid, 0) + self._asked.workers
+            share = Share(workers=claim.fewer, layout_generation=claim.layout_generation, yields=True, node=found.node)
+            self._asked = _Asked(uid, claim.key, claim.workers - claim.fewer, share)
+            self._given[uid] = self._given.get(uid, 0) + self._asked.workers
         return {self._asked.key: self._asked.share} if self._asked else {}
 
 

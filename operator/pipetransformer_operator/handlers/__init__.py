@@ -10,7 +10,8 @@ from typing import Any
 
 import kopf
 
-from ..api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+
 from ..kube.api import LISTED_AT_ONCE
 from ..kube.follow import WATCH_SECONDS
 from ..service import Service

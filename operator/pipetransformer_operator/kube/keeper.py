@@ -9,8 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..controller.ports import Conflict, JobKey, Unavailable
-from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object, Query
 from .authority import CA_CONFIG_MAP, Publisher
 from .follow import follow

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..api import GROUP, PipeTrainingJob
-from ..plan.accounting import JOB_LABEL
+from pipetransformer_contract.api import GROUP, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
 
 GROUP_LABEL = f"{GROUP}/placement-group"
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -72,8 +73,12 @@ def proximity(job: PipeTrainingJob, group: str) -> dict[str, Any]:
 
 def off(nodes: Sequence[str]) -> dict[str, Any]:
     """A preference of node affinity for any node but these."""
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
-    return {"weight": 100, "preference": {"matchFields": fields}}
+    return {"weight": 100, "preference": {"matchFields": none_of(nodes)}}
+
+
+def none_of(nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """What a node has to be to be none of these: a field of a selector takes one name."""
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
 
 
 def _term(weight: int, key: str, selector: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,13 @@ thousands start. Changes are taken in their order; after an outage what went uns
 import asyncio
 from collections.abc import Callable, Iterable
 
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..controller.ports import JobKey, Refused
-from ..plan.accounting import JOB_LABEL
 from .api import Api, NotFound, Object
 from .follow import follow
-from .pods import observable
+from .free_accelerators import FreeAccelerators
+from .pods import holds_accelerators, observable
 
 _QUERY = {"labelSelector": JOB_LABEL}
 
@@ -24,9 +26,11 @@ class PodWatch:
         namespaces: to watch; all when empty.
         changed: called with the job whose pod changed.
         gone: called with the job and the UID of a pod that is no more.
+        released: called with the job whose pod has ended or is gone, and with it gave back what it had of its node.
         listed: called with each namespace, empty for all, once its pods are known.
         opened: called with the path of each watch that the server opens.
         refused: called with the path of each that it refuses, as where a namespace and the right to see it are gone.
+        free: is told of each pod; None where nodes are not watched.
     """
 
     def __init__(
@@ -35,18 +39,22 @@ class PodWatch:
         namespaces: Iterable[str],
         changed: Callable[[JobKey], None],
         gone: Callable[[JobKey, str], None],
+        released: Callable[[JobKey], None],
         listed: Callable[[str], None],
         opened: Callable[[str], None],
         refused: Callable[[str], None],
+        free: FreeAccelerators | None = None,
     ) -> None:
         self._api = api
         self._unlisted = set(namespaces or [""])
         self._namespaces = tuple(self._unlisted)
         self._changed = changed
         self._gone = gone
+        self._released = released
         self._when_listed = listed
         self._opened = opened
         self._refused = refused
+        self._free = free
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._keys: dict[str, JobKey] = {}
 
@@ -110,15 +118,24 @@ class PodWatch:
         if uid in of_job and of_job[uid]["metadata"]["resourceVersion"] == metadata["resourceVersion"]:
             return
         self._keys[uid] = key
-        of_job[uid] = observable(pod)
+        before, after = of_job.get(uid), observable(pod)
+        of_job[uid] = after
+        if self._free is not None:
+            self._free.note_pod(pod)
         self._changed(key)
+        if holds_accelerators(before) and not holds_accelerators(after):
+            self._released(key)
 
     def _drop(self, uid: str) -> None:
         key = self._keys.pop(uid, None)
         if key is None:
             return
         of_job = self._seen[key]
-        del of_job[uid]
+        before = of_job.pop(uid)
         if not of_job:
             del self._seen[key]
+        if self._free is not None:
+            self._free.drop_pod(uid)
         self._gone(key, uid)
+        if holds_accelerators(before):
+            self._released(key)

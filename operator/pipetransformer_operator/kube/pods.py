@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from ..api import GROUP, KIND, PipeTrainingJob
+from pipetransformer_contract.api import GROUP, KIND, PipeTrainingJob
+
 from ..plan import NOT_SET_UP, Worker, WorkerPhase
 from ..plan.last_words import MAX_WORDS, last_words, report_in
 from .api import Object
@@ -61,6 +62,13 @@ def observable(pod: Mapping[str, Any]) -> Object:
     }
 
 
+def holds_accelerators(pod: Object | None) -> bool:
+    """Whether the pod has a node and has not ended: what it was given there is nobody else's."""
+    if pod is None or not pod["spec"].get("nodeName"):
+        return False
+    return pod.get("status", {}).get("phase", "Pending") in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+
+
 def is_unattended(pod: Object) -> bool:
     """Whether the pod has a node that has said nothing of it: a kubelet names its containers within a moment."""
     status = pod.get("status", {})
@@ -106,6 +114,7 @@ def observe(
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
         rejected=rejected,
         draining=nodes is not None and node in nodes.cordoned,
+        drain_reason=nodes.why.get(node, "") if nodes is not None else "",
         node_lost=nodes is not None and node in nodes.lost,
         node_gone=nodes is not None and nodes.is_gone(node),
         node_doubted=nodes is not None and nodes.doubts(node),

@@ -7,18 +7,22 @@ watch has caught up.
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from ..api import JobStatus, PipeTrainingJob
-from ..controller.ports import Conflict, JobKey, NameConflict, Refused
-from ..plan import Worker, worker_name
-from ..plan.accounting import JOB_LABEL
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+
+from ..controller.ports import Conflict, JobKey, NameConflict, Refused, Room
+from ..plan import UNSEEN, NodeFacts, Worker, worker_name
 from .api import Api, NotFound, Object
+from .node_fit import PodShape, shape_of
 from .nodes import Nodes
 from .placement import GROUP_LABEL, Groups
 from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable, observe, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
+from .reservations import NO_ROOM_KNOWN, Reservations, awaits_room
 
 #: Of pods that the operator deletes: their workers hold nothing to save, or had `stopTimeoutSeconds` for it. The pods'
 #: own grace period is for those that others delete or evict.
@@ -37,6 +41,7 @@ class KubePool:
         priority_classes: of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
         assigned: what a worker's pod has to carry by the quota that it is on.
+        reservations: of what nodes have free; None where nodes are not watched.
         clock: the present time, aware of its zone.
 
     Attributes:
@@ -53,6 +58,7 @@ class KubePool:
         priority_classes: PriorityClasses = NO_CLASSES,
         scraper: str = "",
         assigned: Callable[[PipeTrainingJob, int, JobStatus], Awaitable[Assignment]] | None = None,
+        reservations: Reservations | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
@@ -63,6 +69,7 @@ class KubePool:
         self._priority_classes = priority_classes
         self.protection = Protection(api, scraper)
         self._assigned = assigned
+        self._reservations = reservations
         self._clock = clock
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._asking: Counter[JobKey] = Counter()
@@ -70,11 +77,19 @@ class KubePool:
         self._unattended: dict[str, datetime] = {}
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
         self._groups: dict[JobKey, Groups] = {}
+        self._shapes: dict[JobKey, tuple[int, PodShape]] = {}
 
     @property
     def sees_drains(self) -> bool:
         """See `WorkerPool`."""
         return self._nodes is not None
+
+    @property
+    def nodes(self) -> NodeFacts:
+        """See `WorkerPool`."""
+        if self._nodes is None:
+            return UNSEEN
+        return NodeFacts(self._nodes.lost, self._nodes.failures, self._nodes.avoided)
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
@@ -84,7 +99,36 @@ class KubePool:
             for pod in self._pods(job)
             if (worker := observe(pod, trainer, self._nodes, self._unattended_since(pod))) is not None
         ]
+        if self._reservations is not None:
+            mine = Counter(worker.node for worker in workers if worker.holds)
+            shared = {node for node in mine if node and self._reservations.holders(node) > mine[node]}
+            workers = [replace(worker, shares_node=True) if worker.node in shared else worker for worker in workers]
         return tuple(sorted(workers, key=lambda worker: worker.id))
+
+    def room(self, job: PipeTrainingJob) -> Room:
+        """See `WorkerPool`."""
+        if self._reservations is None:
+            return NO_ROOM_KNOWN
+        room, shape, status = self._reservations.room(_key(job), self._shape(job)), self._shape(job), job.status
+        if len(status.worker_ids) >= status.initial_workers > 0 or not (status.plan or status.resize_failures):
+            return room  # nothing is to be taken back, or tried again
+        return room._replace(reach=self._reservations.reach(shape, status.priority))
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `WorkerPool`."""
+        if self._reservations is None:
+            return
+        wanted = set() if status.finished else set(status.worker_ids)
+        settled = {worker_id(pod) for pod in self._pods(job) if not awaits_room(pod)}
+        self._reservations.reserve(_key(job), self._shape(job), len(wanted - settled))
+
+    def _shape(self, job: PipeTrainingJob) -> PodShape:
+        """Kept, because it is asked for at every turn."""
+        known = self._shapes.get(_key(job))
+        if known is None or known[0] != job.metadata.generation:
+            spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            known = self._shapes[_key(job)] = job.metadata.generation, shape_of(spec)
+        return known[1]
 
     def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
         key = _key(job)
@@ -110,6 +154,9 @@ class KubePool:
         self._written.pop(key, None)
         self._avoided.pop(key, None)
         self._groups.pop(key, None)
+        self._shapes.pop(key, None)
+        if self._reservations is not None:
+            self._reservations.forget(key)
         self.protection.forget(key)
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
@@ -120,6 +167,11 @@ class KubePool:
         """See `WorkerPool`."""
         if self._nodes is not None:
             self._nodes.doubt(job.metadata.uid, silent, unfit)
+
+    def blame(self, broken: Mapping[str, str]) -> None:
+        """See `WorkerPool`."""
+        if self._nodes is not None:
+            self._nodes.blame(broken)
 
     async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`. Here is looked up which nodes they keep off, for that takes all workers of the job."""
@@ -148,6 +200,7 @@ class KubePool:
                     group=group,
                     doubted=doubted,
                     unfit=unfit,
+                    avoided=self._nodes.avoided if self._nodes is not None else (),
                 )
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:

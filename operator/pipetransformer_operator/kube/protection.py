@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..api import PipeTrainingJob
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..controller.ports import Conflict, JobKey, Refused, Unavailable
-from ..plan.accounting import JOB_LABEL
 from .api import APPLY_PATCH, Api, NotFound, Object
 from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference

@@ -16,5 +16,18 @@ def whole(amount: int | str) -> int | None:
     >>> [whole(amount) for amount in (2, "3", "4k", "16Gi", "1500m", "1e2", "two")]
     [2, 3, 4000, 17179869184, 2, 100, None]
     """
+    return _rounded(amount, 1)
+
+
+def thousandths(amount: int | str) -> int | None:
+    """The amount in thousandths, rounded up; None if it is none.
+
+    >>> [thousandths(amount) for amount in (2, "100m", "1500u", "two")]
+    [2000, 100, 2, None]
+    """
+    return _rounded(amount, 1000)
+
+
+def _rounded(amount: int | str, factor: int) -> int | None:
     found = _FORM.fullmatch(str(amount))
-    return math.ceil(Decimal(found[1]) * _FACTORS[found[2] or ""]) if found else None
+    return math.ceil(factor * Decimal(found[1]) * _FACTORS[found[2] or ""]) if found else None

@@ -8,17 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pipetransformer_contract.api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api.job import ClaimFrom
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.template import CHANNEL_FOLDER
 from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 
-from ..api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
-from ..api.template import CHANNEL_FOLDER
 from ..controller.ports import Refused
 from ..plan import worker_name
-from ..plan.accounting import JOB_LABEL
 from .api import Object
 from .authority import CA_CONFIG_MAP, CA_FILE
-from .placement import GROUP_LABEL, PREFERRED, off, proximity
+from .placement import GROUP_LABEL, PREFERRED, REQUIRED, none_of, off, proximity
 from .pods import WORKER_LABEL
 
 SCRATCH_FOLDER = "/scratch"
@@ -35,6 +36,7 @@ class PriorityClasses(NamedTuple):
 
     base: str = ""  #: of workers up to the job's starting size, unless the template names one
     claimed: str = ""  #: of workers beyond it, whatever the template says: they go first
+    autoscaled: str = ""  #: of those of jobs with `claimFrom: Autoscaler`; autoscalers ignore the lower priority
 
 
 NO_CLASSES = PriorityClasses()
@@ -63,9 +65,11 @@ def render(
     group: str = "",
     doubted: Collection[str] = (),
     unfit: Collection[str] = (),
+    avoided: Collection[str] = (),
 ) -> Object:
     """The pod of a worker: the user's template and what the trainer needs besides; near those of its `group`, and not
     on nodes that are `doubted` or `unfit`, if others will do. Of the doubted ones these are where the job has workers.
+    It never runs on a node that is `avoided`.
 
     Raises:
         Refused: the template cannot be added to, for a list or an object in it is none. All else the API server says.
@@ -94,8 +98,10 @@ def render(
     spec["restartPolicy"] = "Never"
     spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     spec.setdefault("automountServiceAccountToken", False)
-    if worker_id in status.claimed_ids and classes.claimed:
-        spec["priorityClassName"] = classes.claimed
+    autoscaled = job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER
+    claimed = classes.autoscaled if autoscaled and classes.autoscaled else classes.claimed
+    if worker_id in status.claimed_ids and claimed:
+        spec["priorityClassName"] = claimed
         spec.pop("preemptionPolicy", None)  # the class's own
     elif classes.base:
         spec.setdefault("priorityClassName", classes.base)
@@ -104,6 +110,7 @@ def render(
     if assignment.tolerations:
         _items(spec, "tolerations").extend(assignment.tolerations)
     _place(spec, job, group, doubted, unfit)
+    _keep_off(spec, avoided)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -231,6 +238,19 @@ def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[s
         kinds.pop("podAntiAffinity", None)
     if not doubted and "topologySpreadConstraints" not in spec:
         affinity.update(kinds)
+
+
+def _keep_off(spec: Object, avoided: Collection[str]) -> None:
+    """Adds to what the template requires of nodes that they are none of these. A preference would not do: in a full
+    cluster the node on which workers fail is the one with room. The terms are alternatives, so each has to say it."""
+    if not avoided:
+        return
+    required = _object(_object(_object(spec, "affinity"), "nodeAffinity"), REQUIRED)
+    terms = _items(required, "nodeSelectorTerms")
+    if not terms:
+        terms.append({})
+    for term in terms:
+        _items(term, "matchFields").extend(none_of(sorted(avoided)))
 
 
 def _object(holder: Object, field: str) -> Object:

@@ -16,8 +16,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
-from ..api.schema import missing_fields, pruned, root_schema
+from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.schema import missing_fields, pruned, root_schema
+
 from ..controller.ports import Conflict, JobKey, Unavailable
 from ..plan import PlanEvent
 from .api import Api, NotFound, Object

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from ..api import JobStatus, PipeTrainingJob
-from ..api.job import QUEUE_LABEL
-from ..api.status import QuotaRequest
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import QuotaRequest
+
 from ..controller.ports import Conflict, JobKey, Refused, Unavailable
 from ..kube.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
 from ..kube.pods import controller_uid
 from ..kube.rendering import ANYWHERE, Assignment
 from ..kube.store import jobs_path
 from ..plan import Answer, Queue
-from ..plan.accounting import JOB_LABEL
 from . import workload as workloads
 from .watch import QUERY, TIMEOUT_SECONDS, Workloads
 

@@ -7,10 +7,11 @@ is away its API answers with errors, and an open watch says nothing: it is opene
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
+from pipetransformer_contract.api.labels import JOB_LABEL
+
 from ..controller.ports import JobKey
 from ..kube.api import Api, Object
 from ..kube.follow import follow
-from ..plan.accounting import JOB_LABEL
 from .workload import API
 
 #: Of each request: a Kueue that hangs must not hold anything else up.

@@ -3,11 +3,12 @@
 from datetime import datetime
 from typing import Any
 
-from ..api import GROUP, PipeTrainingJob
-from ..api.status import PublishedPlan, QuotaRequest
+from pipetransformer_contract.api import GROUP, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
+
 from ..kube.rendering import Assignment, owner_reference
 from ..plan import Answer, worker_name
-from ..plan.accounting import JOB_LABEL
 
 Object = dict[str, Any]
 API = "kueue.x-k8s.io/v1beta2"

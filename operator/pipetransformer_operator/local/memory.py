@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from ..api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+
 from ..controller.ports import Conflict, JobKey
 from ..plan import PlanEvent
 

@@ -10,22 +10,29 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob, trainer_spec
+from pipetransformer_contract.api.manifest import search_path
 from pipetransformer_contract.wire import Env
 
-from ..api import JobStatus, PipeTrainingJob, trainer_spec
 from ..channel.authenticator import Identity
-from ..plan import Worker, WorkerPhase, worker_name
+from ..controller.ports import Room
+from ..plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
 from ..plan.last_words import last_words
-from .manifest import search_path
 
 ADDRESS = "127.0.0.1"
+#: Of a worker that the job no longer needs.
 TERM_SECONDS = 5.0
+#: Of workers of a run that is interrupted: they write a checkpoint.
+STOP_SECONDS = 60.0
+#: Becomes the worker's program.
+_CHILD = str(Path(__file__).with_name("child.py"))
 #: Of a log, as much as a kubelet keeps.
 LOG_BYTES = 2048
 
@@ -53,6 +60,7 @@ class ProcessPool:
         wake: called when a process ends.
         command: starts a worker.
         own: of the environment of each worker.
+        inherited: file descriptors that stay open in each worker.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class ProcessPool:
         wake: Callable[[], None],
         command: Sequence[str],
         own: Mapping[str, str],
+        inherited: Sequence[int] = (),
     ) -> None:
         self.tokens: dict[str, Identity] = {}
         self._run_dir = run_dir
@@ -71,12 +80,20 @@ class ProcessPool:
         self._wake = wake
         self._command = command
         self._own = own
+        self._inherited = inherited
         self._processes: dict[str, _Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
         return tuple(_observe(process) for process in self._processes.values())
+
+    def room(self, job: PipeTrainingJob) -> Room:
+        """See `WorkerPool`. A machine runs as many processes as it is asked for."""
+        return Room(None, None)
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `WorkerPool`. There is no other job."""
 
     async def prepare(self, job: PipeTrainingJob) -> None:
         """See `WorkerPool`. Processes need nothing."""
@@ -100,11 +117,16 @@ class ProcessPool:
         with log_file.open("ab") as log:
             start = log.tell()
             process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-IS",
+                _CHILD,
+                str(os.getpid()),
                 *self._command,
                 env=self._environment(job, status, name, uid, folder),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
+                pass_fds=self._inherited,
                 start_new_session=True,  # the terminal's Ctrl-C is for the controller, which ends the workers in order
             )
         self._processes[name] = _Process(worker_id, name, uid, folder, log_file, start, process)
@@ -117,10 +139,18 @@ class ProcessPool:
         """See `WorkerPool`. Nobody else takes processes away."""
         return True
 
+    @property
+    def nodes(self) -> NodeFacts:
+        """See `WorkerPool`. There is no other machine."""
+        return UNSEEN
+
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """See `WorkerPool`."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """See `WorkerPool`. There is no other machine."""
+
+    def blame(self, broken: Mapping[str, str]) -> None:
         """See `WorkerPool`. There is no other machine."""
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
@@ -141,14 +171,16 @@ class ProcessPool:
             await asyncio.wait(self._watchers)
 
     async def stop(self) -> None:
-        """Ends all processes and waits until they are gone."""
+        """Ends all processes and waits until they are gone. They have time for a checkpoint, unless it is cancelled."""
         for process in list(self._processes.values()):
             if process.process.returncode is None:
                 process.process.terminate()
-        if self._watchers:
-            await asyncio.wait(self._watchers, timeout=TERM_SECONDS)
-        for process in list(self._processes.values()):
-            _kill(process)
+        try:
+            if self._watchers:
+                await asyncio.wait(self._watchers, timeout=STOP_SECONDS)
+        finally:
+            for process in list(self._processes.values()):
+                _kill(process)
         await asyncio.gather(*self._watchers)
 
     async def _watch(self, process: _Process) -> None:

@@ -6,8 +6,9 @@ from datetime import datetime
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..api import PipeTrainingJob
-from ..api.status import JobStatus, State
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import JobStatus, State
+
 from ..plan.accounting import gpu_seconds_saved
 from .names import JOB_LABELS, PREFIX
 
@@ -69,6 +70,10 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
         "Workers that the job's queue is asked for and has not granted; of jobs with a queue.",
         lambda status, now: _quota(status, admitted=False),
     ),
+    "failures_counted": (
+        "Failures that count against runPolicy.backoffLimit now; forgotten after forgetFailuresAfterSteps.",
+        lambda status, now: len(status.failure_steps),
+    ),
     "resize_failures": (
         "Changes of layout that failed in a row; each doubles the wait for the next.",
         lambda status, now: status.resize_failures,
@@ -84,8 +89,12 @@ _COUNTERS: dict[str, tuple[str, Figure]] = {
         gpu_seconds_saved,
     ),
     "failures": (
-        "Failures of workers that count against runPolicy.backoffLimit.",
+        "Failures of workers, and generations that broke, since the job was created; not the loss of a node.",
         lambda status, now: status.failures,
+    ),
+    "node_losses": (
+        "Nodes that were lost with members of the job.",
+        lambda status, now: status.node_losses,
     ),
 }
 

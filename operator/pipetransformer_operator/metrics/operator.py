@@ -15,11 +15,11 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.wire import Path
 
-from ..api import PipeTrainingJob
-from ..api.status import Reason
 from ..channel.refusal import Refusal
 from ..controller.ports import JobKey, Recorder, TurnResult
 from ..plan import Observed, Plan, WorkerPhase
@@ -46,6 +46,7 @@ class Metrics(Recorder):
             the epoch.
         connections: how many workers' connections to the channel are open.
         clock: the present time, aware of its zone.
+        avoided: by name, until when no worker is sent to nodes on which accelerators failed.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Metrics(Recorder):
         watches: Callable[[], Mapping[str, float]] = dict,
         connections: Callable[[], int] = lambda: 0,
         clock: Callable[[], datetime] = _utc_now,
+        avoided: Callable[[], Mapping[str, datetime]] = dict,
     ) -> None:
         # A second series for each first one, which nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -63,6 +65,7 @@ class Metrics(Recorder):
         self._resizes = Resizes(self.registry)
         self.registry.register(JobCollector(jobs, self._pending, clock))
         self.registry.register(_WatchCollector(watches))
+        self.registry.register(_AvoidedCollector(avoided))
         ProcessCollector(registry=self.registry)
         build = self._gauge("build_info", "1, with the version of this operator.", ("version",))
         build.labels(version("pipetransformer-operator")).set(1)
@@ -188,6 +191,23 @@ class _WatchCollector(Collector):
         for resource, time in sorted(self._watches().items()):
             opened.add_metric((resource,), time)
         yield opened
+
+
+class _AvoidedCollector(Collector):
+    """Nodes that workers are kept off; a series ends with the hour."""
+
+    def __init__(self, avoided: Callable[[], Mapping[str, datetime]]) -> None:
+        self._avoided = avoided
+
+    def collect(self) -> Iterator[Metric]:
+        until = GaugeMetricFamily(
+            f"{PREFIX}_node_avoided_until_timestamp_seconds",
+            "Until when no worker is sent to a node, because accelerators failed there more than once.",
+            labels=("node",),
+        )
+        for node, time in sorted(self._avoided().items()):
+            until.add_metric((node,), time.timestamp())
+        yield until
 
 
 def _values(kind: Iterable[Reason | ResizeReason | TurnResult]) -> str:

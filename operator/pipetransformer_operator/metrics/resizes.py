@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.status import Resize, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api import JobStatus
-from ..api.status import Resize, ResizePhase
 from ..controller.ports import JobKey
 from .names import PREFIX
 

@@ -2,12 +2,17 @@
 
 from .allocate import Demand, allocate
 from .demand import demand_of, may_demand
+from .gangs import Gang, gang_of, prefer
 from .turn import plan
 from .types import (
+    AVOIDED,
+    FAILURES_ALLOWED,
     NOT_SET_UP,
+    UNSEEN,
     Answer,
     Beat,
     EventType,
+    NodeFacts,
     Observed,
     Plan,
     PlanEvent,
@@ -19,12 +24,17 @@ from .types import (
 from .yielding import Claims, Waiting, choose_claim, claims_of
 
 __all__ = [
+    "AVOIDED",
+    "FAILURES_ALLOWED",
     "NOT_SET_UP",
+    "UNSEEN",
     "Answer",
     "Beat",
     "Claims",
     "Demand",
     "EventType",
+    "Gang",
+    "NodeFacts",
     "Observed",
     "Plan",
     "PlanEvent",
@@ -36,7 +46,9 @@ __all__ = [
     "choose_claim",
     "claims_of",
     "demand_of",
+    "gang_of",
     "may_demand",
     "plan",
+    "prefer",
     "worker_name",
 ]

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from ..api.status import Gpus, JobStatus, Reason
-from .draft import Draft
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
 
-JOB_LABEL = "training.pipetransformer.io/job"
+from .draft import Draft
 
 
 def count(draft: Draft) -> None:

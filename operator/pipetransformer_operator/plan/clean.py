@@ -5,9 +5,9 @@ with. Those of a cordoned node go at once: nobody else can have what they hold. 
 that is to join: with `onPack: Hold` all of them, else those that lost peers left over and the next layout needs again.
 """
 
+from pipetransformer_contract.api.status import Reason, ResizePhase
 from pipetransformer_contract.choose import OnPack
 
-from ..api.status import Reason, ResizePhase
 from . import quota
 from .claim import target
 from .draft import Draft

@@ -9,12 +9,12 @@ the others wait for that one, until it is lost (`stall`).
 
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
 from . import layouts
 from .draft import Draft
-from .failure import count
+from .losses import count
 from .prepare import back_off
 from .stall import last_words
 from .types import EventType

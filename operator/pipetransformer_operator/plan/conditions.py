@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ..api.status import (
+from pipetransformer_contract.api.status import (
     Condition,
     ConditionStatus,
     ConditionType,
@@ -13,21 +13,23 @@ from ..api.status import (
     ResizePhase,
     State,
 )
+
 from . import layouts, quota, stop, undeleted
 from .draft import Draft
 from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
-from .stall import hears_nobody, stall_time, why_broken
+from .stall import hears_nobody, stall_time, stall_timeout, why_broken
 from .types import EventType, Queue
 
 _STATES = (
-    (ConditionType.FAILED, State.FAILED),
-    (ConditionType.COMPLETE, State.COMPLETE),
-    (ConditionType.SUSPENDED, State.SUSPENDED),
-    (ConditionType.STALLED, State.STALLED),
-    (ConditionType.RESIZING, State.RESIZING),
-    (ConditionType.RUNNING, State.RUNNING),
-    (ConditionType.ADMITTED, State.STARTING),
+    (ConditionType.FAILED, ConditionStatus.TRUE, State.FAILED),
+    (ConditionType.COMPLETE, ConditionStatus.TRUE, State.COMPLETE),
+    (ConditionType.SUSPENDED, ConditionStatus.TRUE, State.SUSPENDED),
+    (ConditionType.STALLED, ConditionStatus.TRUE, State.STALLED),
+    (ConditionType.STALLED, ConditionStatus.UNKNOWN, State.UNHEARD),
+    (ConditionType.RESIZING, ConditionStatus.TRUE, State.RESIZING),
+    (ConditionType.RUNNING, ConditionStatus.TRUE, State.RUNNING),
+    (ConditionType.ADMITTED, ConditionStatus.TRUE, State.STARTING),
 )
 #: Reasons that a silent queue does not take back.
 _OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
@@ -43,11 +45,11 @@ _PHASES = {
 
 
 def derive_state(conditions: Iterable[Condition]) -> State:
-    """The state that a person would name: the first of the true conditions that outranks the others."""
-    true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
-    if ConditionType.RUNNING not in true:  # replacements are prepared without which it does not train
-        true -= {ConditionType.RESIZING}
-    return next((state for kind, state in _STATES if kind in true), State.PENDING)
+    """The state that a person would name: what the first condition says that outranks the others."""
+    found = {(condition.type, condition.status) for condition in conditions}
+    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train without those it prepares
+        found -= {(ConditionType.RESIZING, ConditionStatus.TRUE)}
+    return next((state for kind, status, state in _STATES if (kind, status) in found), State.PENDING)
 
 
 def describe(draft: Draft) -> None:
@@ -152,7 +154,7 @@ def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft) or _pause(draft)
+        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft) or _pause(draft) or _no_room(draft)
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
@@ -180,6 +182,16 @@ def _pause(draft: Draft) -> str:
         return ""
     begins = f"the next attempt begins at {until:%Y-%m-%dT%H:%M:%SZ}"
     return f"workers were taken away, or a layout was not committed: {begins}"
+
+
+def _no_room(draft: Draft) -> str:
+    """Why a job that would grow claims nothing now; empty when it does not wait for room."""
+    if not draft.waits_for_room:
+        return ""
+    if draft.observed.free is None:
+        why = "this operator serves namespaces alone and sees no nodes, so it knows of no free accelerator"
+        return f"{why}: spec.elasticPolicy.claimFrom: Autoscaler tries without"
+    return "no node has free accelerators for more workers; the job claims some once there are"
 
 
 def _limit_of_pipelines(draft: Draft) -> str:
@@ -219,20 +231,19 @@ def _size(layout: PublishedPlan | LayoutSize) -> str:
 
 def _stalled(draft: Draft) -> None:
     report, stall, before = draft.status.last_report, stall_time(draft), draft.status.condition(ConditionType.STALLED)
-    stood = draft.status.is_true(ConditionType.STALLED)
+    stood = draft.status.is_true(ConditionType.STALLED) and before is not None and before.reason == Reason.NO_PROGRESS
     silent = hears_nobody(draft)
     if broken := why_broken(draft):
         draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
     elif stall is None:
-        if silent:
-            _not_heard(draft)
-        elif before is not None:
+        if before is not None:
             draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
     elif draft.now >= stall or (draft.suspects and not stood):
         message = f"no step after step {report.step}" if report else "no step yet"
         if draft.now >= stall:
-            seconds = draft.spec.run_policy.stall_timeout_seconds
-            message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds} s)"
+            default = ", its default" if draft.spec.run_policy.stall_timeout_seconds is None else ""
+            seconds = stall_timeout(draft).total_seconds()
+            message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds:.0f} s{default})"
         message += "; "
         suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
         message += suspects or (_SILENT if silent else "every member is heard")

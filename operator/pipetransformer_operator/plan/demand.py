@@ -5,12 +5,13 @@ from bisect import bisect_left
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.job import JobSpec, PipeTrainingJob
+from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase
 from pipetransformer_contract.choose import Layout, OnPack, choices
 
-from ..api.job import JobSpec, PipeTrainingJob
-from ..api.status import ConditionType, Reason, ResizePhase
 from . import layouts, share
-from .allocate import Demand
+from .allocate import CLAIMED_PRIORITY, Demand
+from .claim import is_in_vain
 from .draft import Draft
 from .types import Observed
 
@@ -27,8 +28,8 @@ _NOT_FOR_WANT_OF_WORKERS = (
     Reason.WAITING_FOR_QUOTA,
     Reason.QUOTA_LOST,
 )
-#: Of the pod template: what says which nodes a worker may run on.
-_PLACEMENT = ("nodeSelector", "affinity", "tolerations", "schedulerName")
+#: Of the pod template: what says which nodes a worker may run on, and with which devices.
+_PLACEMENT = ("nodeSelector", "affinity", "tolerations", "schedulerName", "resourceClaims")
 
 
 def may_demand(job: PipeTrainingJob) -> bool:
@@ -51,9 +52,10 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
         return None
     sits_out = share.sits_out(draft)
     asleep = not sits_out and _is_asleep(draft)
-    waiting = asleep or (not sits_out and _lacks_nodes(draft))
     auto = draft.on_pack is OnPack.AUTO
     stays = sits_out or _is_refused(draft) or _sleeps_over_something_else(draft) or _cannot_take_joiners(draft)
+    waiting = asleep or (not sits_out and _lacks_nodes(draft))
+    waiting |= layout is not None and not sits_out and is_in_vain(draft, layout.workers)
     if not (auto or (starting and waiting)) or (starting and stays):
         return None
     held = draft.num_placed
@@ -62,9 +64,13 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
         return None
     if stays:
         speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, min(speeds))}
+    claimed_ids = set(status.claimed_ids)
+    own = [worker.priority for worker in draft.wanted if worker.id not in claimed_ids]
+    claims = [worker.priority for worker in draft.wanted if worker.id in claimed_ids]
+    waiting = waiting or (observed.free is not None and max(speeds, default=0) > held)
     return Demand(
         key=f"{observed.namespace}/{observed.name}",
-        pool=_pool(spec),
+        pool=pool_of(spec, observed.namespace),
         speeds=speeds,
         held=held,
         share=min(status.share.workers, held if sits_out else status.share.workers) if status.share else None,
@@ -72,16 +78,33 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
         starting=starting,
         waiting=waiting,
         asleep=asleep,
-        priority=max((worker.priority for worker in draft.wanted), default=status.priority),
+        priority=max(own, default=status.priority),
         weight=spec.elastic_policy.weight,
+        base=status.initial_workers,
+        leaving=_leaving(draft),
+        free=observed.free,
+        claimed_priority=max(claims, default=CLAIMED_PRIORITY),
     )
 
 
-def _pool(spec: JobSpec) -> tuple[str, str]:
-    """What workers run on: only what is the same for both can one job give up for another."""
+def pool_of(spec: JobSpec, namespace: str) -> tuple[str, str]:
+    """What workers run on: only what is the same for both can one job give up for another. Without an accelerator's
+    name that is all that their containers ask for; claims for devices (DRA) are of one namespace."""
     template = spec.pod_template.spec.model_extra or {}
-    placement = {field: template[field] for field in _PLACEMENT if template.get(field)}
-    return spec.accelerator_resource, json.dumps(placement, sort_keys=True)
+    same: dict[str, object] = {field: template[field] for field in _PLACEMENT if template.get(field)}
+    if template.get("resourceClaims"):
+        same["namespace"] = namespace
+    if not spec.accelerator_resource or template.get("resourceClaims"):
+        containers = spec.pod_template.spec.containers
+        same["resources"] = [one.resources.model_dump(mode="json", exclude_defaults=True) for one in containers]
+    return spec.accelerator_resource, json.dumps(same, sort_keys=True)
+
+
+def _leaving(draft: Draft) -> int:
+    """Workers on their way out whose nodes others may have then."""
+    kept = {worker.id for worker in draft.wanted} - set(draft.status.leaving_ids)
+    out = (worker for worker in draft.observed.workers if worker.id not in kept)
+    return sum(worker.scheduled and worker.holds and not worker.draining and not worker.node_lost for worker in out)
 
 
 def _is_asleep(draft: Draft) -> bool:

@@ -9,12 +9,9 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from pipetransformer_contract.choose import Layout, OnPack
-from pipetransformer_contract.messages import Member, ResizeReason
-
-from ..api.job import JobSpec
-from ..api.labels import label_errors
-from ..api.status import (
+from pipetransformer_contract.api.job import JobSpec
+from pipetransformer_contract.api.labels import label_errors
+from pipetransformer_contract.api.status import (
     MAX_CONDITION_MESSAGE,
     Condition,
     ConditionStatus,
@@ -27,7 +24,10 @@ from ..api.status import (
     Resize,
     ResizePhase,
 )
-from ..api.template import template_errors
+from pipetransformer_contract.api.template import template_errors
+from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.messages import Member, ResizeReason
+
 from . import quota
 from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, worker_name
 
@@ -50,8 +50,10 @@ class Draft:
         expired: as the plan's.
         min_available: as the plan's.
         keeps_unready: as the plan's.
+        waits_for_room: as the plan's.
         spared_ids: of workers that are not wanted any more, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
+        broken: by uid, nodes of workers whose accelerator failed.
         unfit: nodes that refused workers which were to join, or whose accelerator failed.
         said: conditions that were set in this turn; the others are as the turn before left them.
     """
@@ -65,9 +67,11 @@ class Draft:
         self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
+        self.broken: dict[str, str] = {}
         self.said: set[ConditionType] = set()
         self.min_available: int | None = None
         self.keeps_unready = False
+        self.waits_for_room = False
         self.spec_errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
         self._events: list[PlanEvent] = []
         self._wake: list[datetime] = []
@@ -449,8 +453,10 @@ class Draft:
             expired=self.expired,
             min_available=self.min_available,
             keeps_unready=self.keeps_unready,
+            waits_for_room=self.waits_for_room,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
+            broken=self.broken,
         )
 
     def _silent_nodes(self) -> set[str]:

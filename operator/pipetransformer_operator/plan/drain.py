@@ -9,9 +9,9 @@ drain's own deadline the job lets go: an evicted worker leaves a checkpoint befo
 from collections.abc import Sequence
 from datetime import timedelta
 
+from pipetransformer_contract.api.status import Drain, Reason
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import Drain, Reason
 from . import undeleted
 from .draft import Draft
 from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
@@ -132,8 +132,8 @@ def _set_deadline(draft: Draft) -> None:
         drains.append(Drain(time=draft.now, worker_ids=[worker.id for worker in new]))
         try_at_once(draft)
         draft.wake_at(draft.now)
-        names = ", ".join(worker.name for worker in new[:8])
-        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are cordoned: {names}")
+        names = ", ".join(f"{worker.name} ({worker.drain_reason or 'cordoned'})" for worker in new[:8])
+        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are emptied, or not well: {names}")
     elif new:
         newest = drains[-1]
         ids = [*newest.worker_ids, *(worker.id for worker in new)]

@@ -2,17 +2,25 @@
 
 A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
 worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
-left as told is no failure of the job, nor is one whose stage was packed into too little memory. A joiner that the
-scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
+left as told is no failure of the job, nor is one whose stage was packed into too little memory, or whose node is lost
+(`losses`). A joiner that the scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
+from pipetransformer_contract.api.status import (
+    ConditionStatus,
+    ConditionType,
+    PublishedPlan,
+    Reason,
+    ResizePhase,
+    TooShort,
+)
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionStatus, ConditionType, PublishedPlan, Reason, ResizePhase, TooShort
-from . import layouts, start
+from . import layouts, losses, start
+from .claim import is_in_vain
 from .draft import Draft
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
 from .lost_steps import forget_plan
@@ -25,11 +33,12 @@ from .prepare import (
     go_on,
     is_late,
     may_go_on,
+    sleep,
     try_at_once,
     why_not_ready,
 )
 from .stall import suspicion
-from .types import EventType, Worker
+from .types import AVOIDED, FAILURES_ALLOWED, EventType, Worker
 
 #: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
 UNATTENDED = timedelta(seconds=30)
@@ -114,6 +123,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
     gone = [workers[key] for key in why if key in workers]
     draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
+    draft.broken = {worker.uid: worker.node for worker in gone if worker.node and blames_device(worker)}
+    _tell_avoided(draft)
     if preparing and not starting and not members:
         if at_fault := [*failed_joiners, *disrupted]:
             key = at_fault[0]
@@ -127,15 +138,27 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     draft.keep_workers(key for key in wanted if key not in why)
     described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
     counts = bool(failed or (starting and failed_joiners))
+    silent = [workers[key] for key in failed if key in workers and losses.is_of_node(draft, workers[key])]
     if counts:
         draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
-        if not (starting and draft.asleep):  # those that fall while others are awaited fell with them
-            count(draft, described)
+        losses.note(draft, silent, described)
+        # Those that fall while others are awaited fell with them.
+        if len(failed) > len(silent) or (starting and failed_joiners and not draft.asleep):
+            losses.count(draft, described)
     elif stranded or set(members) - short:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
     if starting and not draft.status.finished:
         start.replace(draft, described, start.RETRY_TAKEN if disrupted else start.RETRY if failed_joiners else None)
     return counts
+
+
+def _tell_avoided(draft: Draft) -> None:
+    """Says which nodes are avoided from now on, because accelerators failed there more than once."""
+    for node in dict.fromkeys(draft.broken.values()):
+        failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
+        if failed > FAILURES_ALLOWED:
+            until = f"no worker of any job is sent there before {draft.now + AVOIDED:%Y-%m-%dT%H:%M:%SZ}"
+            draft.tell(Reason.NODE_AVOIDED, f"Node {node}: {failed} accelerators failed; {until}", EventType.WARNING)
 
 
 def _note_too_short(draft: Draft, members: Mapping[int, Worker]) -> set[int]:
@@ -182,17 +205,6 @@ def _is_excused(worker: Worker | None) -> bool:
     return worker is None or worker.disrupted or worker.terminating or says_left(worker)
 
 
-def count(draft: Draft, described: str) -> None:
-    """Counts a failure of the job against its budget; past it the job ends."""
-    failures, limit = draft.status.failures + 1, draft.spec.run_policy.backoff_limit
-    draft.update(failures=failures)
-    if failures > limit:
-        draft.fail(
-            Reason.BACKOFF_LIMIT_EXCEEDED,
-            f"spec.runPolicy.backoffLimit: {failures} failures, {limit} allowed; {described}",
-        )
-
-
 def _describe(worker: Worker | None) -> str:
     if worker is None:
         return "its pod is gone"
@@ -216,11 +228,11 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     assert plan is not None
     kept = draft.ids_of(survivors)
     staying = [*kept, *status.leaving_ids]
-    asleep = draft.sleeps()
+    to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
+    asleep = draft.sleeps() or is_in_vain(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying)
         return
-    to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
     most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
     most = max(len(kept), most - len(draft.idle_leavers))
     if asleep:
@@ -237,7 +249,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying)
         return
     try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
-    wait = back_off(draft)
+    wait = sleep(draft, reason)
     message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)

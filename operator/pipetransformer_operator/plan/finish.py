@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
+from pipetransformer_contract.api.job import CleanPodPolicy
+from pipetransformer_contract.api.status import MAX_CONDITION_REASON, ConditionType, Reason
 from pipetransformer_contract.messages import Outcome
 
-from ..api.job import CleanPodPolicy
-from ..api.status import MAX_CONDITION_REASON, ConditionType, Reason
 from .draft import Draft
 from .last_words import MAX_WORDS, report_in
 from .types import Worker

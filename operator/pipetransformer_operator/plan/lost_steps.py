@@ -1,6 +1,7 @@
 """Says which steps are lost when no worker is left that holds them, and the job resumes from its checkpoint."""
 
-from ..api.status import Reason
+from pipetransformer_contract.api.status import Reason
+
 from .draft import Draft
 from .finish import saved_step
 from .types import EventType

@@ -6,11 +6,11 @@ A preparation that is not done by its deadline is cancelled, says why, and is tr
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
-from . import layouts, quota, share
+from . import layouts, leavers, quota, share
 from .claim import is_claim, target
 from .draft import Draft
 from .types import NOT_SET_UP, EventType, Worker
@@ -20,6 +20,8 @@ _IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 _CONTAINER = ("CreateContainer", "RunContainerError")
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
+#: The same of a job that does not train: it waits with nothing to do, and what was full may be free again.
+LONGEST_SLEEP = timedelta(minutes=5)
 #: So many times a preparation has all its time anew, for one that was to join was taken away.
 RENEWALS = 4
 
@@ -36,17 +38,21 @@ def publish(draft: Draft) -> bool:
     staying = [member for member in plan.members if member.name not in without_quota]
     warm = [] if draft.asleep else draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
-    candidates = [*expendable_last(draft, staying), *(warm if complete or is_late(draft) else [])]
-    layout = layouts.best(draft, layouts.limited(draft, len(candidates))) or layouts.best(draft, len(candidates))
+    joining = warm if complete or is_late(draft) else []
+    number = len(staying) + len(joining)
+    layout = layouts.best(draft, layouts.limited(draft, number)) or layouts.best(draft, number)
     unchanged = layout == plan.layout and not going and not layouts.pays_to_recut(draft)
     if layout is None or unchanged or snoozed(draft, layout):
         return False
+    candidates = [*leavers.last(draft, staying, layout.workers), *joining]
     yields = bool(going) or layouts.limited(draft, len(plan.members)) < len(plan.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft, plan.layout, layout)
     draft.publish(layout, [*candidates, *going], reason)
     if layout.workers <= plan.layout.workers:
         if yields:
             back_off(draft)
+            if not going:
+                share.rest(draft)
             draft.keep_workers(set(draft.status.worker_ids) - set(draft.joining_ids))
         elif status.not_committed:
             draft.update(not_committed=None)
@@ -99,7 +105,7 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
     only the attempt is dropped: all their attempts together have the time of one."""
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
-    wait = back_off(draft)
+    wait = sleep(draft, reason) if is_recovery(draft) else back_off(draft)
     if not (is_recovery(draft) and draft.status.checkpoint):
         draft.update(resize=None)
     message = f"cancelled: {why}; next attempt in {wait.total_seconds():.0f} s"
@@ -126,15 +132,38 @@ def may_go_on(draft: Draft) -> bool:
 
 def back_off(draft: Draft) -> timedelta:
     """Lets no worker be created for a while, doubled with each time in a row. Returns how long."""
-    failures = draft.status.resize_failures
-    wait = min(LONGEST_BACKOFF, FIRST_BACKOFF * (1 << min(failures, 16)))
-    draft.update(resize_failures=failures + 1, next_resize_time=draft.now + wait)
+    return _back_off(draft, LONGEST_BACKOFF)
+
+
+def sleep(draft: Draft, reason: Reason) -> timedelta:
+    """Lets a job that does not train create no worker for a while, doubled with each time in a row. Returns how long.
+
+    A job that found no nodes (`reason`) also wakes when accelerators are released or a node appears, see `wake`."""
+    wait = _back_off(draft, LONGEST_SLEEP)
+    if reason in (Reason.UNSCHEDULABLE, Reason.GAVE_WAY):
+        draft.update(waits_for_nodes_since=draft.now)
     return wait
+
+
+def _back_off(draft: Draft, longest: timedelta) -> timedelta:
+    failures = draft.status.resize_failures
+    wait = min(longest, FIRST_BACKOFF * (1 << min(failures, 16)))
+    draft.update(resize_failures=failures + 1, next_resize_time=draft.now + wait, waits_for_nodes_since=None)
+    return wait
+
+
+def wake(draft: Draft) -> None:
+    """Ends the sleep of a job that waits for nodes: something released accelerators since, or others give way to it."""
+    since, released = draft.status.waits_for_nodes_since, draft.observed.released
+    if since is None or not draft.asleep:
+        return
+    if draft.observed.preferred_since is not None or (released is not None and released > since):
+        draft.update(next_resize_time=None, waits_for_nodes_since=None)
 
 
 def try_at_once(draft: Draft) -> None:
     """Ends the wait after attempts that failed: what comes now was not what they were for."""
-    draft.update(resize_failures=0, next_resize_time=None)
+    draft.update(resize_failures=0, next_resize_time=None, waits_for_nodes_since=None)
 
 
 def forget_failures(draft: Draft) -> None:
@@ -174,6 +203,8 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
     found = {reason for reason, _ in reasons}
     worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
     words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
+    if worst is Reason.UNSCHEDULABLE and draft.observed.nodes.avoided:
+        words += f"; avoided because accelerators failed there: {', '.join(sorted(draft.observed.nodes.avoided)[:8])}"
     ceiling = draft.spec.elastic_policy.ceiling
     if not words and draft.asleep:
         words = f"the next attempt begins at {draft.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"

@@ -7,10 +7,10 @@ time; where they replace some of the starting size theirs is no claim. Nor is wh
 pods on a lost node. As long as nothing is known of the queue, nothing changes.
 """
 
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.job import QUEUE_LABEL
-from ..api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from . import layouts, quota, stop
 from .draft import Draft
 from .prepare import cancel, is_recovery, queue_says

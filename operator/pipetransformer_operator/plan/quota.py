@@ -7,7 +7,8 @@ start does not wait for a pod that may stay for days: all its other workers woul
 from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
-from ..api.status import JobStatus, QuotaRequest
+from pipetransformer_contract.api.status import JobStatus, QuotaRequest
+
 from .types import Observed, Queue
 
 

@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
+from pipetransformer_contract.api.status import LastReport, Reason
 from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
 
-from ..api.status import LastReport, Reason
 from .draft import Draft
 from .lost_steps import settle
 from .prepare import forget_failures

@@ -1,9 +1,10 @@
 """A job's share while others want workers. `allocate` computes it where jobs compete, and only `onPack: Auto` obeys;
 where jobs yield to pods of other owners, all obey.
 
-A job above its share gives whole pipelines back and sleeps over its next claim. One below it tries at once, whatever
-attempts failed before. None claims beyond it: what is being freed is for those below theirs. Once all have what they
-should, none has a share, and claims go on at their pace: that is how free workers are found.
+A job above its share gives whole pipelines back and sleeps over its next claim. For a while nobody makes room for it,
+so what it gave does not come straight back. One below its share tries at once, whatever attempts failed before. None
+claims beyond it: what is being freed is for those below theirs. Once all have what they should, none has a share, and
+claims go on at their pace.
 
 What others gave up may be of no use to it: no node is of its kind, or somebody else was quicker. Then nobody makes room
 for it for a while, twice as long each time, and it tries by itself as if it were alone.
@@ -11,14 +12,16 @@ for it for a while, twice as long each time, and it tries by itself as if it wer
 
 from datetime import timedelta
 
+from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.choose import OnPack
 
-from ..api.status import Reason
 from .draft import Draft
 
 #: After workers found no node for which others had made room, until others make room again; doubled each time in a row.
 FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
+#: After a job gave workers up, until others make room for it.
+REST = timedelta(minutes=10)
 
 
 def take(draft: Draft) -> None:
@@ -60,11 +63,17 @@ def is_open(draft: Draft) -> bool:
 
 def note_vain(draft: Draft) -> None:
     """Notes, where others made room for the job, that it found no nodes all the same."""
-    if not is_open(draft):
+    if not is_open(draft) and draft.observed.preferred_since is None:
         return
     times = draft.status.grants_in_vain
     wait = min(LONGEST_SIT_OUT, FIRST_SIT_OUT * (1 << min(times, 16)))
     draft.update(grants_in_vain=times + 1, next_grant_time=draft.now + wait)
+
+
+def rest(draft: Draft) -> None:
+    """Notes that the job gave workers up for another."""
+    before, until = draft.status.next_grant_time, draft.now + REST
+    draft.update(next_grant_time=until if before is None else max(before, until))
 
 
 def sits_out(draft: Draft) -> bool:

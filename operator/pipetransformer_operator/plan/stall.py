@@ -15,6 +15,10 @@ from .draft import SILENCE, Draft
 #: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive; one
 #: that nobody names has `SILENCE`.
 NAMED_SILENCE = timedelta(seconds=10)
+#: Without `stallTimeoutSeconds` a job may make no step for so long, or for so many median steps if that is longer.
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+STEPS_AWAITED = 20
+LONGEST_TIMEOUT = timedelta(days=7)
 #: Reports of progress that must be overdue, where many jobs share one operator, and each reports rarely.
 REPORTS_AWAITED = 3
 #: So many generations in a row may break before it is said: the network was away for a moment.
@@ -23,16 +27,27 @@ BROKEN_ALLOWED = 1
 NEXT_WORD = timedelta(seconds=1)
 
 
+def stall_timeout(draft: Draft) -> timedelta:
+    """How long the job may make no step: what its spec says, else the larger of 30 minutes and 20 median steps."""
+    seconds, report = draft.spec.run_policy.stall_timeout_seconds, draft.status.last_report
+    if seconds is not None:
+        return timedelta(seconds=seconds)
+    if report is None or not report.samples_per_second:
+        return DEFAULT_TIMEOUT
+    # The leader divides the samples of a step by the median of the last steps' seconds.
+    steps = STEPS_AWAITED * draft.spec.training.global_batch_size / report.samples_per_second
+    return max(DEFAULT_TIMEOUT, timedelta(seconds=min(steps, LONGEST_TIMEOUT.total_seconds())))
+
+
 def stall_time(draft: Draft) -> datetime | None:
     """When the job counts as stalled unless a step comes before; None while it is not to be judged. Before the first
     step it counts from the publication of a generation."""
-    seconds, report, plan = draft.spec.run_policy.stall_timeout_seconds, draft.status.last_report, draft.status.plan
-    if seconds is None or plan is None or (report is None and plan.published_time is None):
+    report, plan = draft.status.last_report, draft.status.plan
+    if plan is None or (report is None and plan.published_time is None):
         return None
     times = (report.time if report else None, draft.observed.since, plan.published_time)
-    return max(time for time in times if time is not None) + max(
-        timedelta(seconds=seconds), REPORTS_AWAITED * draft.observed.report_pace
-    )
+    patience = max(stall_timeout(draft), REPORTS_AWAITED * draft.observed.report_pace)
+    return max(time for time in times if time is not None) + patience
 
 
 def is_stalled(draft: Draft) -> bool:

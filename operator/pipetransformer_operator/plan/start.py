@@ -1,19 +1,20 @@
 """Starting, and starting again: workers are created, and when all are warm a generation is published.
 
 All or none: workers of a start that the cluster cannot place whole, or whose containers it cannot start, are given back
-after a time, and tried again later; where it can, after six times that time. One that ends before the job began is
-replaced, and the others stay warm meanwhile.
+after a time, and tried again later; where it can, after six times that time. They are given back at once where another
+waiting job fits on them (`gangs`). One that ends before the job began is replaced, and the others stay warm meanwhile.
 """
 
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
 
-from ..api.status import ConditionType, Reason, Resize, ResizePhase
 from . import layouts, share, undeleted
+from .claim import is_in_vain
 from .draft import Draft
-from .prepare import all_scheduled, back_off, can_start, forget_failures, why_not_ready
+from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
 from .types import EventType
 
 #: Before one is replaced that failed, as with a Job's pods; doubled with each in a row, for the others wait.
@@ -23,7 +24,7 @@ RETRY_TAKEN = timedelta(seconds=30)
 LONGEST_RETRY = timedelta(minutes=4)
 #: So many times a start has its time anew, however far apart: what ends its workers ever again holds the others' nodes.
 RENEWALS = 16
-#: So many times `resizeTimeoutSeconds` a start has whose workers are all placed; doubled with each that was too slow.
+#: So many times `startTimeoutSeconds` a start has whose workers are all placed; doubled with each that was too slow.
 PLACED = 6
 
 
@@ -75,7 +76,10 @@ def start(draft: Draft, layout: Layout) -> None:
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
-    if draft.sleeps() or undeleted.leaks(draft):
+    if draft.observed.gives_way_to and not _is_whole(draft):
+        _give_way(draft)
+        return
+    if draft.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
         return
     ready = draft.ready_joiners
     if len(ready) >= layout.workers:
@@ -88,6 +92,34 @@ def start(draft: Draft, layout: Layout) -> None:
     draft.want(ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
     _put_off_what_does_not_begin(draft)
+
+
+def _is_whole(draft: Draft) -> bool:
+    """Whether all workers of a start have their nodes, and can start there."""
+    return bool(draft.joining_ids) and all_scheduled(draft) and can_start(draft)
+
+
+def _give_way(draft: Draft) -> None:
+    """Holds nothing until the job that can start has all its workers."""
+    why = f"job {draft.observed.gives_way_to} can start on what this one would hold"
+    if draft.status.resize is not None:
+        _put_off(draft, Reason.GAVE_WAY, why)
+    elif not draft.sleeps():
+        message = f"{why}; the next attempt follows when it has started"
+        draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
+
+
+def _is_in_vain(draft: Draft, layout: Layout) -> bool:
+    """Whether the start waits until nodes have room for all of its workers; the condition says so."""
+    if not is_in_vain(draft, layout.workers):
+        return False
+    draft.waits_for_room = True
+    room = draft.num_placed + (draft.observed.reach or 0)
+    message = (
+        f"nodes have room for {room} of {layout.workers} workers, with what these may preempt; it starts once they do"
+    )
+    draft.set_condition(ConditionType.RUNNING, False, Reason.UNSCHEDULABLE, message)
+    return True
 
 
 def _put_off_what_does_not_begin(draft: Draft) -> None:
@@ -149,16 +181,17 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
     """When a start is put off. Where each worker is placed, images, init containers and models have longer, and longer
     each time; but none holds its accelerator for ever. A pod may have vanished, and a container begun to fail, just
     now: an image is pulled after the init containers, and what a registry refuses once it may give the next time."""
-    timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
+    timeout = timedelta(seconds=draft.spec.run_policy.start_timeout_seconds)
     if resize.trouble_time is not None:
-        return max(resize.start_time, resize.trouble_time) + timeout
+        times = (resize.start_time, resize.trouble_time, draft.observed.preferred_since)
+        return max(time for time in times if time is not None) + timeout
     longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.slow_starts, 4))
     since = draft.observed.since
     return max(longer, since + timeout) if since else longer  # a new operator has to hear first who is ready
 
 
 def _put_off(draft: Draft, reason: Reason, why: str) -> None:
-    wait = back_off(draft)
+    wait = sleep(draft, reason)
     message = f"Start put off, its workers are to be given back: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)

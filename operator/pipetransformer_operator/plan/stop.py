@@ -8,9 +8,9 @@ steps are lost.
 
 from datetime import datetime, timedelta
 
+from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase, Stop
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from ..api.status import ConditionType, Reason, ResizePhase, Stop
 from . import commit, failure, layouts
 from .draft import Draft
 from .lost_steps import forget_plan, newest_step, saved_by_members, tell_lost

@@ -3,7 +3,8 @@
 A job that is being deleted and that a finalizer of others keeps is suspended for good.
 """
 
-from ..api.status import ConditionType, Reason
+from pipetransformer_contract.api.status import ConditionType, Reason
+
 from . import stop
 from .draft import Draft
 from .lost_steps import forget_plan

@@ -2,14 +2,16 @@
 
 from datetime import datetime
 
-from ..api.job import JobSpec
-from ..api.status import Reason
+from pipetransformer_contract.api.job import JobSpec
+from pipetransformer_contract.api.status import Reason
+
 from . import (
     accounting,
     conditions,
     drain,
     failure,
     finish,
+    losses,
     prepare,
     queue,
     reports,
@@ -33,7 +35,9 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
     if not spec.managed:
         return Plan(status=observed.status)
     reports.fold(draft)
+    losses.forget(draft)
     finish.judge(draft)
+    losses.judge(draft)
     if not draft.status.finished:
         _advance(draft)
     if draft.status.finished:
@@ -53,6 +57,7 @@ def _advance(draft: Draft) -> None:
     suspend.resume(draft)
     share.take(draft)
     _try_an_edit_at_once(draft)
+    prepare.wake(draft)
     queue.follow(draft)
     if queue.sends_back(draft):
         return

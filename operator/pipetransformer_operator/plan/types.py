@@ -3,20 +3,22 @@
 Everything is frozen: a plan is made from one look at the world, and executed or thrown away as a whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
+from pipetransformer_contract.api.status import JobStatus, Reason, Share
 from pipetransformer_contract.messages import Ready, Report
-
-from ..api.status import JobStatus, Reason, Share
 
 #: Between two heartbeats of a worker, unless the operator asks for fewer.
 SHORTEST_PACE = timedelta(seconds=2)
 
 
+#: After this many accelerators failed on a node no worker is sent there for so long.
+FAILURES_ALLOWED = 1
+AVOIDED = timedelta(hours=1)
 #: How `Worker.waiting` begins where its node has not made ready what containers need; a slow image comes after that.
 NOT_SET_UP = "PodNotSetUp"
 
@@ -40,10 +42,11 @@ class Worker:
     `lingers` says that the trainer has ended and another container of the pod has not.
     `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), or that its node
     did not take it at all (then `rejected`, too), which is no failure.
-    `draining` says that its node takes no pods any more.
+    `draining` says that its node takes no pods any more, or is not well; `drain_reason` by which mark.
     `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
     `end_time` is when a pod that is being deleted should be gone, its grace period included, by the cluster's clock.
     `node_doubted` says that other workers there fell silent lately.
+    `shares_node` says that pods of other jobs or owners hold accelerators of its node.
     `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
     `priority` is the number that the cluster made of its PriorityClass.
     """
@@ -64,9 +67,11 @@ class Worker:
     disrupted: bool = False
     rejected: bool = False
     draining: bool = False
+    drain_reason: str = ""
     node_lost: bool = False
     node_gone: bool = False
     node_doubted: bool = False
+    shares_node: bool = False
     unattended_since: datetime | None = None
     priority: int = 0
 
@@ -133,6 +138,25 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is known of nodes, as far as they are seen.
+
+    Attributes:
+        lost: names of those that are not heard, or gone.
+        failures: by name, how many accelerators failed there lately, of any job's workers.
+        avoided: by name, until when no worker is sent there because accelerators failed.
+    """
+
+    lost: Set[str] = frozenset()
+    failures: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    avoided: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+
+
+#: Where no node is seen.
+UNSEEN = NodeFacts()
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """One look at a job.
 
@@ -153,8 +177,15 @@ class Observed:
         undeleted: by worker uid, why the cluster refused to delete the worker when it was last asked.
         share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
+        released: when accelerators were last released by anything but this job, or a node appeared; None: not seen.
+        gives_way_to: another waiting job that can start if this one, which cannot, holds nothing; empty without one.
+        preferred_since: since when other waiting jobs give way to this one; None: none does.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
+        nodes: what is known of nodes.
         sees_drains: whether workers are `draining` before somebody empties their node.
+        free: workers of the job that nodes would take now, besides those that have a node; None: nobody knows.
+        room: those of `free` that no other job is about to take; 0 where nobody knows, None where there is no bound.
+        reach: as `free`, with the workers that those of the starting size would preempt; None: nobody knows.
         since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
             before it says nothing.
     """
@@ -179,9 +210,16 @@ class Observed:
     undeleted: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     share: Share | None = None
     queue: Queue | None = None
+    released: datetime | None = None
+    gives_way_to: str = ""
+    preferred_since: datetime | None = None
     nonce: str = ""
     since: datetime | None = None
+    nodes: NodeFacts = UNSEEN
     sees_drains: bool = True
+    free: int | None = None
+    room: int | None = None
+    reach: int | None = None
 
 
 class EventType(StrEnum):
@@ -214,6 +252,8 @@ class Plan:
         doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet. The time is until
             when.
         unfit: nodes that rejected workers, or whose accelerator failed, and until when the job keeps off them.
+        broken: by uid, nodes of workers whose accelerator failed.
+        waits_for_room: another turn is worth it once accelerators become free.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
     """
 
@@ -227,6 +267,8 @@ class Plan:
     keeps_unready: bool = False
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+    broken: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    waits_for_room: bool = False
 
 
 def worker_name(job: str, worker_id: int) -> str:

@@ -4,7 +4,8 @@ It is said where the job's state is: on Suspended while that is True, else on Ru
 has ended. What the condition says besides stays in its message as long as a rule says it anew at each turn.
 """
 
-from ..api.status import Condition, ConditionStatus, ConditionType, Reason
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+
 from .draft import Draft
 from .types import EventType, Worker
 

@@ -1,15 +1,17 @@
 """Who gives way to pods of other owners that wait for accelerators: the opt-in that the cluster's operator switches on.
 
-A claimed pipeline goes, never one of a job's starting size, and one at a time. Whether what it frees fits the pod that
-waits, nobody knows before the scheduler tried, so for each pod only as many workers are asked for as it wants
-accelerators: one that can never run strips nobody of more.
+A claimed pipeline goes, never one of a job's starting size, and one at a time. It goes for a node: claimed workers
+of the node leave where the pod fits by that. If it fits nowhere, none leaves. For a pod that lacks several resources
+nodes do not tell; there as many workers go as it wants accelerators, and no more.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from ..api.job import JobSpec
+from pipetransformer_contract.api.job import JobSpec
+
 from . import layouts
 from .draft import Draft
 from .prepare import snoozed
@@ -24,11 +26,14 @@ class Waiting:
         uid: of the pod.
         priority: the number that the cluster made of its PriorityClass.
         lacks: how many it wants of each resource that the scheduler says there is too little of.
+        places: nodes that would take it, and how many of the one resource each of them lacks; None where that does not
+            tell.
     """
 
     uid: str
     priority: int
     lacks: Mapping[str, int]
+    places: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Claims:
         workers: that it has in all.
         fewer: workers of the next smaller layout; None if that would take some of the starting size, or is slept over.
         settled: its layout does not change now, and nothing of it is on its way out.
+        least: workers of the smallest layout that takes none of the starting size.
+        on: claimed workers by node.
     """
 
     key: str
@@ -52,6 +59,12 @@ class Claims:
     workers: int
     fewer: int | None
     settled: bool
+    least: int = 0
+    on: Mapping[str, int] = field(default_factory=dict)
+
+    def frees(self, node: str) -> int:
+        """Workers that the job can give up on that node."""
+        return min(self.on.get(node, 0), self.workers - self.least)
 
 
 def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None:
@@ -76,13 +89,29 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
         workers=len(members),
         fewer=layout.workers if layout is not None and possible else None,
         settled=plan.confirmed and status.resize is None and stays,
+        least=_least(draft, len(members), base) if possible else len(members),
+        on=Counter(worker.node for worker in claimed if worker.name in members and worker.node),
     )
 
 
-def choose_claim(
-    waiting: Sequence[Waiting], claims: Sequence[Claims], given: Mapping[str, int]
-) -> tuple[Waiting, Claims] | None:
-    """For whom which job gives up a pipeline; None if nobody needs to, or can.
+def _least(draft: Draft, workers: int, base: int) -> int:
+    """Workers of the smallest layout that is reached without those of the starting size."""
+    while (layout := layouts.best(draft, workers - 1)) is not None and layout.workers >= base:
+        workers = layout.workers
+    return workers
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """For which pod which job gives up a pipeline, and on which node its workers go first; empty for any."""
+
+    pod: Waiting
+    claim: Claims
+    node: str = ""
+
+
+def choose_claim(waiting: Sequence[Waiting], claims: Sequence[Claims], given: Mapping[str, int]) -> Choice | None:
+    """Which job gives up a pipeline next; None if nobody needs to, or can.
 
     Args:
         waiting: pods of others.
@@ -90,14 +119,23 @@ def choose_claim(
         given: workers that were asked for already, by the UID of the pod that waits.
     """
     for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.uid)):
-        able = [
-            claim
-            for claim in claims
-            if claim.fewer is not None
-            and claim.settled
-            and claim.priority < pod.priority
-            and given.get(pod.uid, 0) < pod.lacks.get(claim.resource, 0)
-        ]
+        lower = [claim for claim in claims if claim.priority < pod.priority and claim.resource in pod.lacks]
+        node = ""
+        if pod.places is not None:
+            node = _cheapest(pod.places, lower)
+            lower = [claim for claim in lower if node and claim.frees(node)]
+        elif lower and given.get(pod.uid, 0) >= max(pod.lacks[claim.resource] for claim in lower):
+            continue
+        able = [claim for claim in lower if claim.fewer is not None and claim.settled]
         if able:
-            return pod, min(able, key=lambda claim: (claim.priority, -claim.workers, claim.key))
+            return Choice(pod, min(able, key=lambda claim: (claim.priority, -claim.workers, claim.key)), node)
     return None
+
+
+def _cheapest(places: Mapping[str, int], claims: Sequence[Claims]) -> str:
+    """The node where the fewest workers have to go until the pod fits; empty where none can be freed so far, or one has
+    room already."""
+    if any(lacking <= 0 for lacking in places.values()):
+        return ""
+    enough = [node for node, lacking in places.items() if sum(claim.frees(node) for claim in claims) >= lacking]
+    return min(enough, key=lambda node: (places[node], node), default="")

@@ -57,7 +57,13 @@ class FakeKube:
         """See `Kube`."""
         self.requests.append((method, path, body))
         if method == "POST" and body is not None:
-            self.objects[f"{path}/{body['metadata']['name']}"] = {**body, "status": {"phase": "Running"}}
+            made = {"uid": "job-uid", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+            created = {**body, "metadata": made | body["metadata"]}
+            self.objects[f"{path}/{body['metadata']['name']}"] = {**created, "status": {"phase": "Running"}}
+            return created
+        if method == "PATCH" and body is not None:
+            self.objects[path] = merged(self.get(path), body)
+            return self.objects[path]
         return body or {}
 
     def lines(self, path: str, query: Query, *, silence: float = 0) -> Iterator[str]:
@@ -73,6 +79,14 @@ class FakeKube:
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
         """See `Kube`."""
         return self.containers(pod, container, command)
+
+
+def merged(value: Any, patch: Any) -> Any:
+    """As an API server merges a patch (RFC 7386)."""
+    if not isinstance(patch, dict) or not isinstance(value, dict):
+        return patch
+    there = {key: merged(value.get(key), item) for key, item in patch.items() if item is not None}
+    return {key: item for key, item in value.items() if key not in patch} | there
 
 
 def stored(job: JobBuilder, version: int = 1, **status: Any) -> Object:

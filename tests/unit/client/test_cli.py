@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,13 @@ from rich.console import Console
 from pipetransformer_client import Client
 from pipetransformer_client.cli import completion, main, show
 from pipetransformer_client.cli.summary import print_summary
+from pipetransformer_client.cli.view import PlainView
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Event, Job
 from pipetransformer_client.kube import Kube, Object
+from pipetransformer_contract.api import JobStatus
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
-    """The cluster of every command."""
-    cluster = FakeKube()
-    monkeypatch.setattr(Kube, "connect", lambda context=None: cluster.kube)
-    return cluster
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -72,6 +68,7 @@ def test_a_job_of_another_namespace_than_was_asked_for_is_refused(
 def test_a_folder_that_cannot_be_written_to_is_no_failure_of_the_job(
     tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # the message is in a box, which breaks long paths
     (tmp_path / "model").touch()
     (tmp_path / "results" / "digits" / "model").mkdir(parents=True)
     fake.objects[f"{JOBS}/digits"] = stored(make_job().set("output.location", f"file://{tmp_path}/results"))
@@ -178,16 +175,177 @@ def test_a_program_that_waits_for_the_job_it_submits_reads_it_as_it_ended(
     assert json.loads(capsys.readouterr().out) == ended
 
 
-def test_kubectl_is_answered_with_commands_options_and_jobs(
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_asked_for_shortly_or_at_length(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, option) == 0
+    assert "submit" in capsys.readouterr().out
+    assert command(monkeypatch, "watch", option) == 0
+    assert "--timeout" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"pipetransformer {version('pipetransformer-client')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "changed", "told"),
+    [
+        (("suspend", "digits"), {"suspend": True}, "default/digits suspended"),
+        (("resume", "digits"), {"suspend": False}, "default/digits resumed"),
+        (("scale", "digits", "8"), {"elasticPolicy": {"maxWorkers": 8}}, "default/digits scaled to at most 8 workers"),
+    ],
+    ids=["suspend", "resume", "scale"],
+)
+def test_a_job_that_is_there_is_changed(
+    words: tuple[str, ...],
+    changed: Object,
+    told: str,
+    fake: FakeKube,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().checkpoint())
+    assert command(monkeypatch, *words) == 0
+    assert fake.requests == [("PATCH", f"{JOBS}/digits", {"spec": changed})]
+    assert capsys.readouterr().out == f"{told}\n"
+
+
+def test_a_job_that_has_ended_is_not_changed(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), state="Complete", conditions=[finished()])
+    assert command(monkeypatch, "suspend", "digits") == 3
+    assert "default/digits has ended (Complete): it cannot be changed" in capsys.readouterr().err
+    assert fake.requests == []
+
+
+RUN = ("run", "job.yaml", "--run-dir", "run")
+
+
+def write_local_job(folder: Path, monkeypatch: pytest.MonkeyPatch, *, advance_to: int) -> None:
+    """Makes it the present folder, with a job of six steps of a scripted worker that takes so many."""
+    monkeypatch.chdir(folder)
+    trainer = ("python", str(Path(__file__).parents[2] / "scripted_trainer.py"))
+    job = make_job().command(*trainer).drop("training.epochs").set("training.steps", 6)
+    (folder / "job.yaml").write_text(yaml.safe_dump(job.manifest()))
+    (folder / "run").mkdir()
+    (folder / "run" / "advance-to").write_text(str(advance_to))
+
+
+def signal_while_it_trains(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Sends the signal to this process at each report that is shown."""
+    shown = PlainView.changed
+
+    def changed(view: PlainView, name: str, status: JobStatus) -> None:
+        shown(view, name, status)
+        if status.last_report is not None:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(PlainView, "changed", changed)
+
+
+def test_a_finished_run_says_where_its_model_is_and_how_to_start_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_local_job(tmp_path, monkeypatch, advance_to=6)
+    assert command(monkeypatch, *RUN) == 0
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "run" / "steps.jsonl").touch()
+    capsys.readouterr()
+    assert command(monkeypatch, *RUN) == 0
+    run = tmp_path / "run"
+    words = f"digits has already finished in {run}, and its model is {run / 'model'}. To train it again, name another"
+    assert words in capsys.readouterr().out
+    assert command(monkeypatch, *RUN, "--set", "training.steps=9") == 2
+    assert "spec.training.steps was 6 and is 9" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_local_job(tmp_path, monkeypatch, advance_to=3)
+    signal_while_it_trains(monkeypatch, signal.SIGINT)
+    assert command(monkeypatch, *RUN) == 130
+    out, told = capsys.readouterr()
+    assert "Stopping: the workers write a checkpoint. A second Ctrl-C ends them at once" in out
+    assert "The same command begins again: there is no checkpoint yet" in told
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `nohup`: the terminal may close."""
+    write_local_job(tmp_path, monkeypatch, advance_to=6)
+    signal_while_it_trains(monkeypatch, signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert command(monkeypatch, *RUN) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "TrainingSucceeded" in capsys.readouterr().out
+
+
+def completions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
+    """What kubectl is answered."""
     for name in ("_PIPETRANSFORMER_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
         monkeypatch.setenv(name, "")  # so that what is asked for is forgotten after the test
+    monkeypatch.setattr(sys, "argv", ["kubectl_complete-pipetransformer", *words.split(" ")])
+    completion.main()
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("wat", ["watch", ":4"]),
+        ("list --names", ["--namespace", ":4"]),
+        ("describe v", ["vit-digits", ":4"]),
+        ("describe -n team ", ["of-team", ":4"]),
+        ("describe --namespace=team ", ["of-team", ":4"]),
+        ("run ", ["yaml", "yml", "json", ":8"]),
+        ("submit -w ex", ["yaml", "yml", "json", ":8"]),
+        ("plan job.yaml --costs ", ["yaml", "yml", "json", ":8"]),
+        ("run job.yaml --run-dir ", [":16"]),
+        ("fetch vit-digits ", [":16"]),
+        ("run job.yaml --set training.ep", ["training.epochs=", ":6"]),
+        ("timeline ru", ["runs/", ":6"]),
+        ("timeline vit-digits ", [":16"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_kubectl_is_answered_with_commands_options_jobs_fields_and_where_files_go(
+    words: str,
+    expected: list[str],
+    tmp_path: Path,
+    fake: FakeKube,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
     fake.objects[JOBS] = {"items": [stored(make_job("vit-digits")), stored(make_job("gpt2"))]}
-    for words, expected in (("wat", "watch"), ("list --names", "--namespace"), ("describe v", "vit-digits")):
-        monkeypatch.setattr(sys, "argv", ["kubectl_complete-pipetransformer", *words.split()])
-        completion.main()
-        assert capsys.readouterr().out.splitlines() == [expected, ":4"]
+    fake.objects[JOBS.replace("default", "team")] = {"items": [stored(make_job("of-team"))]}
+    assert completions(monkeypatch, capsys, words) == expected
+
+
+def test_jobs_are_completed_from_the_context_that_was_chosen(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[JOBS] = {"items": [stored(make_job("there"))]}
+    contexts: list[str | None] = []
+
+    def connect(context: str | None = None) -> Kube:
+        contexts.append(context)
+        return fake.kube
+
+    monkeypatch.setattr(Kube, "connect", connect)
+    assert completions(monkeypatch, capsys, "watch --context other ") == ["there", ":4"]
+    assert contexts == ["other"]
 
 
 def test_without_a_cluster_the_error_says_so(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.fetch import fetch_from_url, reader_pod
 from pipetransformer_client.job import Job
 from pipetransformer_client.kube import Object, Query
-from pipetransformer_operator.api import PipeTrainingJob
+from pipetransformer_contract.api import PipeTrainingJob
 from tests.builders import make_job
 from tests.unit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
 

@@ -13,9 +13,9 @@ from pipetransformer.elastic.groups import TCPStore
 from pipetransformer.forecast import Forecast
 from pipetransformer.partition import Cut
 from pipetransformer_client.dry_run import Phase, phases
+from pipetransformer_contract.api import trainer_spec
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.spec import TrainerSpec
-from pipetransformer_operator.api import trainer_spec
 from tests.builders import JobBuilder, make_job
 from tests.ranks import run_ranks
 from tests.unit.trainer.test_fixed_world import set_rank

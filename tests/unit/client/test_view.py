@@ -1,15 +1,16 @@
 """What `run` and `watch` draw: pipelines by stages with the frozen blocks shaded."""
 
+import re
 from datetime import UTC, datetime
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from pipetransformer_client.cli.view import LiveView, PlainView
-from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import LastReport, PublishedPlan
+from pipetransformer_client.cli.view import LiveView, PlainView, progress
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import LastReport, PublishedPlan
+from pipetransformer_contract.messages import HeldOut, Member, Outcome, ResizeReason
 from tests.builders import make_job
 
 
@@ -35,6 +36,10 @@ def job() -> PipeTrainingJob:
         stage_layers=[9, 3],
         bytes_budget=0,
         loss=0.25,
+        samples_per_second=412.0,
+        total_steps=400,
+        seconds_left=200.0,
+        held_out=HeldOut(metric="accuracy", value=0.9412, step=30),
         time=datetime.now(UTC),
     )
     return make_job().job().model_copy(update={"status": JobStatus(plan=plan, last_report=report)})
@@ -51,9 +56,40 @@ def test_a_terminal_shows_every_pipeline_with_its_frozen_blocks(job: PipeTrainin
     assert "frozen 8/12" in text and "Generation 2" in text
 
 
-def test_a_pipe_gets_one_line_a_report(job: PipeTrainingJob) -> None:
-    console = Console(record=True, width=200, file=StringIO())
-    with PlainView(console) as view:
-        view.changed(job.metadata.name, job.status)
-        view.changed(job.metadata.name, job.status)
-    assert console.export_text().count("step 40") == 1
+def test_progress_says_step_of_total_time_left_loss_held_out_metric_and_layout(job: PipeTrainingJob) -> None:
+    assert progress(job.status) == (
+        "step 40/400 (10%)  ETA 3m20s  loss 0.2500  held-out accuracy 0.9412  layout 2 x 2  frozen 8/12  412 samples/s"
+    )
+
+
+def test_progress_says_nothing_of_what_is_not_known(job: PipeTrainingJob) -> None:
+    """The time that is left is unknown until steps of the layout are measured; and a newer layout has no steps yet."""
+    assert job.status.last_report is not None and job.status.plan is not None
+    report = job.status.last_report.model_copy(update={"seconds_left": None, "held_out": None, "loss": None})
+    plan = job.status.plan.model_copy(update={"layout_generation": 3})
+    status = job.status.model_copy(update={"last_report": report, "plan": plan})
+    assert progress(status) == "step 40/400 (10%)  frozen 8/12  412 samples/s"
+    assert progress(JobStatus()) == ""
+
+
+def test_a_pipe_gets_a_line_a_minute_and_one_for_each_layout_and_freeze(job: PipeTrainingJob) -> None:
+    console, now = Console(record=True, width=200, file=StringIO()), [1000.0]
+    view = PlainView(console, lambda: now[0])
+    assert job.status.last_report is not None
+
+    def steps_shown(step: int, **changed: object) -> list[str]:
+        assert job.status.last_report is not None
+        report = job.status.last_report.model_copy(update={"step": step, **changed})
+        view.changed(job.metadata.name, job.status.model_copy(update={"last_report": report}))
+        return re.findall(r"step (\d+)/", console.export_text(clear=False))
+
+    assert steps_shown(40) == ["40"]
+    now[0] += 59
+    assert steps_shown(45) == ["40"]
+    now[0] += 1
+    assert steps_shown(50) == ["40", "50"]
+    assert steps_shown(55, boundary=9) == ["40", "50", "55"]
+    assert steps_shown(60, boundary=9, layout_generation=3) == ["40", "50", "55", "60"]
+    assert steps_shown(61, boundary=9, layout_generation=3) == ["40", "50", "55", "60"]
+    ended = {"boundary": 9, "layout_generation": 3, "outcome": Outcome.SUCCEEDED}
+    assert steps_shown(400, **ended) == ["40", "50", "55", "60", "400"]

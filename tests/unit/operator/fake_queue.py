@@ -1,6 +1,6 @@
 """A queue for `plan()`: it admits what fits, in order, and takes back what it is told to; never before it is given."""
 
-from pipetransformer_operator.api import JobStatus
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_operator.plan import Answer, Queue
 
 QUEUE = "team-a"

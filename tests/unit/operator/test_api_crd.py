@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipetransformer_operator.api.generate import PATHS, custom_resource_definition, render
+from pipetransformer_contract.api.generate import PATHS, custom_resource_definition, render
 
 ROOT = Path(__file__).parents[3]
 

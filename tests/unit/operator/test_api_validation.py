@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.schema import Schema, root_schema
+from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.api.validate import validate_manifest, validate_update
 from pipetransformer_contract.spec import (
     Cache,
     Checkpoint,
@@ -17,10 +21,6 @@ from pipetransformer_contract.spec import (
     Training,
 )
 from pipetransformer_contract.spec_model import SpecModel
-from pipetransformer_operator.api.labels import FieldError
-from pipetransformer_operator.api.schema import Schema, root_schema
-from pipetransformer_operator.api.status import ConditionType, State
-from pipetransformer_operator.api.validate import validate_manifest, validate_update
 from tests.bounds import Violation, violations
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import World

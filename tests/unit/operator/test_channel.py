@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from pipetransformer_contract.api.status import PublishedPlan
 from pipetransformer_contract.messages import Generation, GenerationNotice, Heartbeat, Member, Report, ResizeReason
-from pipetransformer_operator.api.status import PublishedPlan
 from pipetransformer_operator.channel import announcement as channel_announcement
 from pipetransformer_operator.channel import app as channel_app
 from pipetransformer_operator.channel.announcement import Announcement

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipetransformer_operator.api.job import MAX_WORKERS
+from pipetransformer_contract.api.job import MAX_WORKERS
 from pipetransformer_operator.channel import entrance as channel_entrance
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import TokenTable

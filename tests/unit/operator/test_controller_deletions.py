@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer_operator.api import PipeTrainingJob
-from pipetransformer_operator.api.status import Condition, ConditionType
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import Condition, ConditionType
 from pipetransformer_operator.channel import pulse
 from pipetransformer_operator.controller.deletions import Deletions
 from pipetransformer_operator.controller.loop import Pace

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import Condition, ConditionStatus, ConditionType, Reason
 from pipetransformer_operator.channel import pulse
 from pipetransformer_operator.channel.board import Ended, NotYetDurable, Reporter
 from pipetransformer_operator.channel.pulse import Pulse

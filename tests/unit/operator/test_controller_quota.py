@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.job import QUEUE_LABEL
-from pipetransformer_operator.api.status import QuotaRequest
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.channel.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop
 from pipetransformer_operator.controller.ports import JobKey, Recorder, Unavailable

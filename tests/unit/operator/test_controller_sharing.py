@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import Share
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.manager import Controller
-from pipetransformer_operator.controller.ports import JobKey, Recorder
-from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
+from pipetransformer_operator.controller.ports import JobKey, Recorder, Room
+from pipetransformer_operator.plan import UNSEEN, PlanEvent, Worker, WorkerPhase, worker_name
 from tests.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,11 +24,12 @@ class Cluster:
     """Job store and worker pool in memory, with room for so many workers and a clock that the test moves."""
 
     sees_drains = False
+    nodes = UNSEEN
 
-    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+    def __init__(self, size: int, *jobs: PipeTrainingJob) -> None:
         self.jobs = {JobKey("default", job.metadata.name): job for job in jobs}
         self.workers: dict[str, list[Worker]] = {job.metadata.name: [] for job in jobs}
-        self.nodes = nodes
+        self.size = size
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.changed = asyncio.Event()
 
@@ -42,6 +44,7 @@ class Cluster:
     async def delete(self, job: PipeTrainingJob, name: str = "", uid: str = "") -> None:
         mine = self.workers[job.metadata.name]
         mine[:] = [worker for worker in mine if worker.name != name]
+        self.changed.set()
 
     async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
         """Nobody listens."""
@@ -49,11 +52,17 @@ class Cluster:
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         return tuple(self.workers[job.metadata.name])
 
+    def room(self, job: PipeTrainingJob) -> Room:
+        return Room(None, None)
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """Any number of jobs may look at the same room."""
+
     async def prepare(self, job: PipeTrainingJob) -> None:
         """Workers need nothing."""
 
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
-        placed = sum(worker.scheduled for workers in self.workers.values() for worker in workers) < self.nodes
+        placed = sum(worker.scheduled for workers in self.workers.values() for worker in workers) < self.size
         name = worker_name(job.metadata.name, worker_id)
         phase = WorkerPhase.RUNNING if placed else WorkerPhase.PENDING
         self.workers[job.metadata.name].append(Worker(worker_id, name, f"uid-{name}", phase, scheduled=placed))
@@ -63,6 +72,9 @@ class Cluster:
         """Nobody takes workers away."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """Nodes are well."""
+
+    def blame(self, broken: Mapping[str, str]) -> None:
         """Nodes are well."""
 
     async def next_change(self) -> None:
@@ -95,7 +107,7 @@ async def test_of_a_job_that_is_gone_the_recorder_is_told() -> None:
 async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_more_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(manager, "allocate", lambda demands: {demand.key: 0 for demand in demands})
+    monkeypatch.setattr(manager, "allocate", lambda demands, weigh_namespaces: {demand.key: 0 for demand in demands})
     cluster = Cluster(3, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
     controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
     for key in cluster.jobs:
@@ -109,4 +121,45 @@ async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_m
         await cluster.next_change()
     assert cluster.status("second").share == Share(workers=0, layout_generation=0)
     assert cluster.status("first").share is None
+    await controller.stop()
+
+
+async def test_what_another_job_releases_wakes_one_that_sleeps_because_it_found_no_nodes() -> None:
+    cluster = Cluster(2, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    first, second = cluster.jobs
+    controller.wake(first)
+    while len(cluster.workers["first"]) < 2:
+        await cluster.next_change()
+    controller.wake(second)
+    while len(cluster.workers["second"]) < 2:
+        await cluster.next_change()
+    cluster.now += timedelta(seconds=601)
+    controller.wake(second)
+    while cluster.workers["second"]:
+        await cluster.next_change()
+    cluster.now += timedelta(seconds=1)
+    cluster.workers["first"].clear()
+    controller.released(first)
+    while len(cluster.workers["second"]) < 2:
+        await cluster.next_change()
+    assert all(worker.scheduled for worker in cluster.workers["second"])
+    await controller.stop()
+
+
+async def test_a_job_that_cannot_start_gives_its_workers_back_for_one_that_can() -> None:
+    waiting = "Unschedulable: 0/3 nodes are available"
+    cluster = Cluster(3, make_job("large").workers(4).job(), make_job("small").workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key, number in zip(cluster.jobs, (4, 2), strict=True):
+        controller.wake(key)
+        while len(cluster.workers[key.name]) < number:
+            await cluster.next_change()
+    for workers in cluster.workers.values():
+        workers[:] = [worker if worker.scheduled else replace(worker, waiting=waiting) for worker in workers]
+    assert sum(worker.scheduled for worker in cluster.workers["large"]) == 3
+    cluster.now += timedelta(seconds=11)
+    while cluster.workers["large"]:
+        await cluster.next_change()
+    assert "job default/small can start" in str(cluster.status("large").conditions)
     await controller.stop()

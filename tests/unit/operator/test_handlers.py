@@ -11,8 +11,8 @@ import kopf
 import pytest
 from aiohttp import web
 
+from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_operator import handlers
-from pipetransformer_operator.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.jobs import KnownJobs

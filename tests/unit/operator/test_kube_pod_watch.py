@@ -2,11 +2,11 @@
 
 import pytest
 
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
 from pipetransformer_operator.kube import follow
 from pipetransformer_operator.kube.api import NO_QUERY, Object, Query
 from pipetransformer_operator.kube.pod_watch import PodWatch
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.unit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,6 +30,7 @@ class Seen:
         self.api = api
         self.changed: list[JobKey] = []
         self.gone: list[tuple[JobKey, str]] = []
+        self.released: list[JobKey] = []
         self.listed: list[str] = []
         self.opened: list[str] = []
         self.refused: list[str] = []
@@ -38,6 +39,7 @@ class Seen:
             namespaces,
             self.changed.append,
             lambda *pod: self.gone.append(pod),
+            self.released.append,
             self.listed.append,
             self.opened.append,
             self.refused.append,
@@ -69,6 +71,17 @@ async def test_changes_are_taken_and_a_watch_that_ends_goes_on_where_it_was() ->
     assert seen.changed == [KEY] * 3, "at its first sight and at each change"
     assert seen.api.asked == ["list", "watch from 5", "watch from 9", "watch from 9"]
     assert seen.opened == ["/api/v1/pods"] * 2
+
+
+async def test_a_pod_releases_its_accelerators_once_when_it_ends_or_is_gone() -> None:
+    def placed(version: int, uid: str, phase: str = "Running") -> Object:
+        return {**pod(version, uid), "spec": {"nodeName": "node-1"}, "status": {"phase": phase}}
+
+    listed = Listed([placed(1, "uid-0"), placed(2, "uid-1"), pod(3, "uid-2")])
+    ended = [event("MODIFIED", placed(6, "uid-0", "Failed")), event("DELETED", placed(7, "uid-0", "Failed"))]
+    gone = [event("DELETED", placed(8, "uid-1")), event("DELETED", pod(9, "uid-2"))]
+    seen = await Seen(ScriptedApi(listed, [*ended, *gone])).read()
+    assert seen.released == [KEY, KEY], "the last one never had a node"
 
 
 async def test_a_pod_that_went_unseen_is_gone_by_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from pipetransformer_operator.api import JobStatus
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_operator.kube.nodes import DELETED, Nodes
 from pipetransformer_operator.kube.placement import PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid, is_unattended, observable, observe
@@ -216,6 +216,33 @@ def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], dra
     assert nodes.is_gone(shown["metadata"]["name"])
     assert nodes.note(node(shown["metadata"]["name"]), deleted=False), "it is back"
     assert not nodes.lost and not nodes.is_gone(shown["metadata"]["name"])
+
+
+def test_a_node_with_more_room_than_before_is_told_of() -> None:
+    appeared = 0
+
+    def count() -> None:
+        nonlocal appeared
+        appeared += 1
+
+    nodes = Nodes(appeared=count)
+
+    def shows(told: bool, *, gpus: int = 0, deleted: bool = False, **state: Any) -> None:
+        before, shown = appeared, node(**state)
+        shown["status"]["allocatable"] = {"cpu": "96", "nvidia.com/gpu": str(gpus)}
+        nodes.note(shown, deleted=deleted)
+        assert (appeared > before) == told, (gpus, state)
+
+    shows(False, ready="False")
+    shows(True)
+    shows(False)
+    shows(True, gpus=8)
+    shows(False, gpus=7)
+    shows(True, gpus=8)
+    shows(False, gpus=8, cordoned=True)
+    shows(True, gpus=8)
+    shows(False, gpus=8, deleted=True)
+    shows(True, gpus=8)
 
 
 def test_deleted_nodes_are_not_remembered_for_ever() -> None:

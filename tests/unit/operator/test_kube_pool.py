@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import PublishedPlan
 from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import PublishedPlan
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.api import Api, Object
 from pipetransformer_operator.kube.nodes import Nodes
@@ -17,7 +18,6 @@ from pipetransformer_operator.kube.placement import GROUP_LABEL
 from pipetransformer_operator.kube.pods import WORKER_LABEL
 from pipetransformer_operator.kube.pool import KubePool
 from pipetransformer_operator.plan import Worker
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)

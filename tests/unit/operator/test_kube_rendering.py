@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
-from pipetransformer_operator.api import JobStatus
 from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.placement import GROUP_LABEL, PREFERRED
 from pipetransformer_operator.kube.pods import controller_uid
@@ -218,6 +218,14 @@ def test_an_affinity_that_is_none_is_refused_with_the_fields_name(wrong: Any) ->
     job = with_containers({"name": "trainer", "image": "x"}, affinity=wrong).job()
     with pytest.raises(Refused, match="must be a"):
         render(job, 3, JobStatus(), channel_url=CHANNEL, doubted=["bad"])
+
+
+def test_an_autoscaler_may_add_nodes_for_claims_of_jobs_that_ask_for_it() -> None:
+    classes = PriorityClasses("base", "claimed", "autoscaled")
+    status = JobStatus(num_shards=4, claimed_ids=[3])
+    job = make_job().set("elasticPolicy.claimFrom", "Autoscaler").job()
+    pods = [render(one, 3, status, channel_url=CHANNEL, classes=classes) for one in (make_job().job(), job)]
+    assert [pod["spec"]["priorityClassName"] for pod in pods] == ["claimed", "autoscaled"]
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.api import JobStatus
-from pipetransformer_operator.api.status import QuotaRequest
+from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.controller.ports import Refused, Unavailable
 from pipetransformer_operator.kube.api import NO_QUERY, Api, NotFound, Object, Query
 from pipetransformer_operator.kueue import quota
 from pipetransformer_operator.kueue.quota import KueueQuota, NoKueue
 from pipetransformer_operator.kueue.watch import Workloads
 from pipetransformer_operator.kueue.workload import FINALIZER
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.api import Object
 from pipetransformer_operator.kueue.watch import Workloads
-from pipetransformer_operator.plan.accounting import JOB_LABEL
 from tests.unit.operator.scripted_api import Answer, Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)

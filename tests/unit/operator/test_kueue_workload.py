@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
 from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_operator.api.status import PublishedPlan, QuotaRequest
 from pipetransformer_operator.kueue import workload as workloads
 from pipetransformer_operator.kueue.workload import Object
 from tests.builders import make_job

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipetransformer_operator.api.status import ConditionType, Reason
-from pipetransformer_operator.local.manifest import InvalidManifest, read_job, read_manifest
+from pipetransformer_contract.api.manifest import InvalidManifest, read_job, read_manifest
+from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_operator.local.run import run_job
 from pipetransformer_operator.plan import PlanEvent
 from tests.builders import JobBuilder, make_job

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_operator.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.api.status import (
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import (
     Gpus,
     LayoutSize,
     PublishedPlan,
@@ -17,6 +16,7 @@ from pipetransformer_operator.api.status import (
     Resize,
     ResizePhase,
 )
+from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.controller.ports import JobKey, TurnResult
 from pipetransformer_operator.kube.verbs import describe, namespace_of
 from pipetransformer_operator.metrics import Metrics

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api.status import ConditionStatus, ConditionType
 from pipetransformer_contract.messages import Offer
-from pipetransformer_operator.api.status import ConditionStatus, ConditionType
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import JobBuilder, make_job

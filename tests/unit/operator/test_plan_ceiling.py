@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipetransformer_contract.api.status import ConditionType
 from pipetransformer_contract.messages import Outcome, ResizeReason
-from pipetransformer_operator.api.status import ConditionType
 from pipetransformer_operator.plan import WorkerPhase
 from pipetransformer_operator.plan.accounting import gpu_seconds_saved
 from tests.builders import make_job
@@ -194,7 +194,7 @@ def test_no_job_has_more_workers_than_its_status_can_name(monkeypatch: pytest.Mo
     world = World(make_job().stages(2).workers(8, most=16))
     world.start()
     assert world.shape == (2, 4)
-    monkeypatch.setattr("pipetransformer_operator.api.job.MAX_WORKERS", 6)  # as for a job of an operator before
+    monkeypatch.setattr("pipetransformer_contract.api.job.MAX_WORKERS", 6)  # as for a job of an operator before
     scale(world, 15)
     assert world.shape == (2, 3), "as below any other ceiling"
     world.kill("digits-w0")

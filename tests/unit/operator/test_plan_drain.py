@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api.status import ConditionType, JobStatus
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
-from pipetransformer_operator.api.status import ConditionType, JobStatus
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World

@@ -1,9 +1,11 @@
 """Who is lost and who is not, what counts against the budget, and what the user is told."""
 
+from datetime import timedelta
+
 import pytest
 
+from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import Offer, ResizeReason
-from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import WorkerPhase, worker_name
 from tests.builders import make_job
 from tests.unit.operator.world import JOB, World, training
@@ -112,6 +114,36 @@ def test_a_worker_whose_accelerator_failed_is_replaced_on_another_node_if_there_
     world.leave()
     world.warm_up()
     assert world.shape == (2, 2)
+
+
+def test_the_second_accelerator_that_fails_on_a_node_has_it_avoided_and_the_job_says_so() -> None:
+    world = World(make_job().stages(1).workers(4))
+    world.start()
+    message = '{"outcome": "Failed", "reason": "DeviceFailed", "message": "CUDA error: ECC"}'
+    for failures, name in ((0, "digits-w3"), (1, "digits-w2")):
+        world.device_failures = {"node-b": failures} if failures else {}
+        world.change(name, node="node-b")
+        world.end(name, exit_code=1, message=message)
+        uid, decided = world.workers[name].uid, world.turn()
+        assert decided.broken == {uid: "node-b"}
+        told = [event.message for event in decided.events if event.reason == "NodeAvoided"]
+        until = f"{world.now + timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"
+        words = f"Node node-b: 2 accelerators failed; no worker of any job is sent there before {until}"
+        assert told == [words] * failures
+        world.settle()
+        world.commit()
+        world.leave()
+        world.warm_up()
+        world.commit()
+
+
+def test_a_job_that_finds_no_node_names_those_that_are_avoided() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.unschedulable = True
+    world.avoided = {"node-b": world.now + timedelta(minutes=5)}
+    world.settle()
+    message = world.condition(ConditionType.RUNNING).message
+    assert message.endswith("; avoided because accelerators failed there: node-b")
 
 
 def test_drains_and_resizes_never_use_up_the_budget() -> None:

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.status import ConditionType, JobStatus, State
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
-from pipetransformer_operator.api.job import QUEUE_LABEL
-from pipetransformer_operator.api.status import ConditionType, JobStatus, State
 from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.builders import make_job
 from tests.unit.operator.fake_queue import FakeQueue

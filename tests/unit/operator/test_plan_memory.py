@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from pipetransformer_contract.api.status import ConditionType, State, TooShort
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import ConditionType, State, TooShort
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.world import World
 

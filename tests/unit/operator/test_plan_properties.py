@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.status import ConditionType, PublishedPlan, Reason, Share, State
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
-from pipetransformer_operator.api import JobStatus
-from pipetransformer_operator.api.job import QUEUE_LABEL
-from pipetransformer_operator.api.status import ConditionType, PublishedPlan, Reason, Share, State
 from pipetransformer_operator.plan import Plan, Worker, WorkerPhase, worker_name
 from pipetransformer_operator.plan.commit import BROKEN_IN_A_ROW
 from tests.builders import JobBuilder, make_job
@@ -230,6 +230,7 @@ class Checked(World):
             self.leave()
             self.wait(3601)
             self.settle()
+        self.do_as_told()  # the last step was an hour ago
 
     def do_as_told(self) -> None:
         """Pods end and get nodes, joiners are ready, and members commit."""

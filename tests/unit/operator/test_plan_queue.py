@@ -2,9 +2,9 @@
 
 import pytest
 
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, State
 from pipetransformer_contract.messages import Offer, Outcome
-from pipetransformer_operator.api.job import QUEUE_LABEL
-from pipetransformer_operator.api.status import Condition, ConditionStatus, ConditionType, State
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import QUEUE, FakeQueue
 from tests.unit.operator.world import World

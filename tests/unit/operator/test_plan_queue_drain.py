@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer_operator.api.status import ConditionStatus, State
+from pipetransformer_contract.api.status import ConditionStatus, State
 from tests.builders import make_job
 from tests.unit.operator.fake_queue import FakeQueue
 from tests.unit.operator.test_plan_queue import admitted, claimed, members, queued, releasing, requests

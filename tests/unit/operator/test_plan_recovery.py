@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.plan import WorkerPhase
 from tests.builders import make_job
 from tests.unit.operator.world import World, training

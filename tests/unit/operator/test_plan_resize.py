@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api.status import Condition, ConditionType, LayoutSize, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import Condition, ConditionType, LayoutSize, ResizePhase
 from tests.builders import make_job
 from tests.unit.operator.world import World
 

@@ -7,9 +7,9 @@ from types import FrameType
 
 import pytest
 
+from pipetransformer_contract.api.job import MAX_WORKERS
+from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_contract.messages import Member
-from pipetransformer_operator.api.job import MAX_WORKERS
-from pipetransformer_operator.api.status import QuotaRequest
 from pipetransformer_operator.plan import plan
 from tests.builders import make_job
 from tests.unit.operator.world import World

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import ConditionType, State
 from pipetransformer_operator.kube.nodes import Nodes
 from pipetransformer_operator.plan import WorkerPhase, plan
 from pipetransformer_operator.plan.draft import DOUBT
@@ -76,8 +76,9 @@ def test_a_member_on_a_lost_node_that_its_peers_name_is_not_waited_for_as_long_a
 def test_a_silent_member_is_left_alone_while_the_job_trains() -> None:
     world = training()
     world.silent = {"digits-w3"}
-    world.wait(3600)
-    world.settle()
+    for _ in range(4):
+        world.wait(900)
+        world.commit()
     assert world.plan.layout_generation == 1
 
 
@@ -225,6 +226,51 @@ def test_a_stalled_job_whose_members_are_all_heard_says_so_and_waits() -> None:
     assert world.state() is State.RUNNING
 
 
+@pytest.mark.parametrize(("step_seconds", "seconds"), [(None, 1800), (1, 1800), (300, 6000), (1e9, 7 * 86400)], ids=str)
+def test_a_job_whose_spec_has_no_timeout_is_stalled_after_half_an_hour_or_twenty_median_steps(
+    step_seconds: float | None, seconds: int
+) -> None:
+    world = World(make_job().stages(2).workers(4).set("training.globalBatchSize", 128))
+    world.start()
+    assert world.report is not None
+    speed = None if step_seconds is None else 128 / step_seconds
+    world.wait(60)
+    world.report = world.report.model_copy(update={"step": world.report.step + 1, "samples_per_second": speed})
+    world.settle()
+    world.wait(seconds - 1)
+    world.settle()
+    assert world.state() is State.RUNNING
+    world.wait(1)
+    world.settle()
+    assert world.state() is State.STALLED
+    words = f"spec.runPolicy.stallTimeoutSeconds ({seconds} s, its default); every member is heard"
+    assert world.condition(ConditionType.STALLED).message.endswith(words)
+
+
+def test_a_silent_member_of_a_job_that_stands_still_is_replaced_although_its_spec_has_no_timeout() -> None:
+    world = training()
+    world.silent = {"digits-w2"}
+    world.wait(1800)
+    world.settle()
+    assert "digits-w2" not in {member.name for member in world.plan.members}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_job_of_which_nobody_is_heard_is_unheard_whether_it_has_begun_or_not(begun: bool) -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    world.warm_up()
+    if begun:
+        world.commit()
+    world.silent = set(world.workers)
+    world.wait(50)
+    world.settle()
+    assert world.state() is State.UNHEARD
+    world.silent.clear()
+    world.settle()
+    assert world.state() is (State.RUNNING if begun else State.STARTING)
+
+
 def test_a_job_that_never_makes_its_first_step_is_stalled_from_the_publication_of_its_generation_on() -> None:
     world = World(make_job().stages(2).workers(4).set("runPolicy.stallTimeoutSeconds", 60))
     world.settle()
@@ -303,7 +349,7 @@ def test_nodes_that_are_cut_off_with_all_members_may_still_train_and_it_is_said(
     world.settle()
     stalled = world.status.condition(ConditionType.STALLED)
     assert stalled is not None and (stalled.status, stalled.reason) == ("Unknown", "NotHeard")
-    assert (world.state(), world.plan.layout_generation) == (State.RUNNING, 1)
+    assert (world.state(), world.plan.layout_generation) == (State.UNHEARD, 1)
     world.silent.clear()
     world.settle()
     stalled = world.status.condition(ConditionType.STALLED)

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_operator.api.status import ConditionType, State
+from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_operator.plan import WorkerPhase, plan
 from pipetransformer_operator.plan.draft import DOUBT
 from tests.builders import make_job

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipetransformer_operator.api.job import QUEUE_LABEL
-from pipetransformer_operator.api.status import ConditionType, State
+from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_operator.plan import EventType
 from tests.builders import make_job
 from tests.unit.operator.fake_queue import QUEUE, FakeQueue

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipetransformer_contract.api.status import ConditionStatus, ConditionType, State
 from pipetransformer_contract.messages import Outcome
-from pipetransformer_operator.api.status import ConditionStatus, ConditionType, State
 from tests.builders import make_job
 from tests.unit.operator.world import World, training
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipetransformer_contract.api.status import ConditionType
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import ConditionType
 from tests.builders import make_job
 from tests.unit.operator.world import LAYERS, World
 

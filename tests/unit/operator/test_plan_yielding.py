@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.api.status import Share
 from pipetransformer_operator.controller.yielding import Yielding
-from pipetransformer_operator.kube.waiting import PATIENCE_SECONDS, WaitingPods, waiting_of
+from pipetransformer_operator.kube.free_accelerators import FreeAccelerators
+from pipetransformer_operator.kube.other_pods import PATIENCE_SECONDS, OtherPods, waiting_of
 from pipetransformer_operator.plan import Claims, Waiting, choose_claim, claims_of
 from tests.builders import make_job
 from tests.unit.operator.world import World
@@ -61,7 +62,42 @@ def test_the_pod_of_the_highest_priority_is_served_by_the_largest_of_the_least_i
     jobs = [CLAIMS, replace(CLAIMS, key="default/b", workers=6, fewer=5), replace(CLAIMS, key="default/c", priority=0)]
     found = choose_claim([POD, urgent], jobs, {})
     assert found is not None
-    assert (found[0].uid, found[1].key) == ("urgent", "default/b")
+    assert (found.pod.uid, found.claim.key) == ("urgent", "default/b")
+
+
+def test_claims_leave_the_node_where_the_fewest_have_to_go_until_the_pod_fits() -> None:
+    pod = replace(POD, places={"a": 3, "b": 2})
+    jobs = [replace(CLAIMS, on={"a": 3, "b": 1}, least=1), replace(CLAIMS, key="default/b", on={"b": 1}, least=3)]
+    found = choose_claim([pod], jobs, {})
+    assert found is not None and (found.claim.key, found.node) == ("default/a", "b")
+    found = choose_claim([pod], jobs[:1], {})
+    assert found is not None and (found.claim.key, found.node) == ("default/a", "a")
+
+
+@pytest.mark.parametrize("places", [{"a": 4}, {}, {"a": 1, "b": 0}], ids=["too few", "no node", "room already"])
+def test_no_claim_is_given_up_where_the_pod_would_not_fit_by_it(places: dict[str, int]) -> None:
+    pod, job = replace(POD, places=places), replace(CLAIMS, workers=6, on={"a": 3}, least=2)
+    assert choose_claim([pod], [job], {}) is None
+    assert choose_claim([pod], [replace(job, on={"a": 4}, least=3)], {}) is None, "of its starting size nothing goes"
+
+
+def test_what_a_job_can_give_up_by_node_is_what_it_claimed_there() -> None:
+    world = grown(most=6)
+    for number in range(6):
+        world.change(f"digits-w{number}", node="ab"[number % 2])
+    present = claims(world)
+    assert present is not None
+    assert (present.least, dict(present.on), present.frees("a"), present.frees("c")) == (2, {"a": 2, "b": 2}, 2, 0)
+
+
+def test_those_leave_whose_node_the_pod_waits_for() -> None:
+    world = grown(most=6)
+    for number, node in enumerate("xxabab"):
+        world.change(f"digits-w{number}", node=node)
+    generation = world.status.layout_generation
+    world.share = Share(workers=4, layout_generation=generation, yields=True, node="a")
+    world.settle()
+    assert {member.name for member in world.plan.leavers} == {"digits-w2", "digits-w4"}
 
 
 @pytest.mark.parametrize("on_pack", ["Widen", "Auto"])
@@ -209,7 +245,7 @@ def test_the_scheduler_says_what_a_pod_waits_for(shown: dict[str, Any], lacks: d
 def test_a_pod_waits_once_it_has_found_no_node_for_a_while() -> None:
     now = 0.0
     api: Any = None
-    pods = WaitingPods(api, clock=lambda: now)
+    pods = OtherPods(api, FreeAccelerators(), clock=lambda: now)
     shown = pod("2 Insufficient nvidia.com/gpu.", nvidia="1")
     pods.note(shown)
     now = PATIENCE_SECONDS - 1

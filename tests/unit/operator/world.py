@@ -6,10 +6,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pipetransformer_contract.api import JobSpec, JobStatus
+from pipetransformer_contract.api.status import Condition, ConditionType, PublishedPlan, Share, State
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
-from pipetransformer_operator.api import JobSpec, JobStatus
-from pipetransformer_operator.api.status import Condition, ConditionType, PublishedPlan, Share, State
-from pipetransformer_operator.plan import Beat, Observed, Plan, PlanEvent, Worker, WorkerPhase, plan, worker_name
+from pipetransformer_operator.plan import (
+    Beat,
+    NodeFacts,
+    Observed,
+    Plan,
+    PlanEvent,
+    Worker,
+    WorkerPhase,
+    plan,
+    worker_name,
+)
 from tests.builders import JobBuilder, make_job
 from tests.unit.operator.fake_queue import FakeQueue
 
@@ -43,6 +53,9 @@ class World:
         self.kept_by: tuple[str, ...] | None = None
         self.metadata_generation = 1
         self.share: Share | None = None
+        self.released: datetime | None = None
+        self.gives_way_to = ""
+        self.preferred_since: datetime | None = None
         self.silent: set[str] = set()
         self.report_pace = timedelta(0)
         self.lost_peers: set[str] = set()
@@ -53,6 +66,12 @@ class World:
         self.sees_drains = True
         self.stubborn: set[str] = set()
         self.unsaved: dict[str, str] = {}
+        self.lost_nodes: set[str] = set()
+        self.device_failures: dict[str, int] = {}
+        self.avoided: dict[str, datetime] = {}
+        self.free: int | None = None
+        self.room: int | None = None
+        self.reach: int | None = None
         self._uids = 0
 
     @property
@@ -101,7 +120,14 @@ class World:
             queue=self.queue.look(self.status) if self.queue else None,
             labels=self.builder.job().metadata.labels,
             since=self.since,
+            released=self.released,
+            gives_way_to=self.gives_way_to,
+            preferred_since=self.preferred_since,
             sees_drains=self.sees_drains,
+            nodes=NodeFacts(frozenset(self.lost_nodes), self.device_failures, self.avoided),
+            free=self.free,
+            room=self.room,
+            reach=self.reach,
         )
 
     def beat(self, worker: Worker) -> Beat:

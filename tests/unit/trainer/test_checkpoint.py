@@ -20,6 +20,8 @@ import torch
 from pipetransformer.checkpoint import (
     CheckpointInfo,
     Folder,
+    Kind,
+    ModelConfig,
     commit,
     find,
     latest,
@@ -367,7 +369,12 @@ def write_small_model(location: str) -> torch.Tensor:
         for index, unit in enumerate(model.units)
         for name, parameter in unit.state_dict().items()
     }
-    write_model(location, tensors, spec=spec, info=info)
+    config = ModelConfig(
+        made_by="tests", kind=Kind.VIT, model_class="PipelineModel", function="", model=spec.model, data=spec.data,
+        steps=0, precision=spec.training.precision, dtype="float64", input_shape=info.input_shape,
+        input_dtype="float64", num_classes=info.num_classes, vocab_size=0, task=info.task, labels=info.labels,
+    )  # fmt: skip
+    write_model(location, tensors, config=config, info=info)
     return model.head.get_parameter("classifier.weight")
 
 

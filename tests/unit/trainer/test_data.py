@@ -37,6 +37,9 @@ sizes = st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(1, 9), st
     lambda size: size[0] >= size[2]
 )
 
+#: Ids of padding, start and end where tokens are bytes.
+BYTES: dict[str, Any] = {"pad_id": 0, "start_id": 1, "end_id": 2}
+
 
 def order(num_samples: int = 100, global_batch: int = 16, num_shards: int = 4, seed: int = 0) -> EpochOrder:
     return EpochOrder(seed=seed, num_samples=num_samples, global_batch=global_batch, num_shards=num_shards)
@@ -213,7 +216,7 @@ def test_a_pipeline_without_samples_gets_one_padded_micro_batch() -> None:
 def test_digits_are_split_by_class_and_scaled() -> None:
     dataset = load_dataset(Data(name="digits"), dtype=torch.float64)
     assert len(dataset.train) + len(dataset.test) == 1797
-    assert dataset.info == DataInfo((1, 8, 8), 10, task=Task.CLASS)
+    assert dataset.info == DataInfo((1, 8, 8), 10, task=Task.CLASS, labels=tuple("0123456789"))
     inputs, targets = dataset.test.batch(range(len(dataset.test)))
     assert inputs.dtype == torch.float64
     assert inputs.min() == -1
@@ -247,7 +250,7 @@ def test_a_dataset_can_be_imported_with_options() -> None:
         (Data(name="digits", path="/missing"), "spec.data.path", "InvalidSpec"),
         (Data(name="text", path="/missing"), "spec.data.path", "DataUnreadable"),
         (Data(name="text", options={"lenght": 3}), "spec.data.options", "DataUnreadable"),
-        (Data(name="text", options={"task": "Words"}), "spec.data.options", "DataUnreadable"),
+        (Data(name="text", options={"task": "Words"}), "spec.data.options.task", "InvalidSpec"),
         (Data(name="text", options={"packages": ["this"]}), "spec.data.options", "DataUnreadable"),
         (Data(name="text", options={"length": 10**9}), "spec.data.options", "DataUnreadable"),
     ],
@@ -291,7 +294,7 @@ def test_a_sample_as_it_is_shares_no_cached_activation_with_its_variants() -> No
 
 def test_text_of_the_library_is_packed_without_a_gap() -> None:
     dataset = load_dataset(Data(name="text", options={"length": 32, "packages": ["json"]}), dtype=torch.float32)
-    assert dataset.info == DataInfo((32,), 259, 259, task=Task.NEXT_TOKEN)
+    assert dataset.info == DataInfo((32,), 259, 259, task=Task.NEXT_TOKEN, **BYTES)
     inputs, targets = dataset.train.batch([0, 1])
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert targets[0, -1] == inputs[1, 0]
@@ -327,7 +330,7 @@ def test_masked_text_hides_other_positions_at_every_step_and_asks_for_what_was_t
     options = {"length": 64, "packages": ["json"]}
     plain = load_dataset(Data(name="text", options=options), dtype=torch.float32)
     dataset = load_dataset(Data(name="text", options={**options, "task": "MaskedToken"}), dtype=torch.float32)
-    assert dataset.info == DataInfo((64,), 260, 260, task=Task.MASKED_TOKEN)
+    assert dataset.info == DataInfo((64,), 260, 260, task=Task.MASKED_TOKEN, **BYTES)
     ids = range(len(dataset.train))
     tokens = plain.train.batch(ids)[0]
     inputs, targets = read_batch(dataset.train, ids, 3)
@@ -342,7 +345,7 @@ def test_masked_text_hides_other_positions_at_every_step_and_asks_for_what_was_t
 def test_text_of_the_library_is_classified_by_package() -> None:
     options = {"task": "Class", "length": 64, "packages": ["json", "logging"]}
     dataset = load_dataset(Data(name="text", options=options), dtype=torch.float32)
-    assert dataset.info == DataInfo((64,), 2, 259, task=Task.CLASS)
+    assert dataset.info == DataInfo((64,), 2, 259, task=Task.CLASS, labels=("json", "logging"), **BYTES)
     for split in (dataset.train, dataset.test):
         ids = range(len(split))
         inputs, targets = split.batch(ids)

@@ -35,7 +35,7 @@ def rows(tmp_path: Path) -> str:
 def test_texts_of_hugging_face_are_padded_with_their_classes(rows: str) -> None:
     options = {"text": "body", "label": "kind", "length": 12}
     dataset = load_dataset(Data(name="huggingface", path=rows, options=options), dtype=torch.float32)
-    assert dataset.info == DataInfo((12,), 3, 259, task=Task.CLASS)
+    assert dataset.info == DataInfo((12,), 3, 259, task=Task.CLASS, pad_id=0, start_id=1, end_id=2)
     inputs, targets = dataset.train.batch([4, 0])
     assert inputs.shape == (2, 12)
     assert targets.tolist() == [1, 0]
@@ -104,7 +104,7 @@ def test_words_are_masked_by_the_tokenizers_own_token_and_its_other_tokens_never
     path = save_rows(tmp_path / "saved", text=["a b c a b c"] * 40)
     options = {"text": "text", "length": 16, "tokenizer": save_tokenizer(tmp_path / "tokenizer")}
     plain, dataset = load(path, **options), load(path, **options, task="MaskedToken")
-    assert dataset.info == DataInfo((16,), 8, 8, task=Task.MASKED_TOKEN)
+    assert dataset.info == DataInfo((16,), 8, 8, task=Task.MASKED_TOKEN, pad_id=0)
     ids = range(len(dataset.train))
     tokens = plain.train.batch(ids)[0]
     inputs, targets = read_batch(dataset.train, ids, 3)
@@ -144,13 +144,23 @@ def test_labels_may_be_true_or_false(tmp_path: Path) -> None:
     assert dataset.train.batch([0, 1])[1].tolist() == [1, 0] and dataset.train.batch([0])[1].dtype == torch.int64
 
 
+def test_labels_may_be_texts_that_are_numbered_alike_in_both_splits(tmp_path: Path) -> None:
+    splits = {"train": ["poor", "bad", "good"], "test": ["bad", "fine", "bad"]}
+    tables = {name: datasets.Dataset.from_dict({"text": ["a"] * 3, "label": labels}) for name, labels in splits.items()}
+    datasets.DatasetDict(tables).save_to_disk(str(tmp_path / "saved"))
+    dataset = load(str(tmp_path / "saved"), text="text", label="label", length=4)
+    assert (dataset.info.num_classes, dataset.info.labels) == (4, ("bad", "fine", "good", "poor"))
+    assert dataset.train.batch([0, 1, 2])[1].tolist() == [3, 0, 2]
+    assert dataset.test.batch([0, 1])[1].tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ({"label": [0, 1, -1]}, "column label: row 2 is -1, which is no class"),
         ({"label": [0, None, 1]}, "column label: row 1 is None, which is no class"),
         ({"label": [0.0, 1.0, 1.0]}, "column label holds double, not classes"),
-        ({"label": ["good", "bad", "bad"]}, "column label holds string, not classes: .* `class_encode_column`"),
+        ({"label": ["good", None, "bad"]}, "column label: row 1 is None, which is no class"),
         ({"text": ["a", None, "b"]}, "column text: row 1 is None, which is no text"),
         ({"text": [["a"], ["b"], ["c"]]}, "column text holds list.* not texts"),
     ],
@@ -169,7 +179,7 @@ def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "saved"))
     options = {"image": "picture", "label": "kind"}
     dataset = load_dataset(Data(name="huggingface", path=str(tmp_path / "saved"), options=options), dtype=torch.float64)
-    assert dataset.info == DataInfo((3, 4, 6), 2, task=Task.CLASS)
+    assert dataset.info == DataInfo((3, 4, 6), 2, task=Task.CLASS, labels=("a", "b"))
     inputs, targets = dataset.train.batch([2, 0])
     assert targets.tolist() == [1, 0]
     assert inputs.dtype == torch.float64
@@ -177,23 +187,24 @@ def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field", "message"),
     [
-        ({}, "need text"),
-        ({"text": "body", "image": "picture", "label": "kind"}, "need text"),
-        ({"image": "body"}, "need text"),
-        ({"text": "bodies"}, "no column bodies among body, kind"),
-        ({"text": "body", "length": 10**6}, "do not fill one sample"),
-        ({"text": "body", "test": "validation"}, "validation"),
-        ({"text": "body", "task": "Class"}, "task Class is learnt with a column `label`"),
+        ({}, "options", "need text"),
+        ({"text": "body", "image": "picture", "label": "kind"}, "options", "need text"),
+        ({"image": "body"}, "options", "need text"),
+        ({"text": "bodies"}, "options.text", "no column bodies .* among body, kind"),
+        ({"text": "body", "length": 10**6}, "path", "do not fill one sample"),
+        ({"text": "body", "test": "validation"}, "path", "validation"),
+        ({"text": "body", "task": "Class"}, "options.task", "task Class is learnt with a column `label`"),
         (
             {"text": "body", "label": "kind", "task": "MaskedToken"},
+            "options.task",
             "task MaskedToken is learnt without a column `label`",
         ),
-        ({"text": "body", "task": "Words"}, "'Words' is not a valid Task"),
+        ({"text": "body", "task": "Words"}, "options.task", 'there is no task "Words"'),
     ],
 )
-def test_options_that_do_not_fit_say_why(rows: str, options: dict[str, object], message: str) -> None:
+def test_options_that_do_not_fit_say_why(rows: str, options: dict[str, object], field: str, message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         load_dataset(Data(name="huggingface", path=rows, options=options), dtype=torch.float32)
-    assert caught.value.field == "spec.data.path"
+    assert caught.value.field == f"spec.data.{field}"

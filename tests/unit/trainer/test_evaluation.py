@@ -380,7 +380,7 @@ def test_parts_of_a_dataset_have_its_classes() -> None:
         whole.classes = none  # type: ignore[attr-defined]
         assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 2)
     whole.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
-    assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 3)
+    assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 3, labels=("a", "b", "c"))
 
 
 class Pooled(nn.Module):

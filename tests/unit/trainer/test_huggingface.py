@@ -16,13 +16,19 @@ from pipetransformer.models.huggingface import load_pretrained, save_pretrained,
 from pipetransformer_contract.spec import Model
 
 LENGTH, VOCABULARY, CLASSES = 6, 40, 5
-TOKENS = DataInfo((LENGTH,), VOCABULARY, VOCABULARY)
-LABELLED = DataInfo((LENGTH,), CLASSES, VOCABULARY)
+TOKENS = DataInfo((LENGTH,), VOCABULARY, VOCABULARY, pad_id=0)
+LABELLED = DataInfo((LENGTH,), CLASSES, VOCABULARY, pad_id=0)
 IMAGES = DataInfo((1, 8, 8), CLASSES)
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
 LLAMA = {"model_type": "llama", **SMALL, "num_key_value_heads": 2}
 BERT = {"model_type": "bert", **SMALL}
+ROBERTA = {"model_type": "roberta", **SMALL}
+DISTILBERT = {"model_type": "distilbert", "dim": 16, "n_heads": 4, "hidden_dim": 32}
+MISTRAL = {"model_type": "mistral", **SMALL, "num_key_value_heads": 2}
+QWEN2 = {"model_type": "qwen2", **SMALL, "num_key_value_heads": 2}
+QWEN3 = {"model_type": "qwen3", **SMALL, "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 VIT = {"model_type": "vit", **SMALL, "patch_size": 4, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
@@ -35,10 +41,26 @@ FAMILIES = {
     "vit": (VIT, IMAGES, transformers.ViTForImageClassification),
     "bert": (BERT, LABELLED, transformers.BertForSequenceClassification),
     "bert-masked": (BERT, TOKENS, transformers.BertForMaskedLM),
+    "roberta": (ROBERTA, LABELLED, transformers.RobertaForSequenceClassification),
+    "roberta-masked": (ROBERTA, TOKENS, transformers.RobertaForMaskedLM),
+    "distilbert": (DISTILBERT, LABELLED, transformers.DistilBertForSequenceClassification),
+    "distilbert-masked": (DISTILBERT, TOKENS, transformers.DistilBertForMaskedLM),
+    "distilbert-sinusoidal": (
+        {**DISTILBERT, "sinusoidal_pos_embds": True},
+        LABELLED,
+        transformers.DistilBertForSequenceClassification,
+    ),
     "gpt2": (GPT2, TOKENS, transformers.GPT2LMHeadModel),
     "llama": (LLAMA, TOKENS, transformers.LlamaForCausalLM),
     "llama-longrope-long": (longrope(LENGTH - 1), TOKENS, transformers.LlamaForCausalLM),
     "llama-longrope-short": (longrope(LENGTH), TOKENS, transformers.LlamaForCausalLM),
+    "mistral": (MISTRAL, TOKENS, transformers.MistralForCausalLM),
+    "mistral-window": ({**MISTRAL, "sliding_window": 3}, TOKENS, transformers.MistralForCausalLM),
+    "mistral-window-of-one": ({**MISTRAL, "sliding_window": 1}, TOKENS, transformers.MistralForCausalLM),
+    "qwen2": (QWEN2, TOKENS, transformers.Qwen2ForCausalLM),
+    "qwen2-window-tied": ({**QWEN2, **QWEN_WINDOW, "tie_word_embeddings": True}, TOKENS, transformers.Qwen2ForCausalLM),
+    "qwen3": (QWEN3, TOKENS, transformers.Qwen3ForCausalLM),
+    "qwen3-window": ({**QWEN3, **QWEN_WINDOW}, TOKENS, transformers.Qwen3ForCausalLM),
     "llama-tied": ({**LLAMA, "tie_word_embeddings": True}, TOKENS, transformers.LlamaForCausalLM),
 }
 
@@ -100,14 +122,41 @@ def test_a_saved_model_gives_the_same_logits_in_transformers(family: str, tmp_pa
         torch.testing.assert_close(forward(again, x), ours, rtol=1e-12, atol=1e-12)
 
 
-def test_padding_changes_no_logits() -> None:
-    """Of BERT, whose attention sees all positions, as transformers masks them."""
-    model = build(spec_of(BERT), LABELLED)
-    x, lengths = inputs_of(LABELLED), torch.tensor([6, 4, 1])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_padding_is_masked_as_transformers_masks_it(family: str, tmp_path: Path) -> None:
+    """In attention that sees all positions; RoBERTa counts positions by the id of padding as well."""
+    options, info, cls = FAMILIES[family]
+    spec = spec_of(options)
+    model = build(spec, info)
+    x, lengths = inputs_of(info).clamp(min=1), torch.tensor([6, 4, 1])
+    x[1, 4:], x[2, 1:] = 0, 0
     other = x.clone()
     other[1, 4:], other[2, 1:] = 7, 8
-    assert torch.equal(forward(model, x, lengths), forward(model, other, lengths))
-    assert not torch.equal(forward(model, x), forward(model, other))
+    with torch.no_grad():
+        ours = forward(model, x, lengths)
+        assert torch.equal(ours, forward(model, other, lengths))
+        assert not torch.equal(forward(model, x), forward(model, other))
+        save_pretrained(spec, info, tensors_of(model), tmp_path, dtype=torch.float64)
+        theirs = cls.from_pretrained(tmp_path, dtype=torch.float64).eval()
+        mask = (torch.arange(LENGTH) < lengths[:, None]).long()
+        torch.testing.assert_close(ours, theirs(x, attention_mask=mask).logits, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("places", [LENGTH, LENGTH + 1])
+def test_roberta_has_fewer_positions_than_rows_for_them(places: int) -> None:
+    spec = spec_of({**ROBERTA, "max_position_embeddings": places})
+    if places > LENGTH:
+        build(spec, LABELLED)
+        return
+    with pytest.raises(
+        SpecError, match=rf"spec\.data\.options\.length: samples of 6 tokens, .* {places - 1} positions"
+    ):
+        build(spec, LABELLED)
+
+
+def test_roberta_without_an_id_of_padding_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"spec\.data\.options\.tokenizer: Roberta.* counts positions by .*say pad_id"):
+        build(spec_of(ROBERTA), DataInfo((LENGTH,), CLASSES, VOCABULARY))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -148,11 +197,12 @@ def test_fresh_weights_are_as_transformers_draws_them() -> None:
     assert not torch.equal(*(block.get_parameter("mlp.c_fc.weight") for block in model.blocks[:2]))
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "vit"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2", "mistral-window", "qwen3-window", "roberta", "vit"])
 def test_dropout_belongs_to_samples(family: str) -> None:
     """In embeddings, residuals and attention: a sample's output does not depend on its micro-batch."""
     options, info, _ = FAMILIES[family]
-    model = build(spec_of(options), info)
+    causal = {"attention_dropout": 0.2} if family.startswith(("mistral", "qwen")) else {}
+    model = build(spec_of({**options, **causal}), info)
     x = inputs_of(info)
     together = forward(model, x, training=True)
     assert not torch.allclose(together, forward(model, x))

@@ -35,6 +35,30 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "llama": (LLAMA, text("curses", "dbm"), transformers.LlamaForCausalLM),
     "vit": (VIT, {"name": "digits"}, transformers.ViTForImageClassification),
 }
+#: Of the newer families, each through pipelines of three, two and one.
+SHORT_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
+    "roberta-masked-tied": (
+        {"model_type": "roberta", **SMALL},
+        text("dbm", task="MaskedToken"),
+        transformers.RobertaForMaskedLM,
+    ),
+    "distilbert": (
+        {"model_type": "distilbert", "dim": 16, "n_heads": 2, "hidden_dim": 32},
+        text("json", "dbm", task="Class"),
+        transformers.DistilBertForSequenceClassification,
+    ),
+    "mistral-window": (
+        {"model_type": "mistral", **SMALL, "num_key_value_heads": 1, "sliding_window": 5, "attention_dropout": 0.1},
+        text("dbm"),
+        transformers.MistralForCausalLM,
+    ),
+    "qwen3-tied": (
+        {"model_type": "qwen3", **SMALL, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True,
+         "attention_bias": True, "attention_dropout": 0.1},
+        text("dbm"),
+        transformers.Qwen3ForCausalLM,
+    ),
+}  # fmt: skip
 EPOCHS = 2
 
 
@@ -50,7 +74,7 @@ def make_spec(model: dict[str, Any], data: dict[str, Any], **training: Any) -> T
                     "name": "AdamW",
                     "learningRate": 0.003,
                     "weightDecay": 0.1,
-                    "noDecay": ["*norm*.weight" if model is LLAMA else "*.bias", "head.*"],
+                    "noDecay": ["*norm*.weight" if model["model_type"] in ("llama", "mistral") else "*.bias", "head.*"],
                 },
                 "maxGradientNorm": 1.0,
                 "precision": "Float64",
@@ -95,3 +119,26 @@ def test_two_epochs_through_three_layouts_give_a_model_that_transformers_loads(f
             x = unit(x)
         torch.testing.assert_close(x, loaded(inputs, **mask).logits, rtol=1e-9, atol=1e-9)
     assert accuracy(trained, dataset.test) == pytest.approx(run.summary["test_accuracy"], abs=1e-9)
+
+
+@pytest.mark.parametrize("family", SHORT_CASES)
+def test_pipelines_of_three_two_and_one_compute_the_losses_of_one_worker(family: str, tmp_path: Path) -> None:
+    model, data, cls = SHORT_CASES[family]
+    spec = make_spec(model, data, epochs=None, steps=6, globalBatchSize=8)
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"architecture": cls.__name__})})
+    script = [
+        Scripted(3, 1, [0, 1, 2]),
+        Scripted(2, 1, [0, 1], leavers=[2], at_step=2),
+        Scripted(1, 1, [1], leavers=[0], at_step=4),
+    ]
+    run = run_job(spec, script, tmp_path / "elastic")
+    stayed = run_job(spec, [Scripted(1, 1, [0])], tmp_path / "stayed")
+
+    assert len(run.steps) == len(stayed.steps) == 6
+    for ours, theirs in zip(run.steps, stayed.steps, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9), ours["step"]
+        assert ours["gradientNorm"] == pytest.approx(theirs["gradientNorm"], rel=1e-9), ours["step"]
+    loaded = cls.from_pretrained(tmp_path / "elastic" / "model", dtype=torch.float64)
+    again = cls.from_pretrained(tmp_path / "stayed" / "model", dtype=torch.float64)
+    for (name, one), (_, other) in zip(loaded.named_parameters(), again.named_parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9, msg=name)

@@ -1,18 +1,20 @@
 """What the leader tells the operator of its layout."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipetransformer.callbacks import Teller
+from pipetransformer.callbacks import Callback, Teller
 from pipetransformer.job import Job
 from pipetransformer.layout import StageLayout
 from pipetransformer.leader import Leader, Offered
 from pipetransformer.partition import Cut, StepModel, assumed_costs
 from pipetransformer.state import Control
 from pipetransformer.vote import Vote
-from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason
 from tests.trainer_harness import Reports
 from tests.unit.trainer.test_engine_numerics import ADAMW, make_spec
 
@@ -58,6 +60,45 @@ def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: 
     leader.frozen(control)
 
     assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {expected}
+
+
+def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: Path) -> None:
+    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    told: list[Any] = []
+
+    class Log(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            told.append((line["seconds_left"], line["total_steps"], line["num_layers"]))
+
+    teller = Teller([Log()])
+    leader = Leader(job, reports, teller, tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control()
+    leader.committed(control, None)
+    take_steps(leader, control, 5)
+    left = float(job.total_steps - 5)
+    teller.catch_up()
+    assert told == [(None, job.total_steps, job.num_layers)] * 4 + [(left, job.total_steps, job.num_layers)]
+    assert [report.seconds_left for report in reports.sent] == [None, left]
+
+    control.boundary = 2
+    take_steps(leader, control, 5)
+    assert reports.sent[-1].seconds_left == left - 5, "the boundary's steps are measured anew"
+    leader.finished(Control(step=job.total_steps))
+    assert reports.sent[-1].seconds_left == 0
+
+
+def test_the_newest_evaluation_is_told_by_the_metric_that_counts(tmp_path: Path) -> None:
+    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control(step=3)
+    leader.committed(control, None)
+    assert reports.sent[-1].held_out is None
+    control.note_evaluation({"loss": 0.5, "accuracy": 0.75}, better=True)
+    leader.frozen(control)
+    assert reports.sent[-1].held_out == HeldOut(metric="accuracy", value=0.75, step=3)
+    control.note_evaluation({"loss": 0.5, "accuracy": math.nan}, better=False)
+    leader.frozen(control)
+    assert reports.sent[-1].held_out is None
 
 
 @pytest.mark.parametrize("boundary", [0, 2], ids=["as-offered", "another-boundary"])

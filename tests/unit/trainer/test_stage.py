@@ -138,7 +138,7 @@ def by_values(group: dist.ProcessGroup) -> list[tuple[dict[str, list[float]], fl
         torch.manual_seed(0)
         split = TensorSplit(torch.randn(SAMPLES, POSITIONS, WIDTH, dtype=torch.float64), torch.zeros(SAMPLES))
         block = nn.Linear(WIDTH, WIDTH) if kind is Rows else kind(WIDTH, WIDTH)
-        units = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), block, kind(WIDTH, CLASSES)]
+        units: list[nn.Module] = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), block, kind(WIDTH, CLASSES)]
         model = OfRows(units[0], units[1:3], units[3], (POSITIONS, WIDTH))
         for unit in units:
             unit.double()

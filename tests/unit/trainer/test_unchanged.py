@@ -35,7 +35,7 @@ class Changing(nn.Module):
         self.change = change
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self) -> Tensor:
         return self.inner.weight
 
     def forward(self, x: Tensor) -> Tensor:

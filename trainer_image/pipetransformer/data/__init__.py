@@ -6,6 +6,7 @@ from .dataset import (
     Dataset,
     PaddedLengths,
     PaddedSplit,
+    Processor,
     Split,
     Task,
     TensorSplit,
@@ -15,10 +16,10 @@ from .dataset import (
     read_batch,
 )
 from .digest import digest, inputs_change
-from .load import load_dataset
+from .load import check_data_spec, load_dataset, makes_bytes, task_before_reading
 from .micro_batches import MicroBatch, deal, default_micro_batch_size, pipelines_of, shards_of, weights_of
 from .order import EpochOrder
-from .own import own_dataset
+from .own import Table, own_dataset
 from .readers import Readers, Wanted, importing_main
 from .tokens import BYTE_VOCABULARIES
 
@@ -31,12 +32,15 @@ __all__ = [
     "MicroBatch",
     "PaddedLengths",
     "PaddedSplit",
+    "Processor",
     "Readers",
     "Split",
+    "Table",
     "Task",
     "TensorSplit",
     "Wanted",
     "augmentation_key",
+    "check_data_spec",
     "deal",
     "default_micro_batch_size",
     "digest",
@@ -44,10 +48,12 @@ __all__ = [
     "inputs_change",
     "lengths_of",
     "load_dataset",
+    "makes_bytes",
     "own_dataset",
     "padded_lengths",
     "pipelines_of",
     "read_batch",
     "shards_of",
+    "task_before_reading",
     "weights_of",
 ]

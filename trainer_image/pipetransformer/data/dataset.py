@@ -11,7 +11,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import SpecError
+from ..errors import SpecError, meant
 
 #: In an error's message.
 _IDS_NAMED = 16
@@ -27,6 +27,18 @@ class Task(StrEnum):
     CLASS = "Class"  #: one for the sample; of text, which is padded
 
 
+def as_task(name: str) -> Task:
+    """What an option calls a task.
+
+    Raises:
+        SpecError: there is none of this name.
+    """
+    if name not in set(Task):
+        words = f'there is no task "{name}"{meant(name, Task)}: use {", ".join(Task)}'
+        raise SpecError("spec.data.options.task", words)
+    return Task(name)
+
+
 @dataclass(frozen=True)
 class DataInfo:
     """What a model must know of its data.
@@ -37,6 +49,10 @@ class DataInfo:
         vocab_size: number of token ids, 0 where the inputs are no tokens.
         lengths: positions that padded samples come in, ascending up to the input's; empty when all come in that one.
         task: what a target is; None where nobody says it, and then no model is refused for it.
+        labels: names of the classes, in their order; empty where they have none.
+        pad_id: id of padding; None where no token stands for it.
+        start_id: id that begins a text; None where none does.
+        end_id: id that ends a text; None where none does.
     """
 
     input_shape: tuple[int, ...]
@@ -44,6 +60,10 @@ class DataInfo:
     vocab_size: int = 0
     lengths: tuple[int, ...] = ()
     task: Task | None = None
+    labels: tuple[str, ...] = ()
+    pad_id: int | None = None
+    start_id: int | None = None
+    end_id: int | None = None
 
 
 class Split(Protocol):
@@ -151,13 +171,29 @@ def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | No
     return _AS_IT_IS if step is None else split.augmentation_key(sample_id, step)
 
 
+class Processor(Protocol):
+    """What makes inputs of texts or pictures, such as a tokenizer or an image processor of transformers."""
+
+    def save_pretrained(self, save_directory: str) -> object:
+        """Write it as its `from_pretrained` reads it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """A training split and a held-out one."""
+    """A training split and a held-out one.
+
+    Attributes:
+        train: to train on.
+        test: held out.
+        info: what a model must know of both.
+        processor: what made the inputs. It is saved with the finished model, so that `pipeline` can make them, too.
+    """
 
     train: Split
     test: Split
     info: DataInfo
+    processor: Processor | None = None
 
 
 @dataclass(frozen=True)

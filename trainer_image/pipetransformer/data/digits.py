@@ -5,6 +5,7 @@ import torch
 
 from ..errors import SpecError
 from .dataset import DataInfo, Dataset, Task, TensorSplit
+from .processors import PictureScaling
 
 _NUM_CLASSES = 10
 _LARGEST_GREY = 16.0
@@ -33,5 +34,11 @@ def load_digits(*, path: str, dtype: torch.dtype) -> Dataset:
     return Dataset(
         train=TensorSplit(inputs[~test], targets[~test]),
         test=TensorSplit(inputs[test], targets[test]),
-        info=DataInfo(input_shape=(1, 8, 8), num_classes=_NUM_CLASSES, task=Task.CLASS),
+        info=DataInfo(
+            input_shape=(1, 8, 8),
+            num_classes=_NUM_CLASSES,
+            task=Task.CLASS,
+            labels=tuple(map(str, range(_NUM_CLASSES))),
+        ),
+        processor=PictureScaling((1, 8, 8), _LARGEST_GREY),
     )

@@ -4,6 +4,7 @@ The library keeps what it downloaded and what was made of it in files that it ma
 what it reads.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,36 +16,29 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from .dataset import DataInfo, Dataset, Split, Task
+from ..errors import SpecError, building, meant
+from .dataset import DataInfo, Dataset, Processor, Split, Task, as_task
 from .masked import MaskedTokens
-from .tables import check_texts, column_of, mapped, num_classes, read_tables
-from .tokens import PAD, VOCABULARY, Encode, as_lengths, encode_bytes
+from .pictures import scaled_pictures
+from .processors import ByteTokenizer
+from .tables import check_texts, column_of, mapped, read_tables, with_classes
+from .tokens import END, PAD, START, VOCABULARY, Encode, as_lengths, encode_bytes
 
-_LARGEST_VALUE = 255.0
+_OPTIONS = "spec.data.options"
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """A split with columns `input` and `target`; images are scaled to [-1, 1] in `dtype`."""
+class _PaddedRows:
+    """A split with columns `input`, `target` and `length`."""
 
     table: Any
-    dtype: torch.dtype | None = None
 
     def __len__(self) -> int:
         return len(self.table)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
-        targets = torch.as_tensor(rows["target"], dtype=torch.int64)
-        if self.dtype is None:
-            return torch.as_tensor(rows["input"]), targets
-        images = torch.stack([_image(image) for image in rows["input"]]).to(self.dtype)
-        return images / (_LARGEST_VALUE / 2) - 1, targets
-
-
-@dataclass(frozen=True)
-class _PaddedRows(_Rows):
-    """And a column `length`."""
+        return torch.as_tensor(rows["input"]), torch.as_tensor(rows["target"], dtype=torch.int64)
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
         return torch.as_tensor(self.table.select_columns("length")[list(ids)]["length"])
@@ -87,14 +81,23 @@ class _Tokenizer:
         num_ids: of its vocabulary.
         pad: id of padding.
         mask: id of a hidden token, None where there is none.
+        ids: of padding, and of what begins and ends a text, as `DataInfo` calls them.
+        processor: saved with the model.
         special: ids that stand for no part of a text.
     """
 
     encode: Encode
     num_ids: int
-    pad: int
     mask: int | None
+    ids: dict[str, Any]
+    processor: Processor
     special: tuple[int, ...] = ()
+
+    @property
+    def padding(self) -> int:
+        """What fills a sample; any id will do where none stands for padding, because nothing looks there."""
+        pad: int | None = self.ids["pad_id"]
+        return PAD if pad is None else pad
 
 
 def load_huggingface(
@@ -117,56 +120,63 @@ def load_huggingface(
     the next token, or one that was masked; with `image` and `label` a sample is an image, and all must be of one size.
 
     Args:
-        path: a folder that `save_to_disk` wrote, of one table or of several splits, or what `load_dataset` takes.
+        path: a folder that `save_to_disk` wrote, of one table or of several splits; a CSV, TSV, JSON lines or Parquet
+            file, which is the split `train`; or what `load_dataset` takes.
         dtype: of images.
         name: of the dataset's configuration.
         train: split to train on; the library's slices are understood, such as `train[:90%]`.
         test: held-out split.
         text: column of texts.
         image: column of images.
-        label: column of classes, whole numbers from 0.
+        label: column of classes: whole numbers from 0, or texts.
         tokenizer: folder or hub id; bytes by default.
         length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
         task: a `Task`; by default Class with `label`, else NextToken.
 
     Raises:
-        ValueError: the options fit neither each other nor the data.
+        SpecError: the options fit neither each other nor the data.
+        ValueError: columns hold something else, or too little.
     """
     if not path:
-        raise ValueError("path is empty: name a folder or a hub id in spec.data.path")
+        raise SpecError("spec.data.path", "is empty: name a folder, a file or a hub id")
     if (text is None) == (image is None) or (image is not None and label is None):
-        raise ValueError("options need text, text and label, or image and label, each the name of a column")
-    target = Task(task or (Task.NEXT_TOKEN if label is None else Task.CLASS))
-    if (target is Task.CLASS) != (label is not None):
-        raise ValueError(f"task {target} is learnt {'with' if label is None else 'without'} a column `label`")
-    tables = read_tables(path, name, [train, test])
-    needed = {column for column in (text, image, label) if column is not None}
-    for table in tables:
-        if missing := needed - set(table.column_names):
-            raise ValueError(f"no column {', '.join(sorted(missing))} among {', '.join(table.column_names)}")
+        raise SpecError(
+            _OPTIONS, "need text, text and label, or image and label, each the name of a column of the dataset"
+        )
+    target = _target(task, label)
+    tables = read_tables(path, name, {"train": train, "test": test})
+    for option, column in (("text", text), ("image", image), ("label", label)):
+        for table in tables if column is not None else ():
+            if column not in table.column_names:
+                raise SpecError(
+                    f"{_OPTIONS}.{option}",
+                    f"no column {column}{meant(str(column), table.column_names)} among {', '.join(table.column_names)}",
+                )
     if text is None:
-        return _images(tables, str(image), str(label), dtype)
+        numbered, classes, labels = with_classes(tables, str(label))
+        return scaled_pictures(numbered, str(image), str(label), classes=classes, labels=labels, dtype=dtype)
     check_texts(tables, text)
     if label is None:
         return _packed(tables, text, tokenizer, as_lengths(length), target)
     return _padded(tables, text, label, tokenizer, as_lengths(length))
 
 
-def _images(tables: Sequence[Any], image: str, label: str, dtype: torch.dtype) -> Dataset:
-    classes = num_classes(tables, label)
-    columns = {image: "input", label: "target"}
-    splits = [_Rows(table.select_columns(list(columns)).rename_columns(columns), dtype) for table in tables]
-    shape = tuple(splits[0].batch([0])[0].shape[1:])
-    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=Task.CLASS))
+def _target(task: str | None, label: str | None) -> Task:
+    target = as_task(task or (Task.NEXT_TOKEN if label is None else Task.CLASS))
+    if (target is Task.CLASS) != (label is not None):
+        raise SpecError(
+            f"{_OPTIONS}.task", f"task {target} is learnt {'with' if label is None else 'without'} a column `label`"
+        )
+    return target
 
 
 def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Sequence[int], target: Task) -> Dataset:
     *shorter, length = lengths
     if shorter:
         raise ValueError("packed samples have one length")
-    tokens = _tokenizer(tokenizer)
+    tokens = _tokenizer(tokenizer, length, target)
     if target is Task.MASKED_TOKEN and tokens.mask is None:
-        raise ValueError(f"task {target} needs a token that masks, and {tokenizer} has none")
+        raise SpecError(f"{_OPTIONS}.tokenizer", f"task {target} needs a token that masks, and {tokenizer} has none")
     encode = partial(_encode, column=text, encode=tokens.encode)
     features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("int32"))})
     splits: list[Split] = [_Packed(mapped(table, encode, features), length) for table in tables]
@@ -174,31 +184,39 @@ def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Se
     if target is Task.MASKED_TOKEN and tokens.mask is not None:
         splits = [MaskedTokens(split, tokens.mask, num_ids, tokens.special) for split in splits]
         num_ids = max(num_ids, tokens.mask + 1)
-    return Dataset(splits[0], splits[1], DataInfo((length,), num_ids, num_ids, task=target))
+    info = DataInfo((length,), num_ids, num_ids, task=target, **tokens.ids)
+    return Dataset(splits[0], splits[1], info, tokens.processor)
 
 
 def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None, lengths: Sequence[int]) -> Dataset:
-    classes = num_classes(tables, label)
+    tables, classes, labels = with_classes(tables, label)
     *shorter, longest = lengths
-    tokens = _tokenizer(tokenizer, longest)
-    pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.pad)
+    tokens = _tokenizer(tokenizer, longest, Task.CLASS)
+    pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.padding)
     splits = [_PaddedRows(mapped(table, pad).with_format("numpy")) for table in tables]
-    info = DataInfo((longest,), classes, tokens.num_ids, (*shorter, longest) if shorter else (), Task.CLASS)
-    return Dataset(splits[0], splits[1], info)
+    padded = (*shorter, longest) if shorter else ()
+    info = DataInfo((longest,), classes, tokens.num_ids, padded, Task.CLASS, labels, **tokens.ids)
+    return Dataset(splits[0], splits[1], info, tokens.processor)
 
 
-def _tokenizer(name: str | None, longest: int | None = None) -> _Tokenizer:
-    """A tokenizer of transformers, which cuts texts to so many tokens, or bytes."""
+def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
+    """A tokenizer of transformers, or bytes. Where samples are padded it cuts texts to `length` tokens."""
     if name is None:
-        return _Tokenizer(encode_bytes, VOCABULARY, PAD, mask=VOCABULARY)
+        masks = target is Task.MASKED_TOKEN
+        processor = ByteTokenizer(length, ends=target is not Task.NEXT_TOKEN, masks=masks)
+        ids = {"pad_id": PAD, "start_id": START, "end_id": END}
+        return _Tokenizer(encode_bytes, VOCABULARY, VOCABULARY, ids, processor)
     from transformers import AutoTokenizer
 
-    made = AutoTokenizer.from_pretrained(name)
+    with building(f"{_OPTIONS}.tokenizer", f"{name} cannot be read"):
+        made = AutoTokenizer.from_pretrained(name)
+    processor = copy.deepcopy(made)
     encode: Encode = made.encode
-    if longest is not None:
-        encode = partial(made.encode, truncation=True, max_length=longest)
+    if target is Task.CLASS:
+        encode = partial(made.encode, truncation=True, max_length=length)
         encode("")  # which is noted in the tokenizer, so that the cache knows it again by what it then is
-    return _Tokenizer(encode, len(made), made.pad_token_id or PAD, made.mask_token_id, tuple(made.all_special_ids))
+    ids = {"pad_id": made.pad_token_id, "start_id": made.bos_token_id, "end_id": made.eos_token_id}
+    return _Tokenizer(encode, len(made), made.mask_token_id, ids, processor, tuple(made.all_special_ids))
 
 
 def _encode(rows: dict[str, list[Any]], *, column: str, encode: Encode) -> dict[str, Any]:
@@ -215,9 +233,3 @@ def _pad(
         "target": rows[label],
         "length": [max(1, len(ids)) for ids in encoded],
     }
-
-
-def _image(image: Any) -> Tensor:
-    """(channels, height, width) of a picture as the library decodes it."""
-    pixels = torch.as_tensor(np.array(image))
-    return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1)

@@ -1,16 +1,20 @@
 """Finds a dataset by the name in the spec."""
 
+import inspect
 from collections.abc import Callable
 
 import torch
 
 from pipetransformer_contract.spec import Data
 
-from ..errors import SpecError
+from ..errors import SpecError, meant
 from ..imports import import_function
-from .dataset import Dataset
+from .dataset import Dataset, Task, as_task
 from .digits import load_digits
 from .text import load_text
+
+#: Arguments that are no options.
+_GIVEN = ("path", "dtype")
 
 
 def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
@@ -33,6 +37,41 @@ def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise SpecError("spec.data.name", f"{spec.name} returned {type(dataset).__name__}, not a Dataset")
     return dataset
+
+
+def check_data_spec(spec: Data) -> None:
+    """Refuse options that the function does not take, before anything is read.
+
+    Raises:
+        SpecError: the name is unknown or does not import, or an option is.
+    """
+    function = _function(spec.name)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    known = [name for name in parameters if name not in _GIVEN]
+    for name in spec.options:
+        if name not in known:
+            words = f"{spec.name} has no option {name}{meant(name, known)}: it takes {', '.join(known) or 'none'}"
+            raise SpecError(f"spec.data.options.{name}", words)
+
+
+def task_before_reading(spec: Data) -> Task | None:
+    """What the options of our own datasets ask for; None where only the data tell it."""
+    options, task = spec.options, spec.options.get("task")
+    if spec.name == "huggingface":
+        return as_task(task or (Task.NEXT_TOKEN if options.get("label") is None else Task.CLASS))
+    return as_task(task or Task.NEXT_TOKEN) if spec.name == "text" else None
+
+
+def makes_bytes(spec: Data) -> bool:
+    """Whether the options of our own datasets make bytes of texts."""
+    options = spec.options
+    no_tokenizer = options.get("text") is not None and options.get("tokenizer") is None
+    return spec.name == "text" or (spec.name == "huggingface" and no_tokenizer)
 
 
 def _function(name: str) -> Callable[..., Dataset]:

@@ -1,15 +1,27 @@
-"""Data that a program brings as objects: torch's map-style datasets as splits."""
+"""Data that a program brings as objects: map-style datasets, of torch or of the `datasets` library, as splits."""
 
+import sys
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Subset, TensorDataset, default_collate
 
 from ..errors import SpecError
-from .dataset import DataInfo, Dataset, Split, TensorSplit
+from .dataset import DataInfo, Dataset, Processor, Split, Task, TensorSplit
+
+
+class Table(Protocol):
+    """What a program knows as `datasets.Dataset`."""
+
+    @property
+    def column_names(self) -> list[str]: ...
+
+    def __len__(self) -> int: ...
 
 
 class MapSplit:
@@ -27,39 +39,122 @@ class MapSplit:
         return _cast(inputs, self._dtype), _cast(targets, self._dtype)
 
 
-def own_dataset(data: object, *, dtype: torch.dtype) -> Dataset:
-    """The dataset of a program's `data`: a `Dataset`, a map-style dataset, or a pair of them (training, held out).
+def own_dataset(
+    data: object, *, dtype: torch.dtype, processor: Processor | None = None, task: Task | None = None
+) -> Dataset:
+    """The dataset of a program's `data`.
 
     Args:
-        data: as `train` takes it.
+        data: as `train` takes it: a `Dataset`, a map-style dataset, a table of the `datasets` library, or a pair of
+            them (training, held out).
         dtype: of floating-point inputs and targets.
+        processor: what made the inputs, if the program passes it.
+        task: what the model learns; None where nobody knows.
 
     Raises:
         SpecError: it is none of these, or cannot be read.
     """
     if isinstance(data, Dataset):
-        return data
-    kind = type(data).__name__
-    if isinstance(data, TorchDataset):
-        data = (data, Subset(data, []))
-    if not isinstance(data, Sequence) or len(data) != 2 or not all(hasattr(part, "__len__") for part in data):
-        raise SpecError(
-            "data",
-            f"is {kind}: no Dataset, nor one or two (training, held out) map-style datasets",
-        )
+        return data if processor is None else replace(data, processor=processor)
+    pair = _pair(data)
     try:
-        if not len(cast(Sized, data[0])):
+        if not len(pair[0]):
             raise SpecError("data", "has no samples to train on")
-        train, test = (_split(part, dtype) for part in data)
+        if all(_is_table(part) for part in pair):
+            from .columns import dataset_of_tables  # which imports the library, that the program has
+
+            return replace(dataset_of_tables(pair, processor, task, dtype=dtype), processor=processor)
+        train, test = (_split(part, dtype) for part in pair)
         if isinstance(train, MapSplit):
-            _check_pair(data[0][0])
+            _check_pair(pair[0][0])
         inputs, targets = train.batch([0])
     except SpecError:
         raise
     except Exception as error:
         raise SpecError("data", f"sample 0: {type(error).__name__}: {error}", reason="DataUnreadable") from error
-    info = DataInfo(tuple(inputs.shape[1:]), _num_classes(data[0], targets))
-    return Dataset(train=train, test=test, info=info)
+    labels = _labels(pair[0])
+    classes = len(labels) or _num_classes(pair[0], targets)
+    info = DataInfo(tuple(inputs.shape[1:]), classes, labels=labels)
+    return Dataset(train=train, test=test, info=info, processor=processor)
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    """Training and held-out samples, of which there may be none.
+
+    Raises:
+        SpecError: saying what to pass in place of `data`.
+    """
+    if isinstance(data, Mapping) and data and all(_is_table(part) for part in data.values()):
+        return _pair_of_splits(data)
+    if _is_table(data):
+        return data, data.select([])
+    if isinstance(data, TorchDataset) and not isinstance(data, IterableDataset):
+        return data, Subset(data, [])
+    parts = tuple(data) if isinstance(data, list | tuple) else (data,)
+    for part in parts:
+        if instead := _instead_of(part, len(parts)):
+            raise SpecError("data", f"is {_article(type(data).__name__)}: {instead}" if part is data else instead)
+    if len(parts) != 2 or not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts):
+        raise SpecError(
+            "data",
+            f"is {_article(type(data).__name__)}: pass a Dataset, or one or two (training, held out) map-style "
+            "datasets, of torch or of the datasets library",
+        )
+    return parts[0], parts[1]
+
+
+def _pair_of_splits(data: Mapping[str, Any]) -> tuple[Any, Any]:
+    held_out = [name for name in ("validation", "test") if name in data]
+    if "train" not in data or len(held_out) > 1:
+        raise SpecError(
+            "data",
+            f"has the splits {', '.join(data)}: pass the two to train on and to hold out, as "
+            f'(data["train"], data["{held_out[-1] if held_out else "test"}"])',
+        )
+    train = data["train"]
+    return train, data[held_out[0]] if held_out else train.select([])
+
+
+def _instead_of(part: Any, parts: int) -> str:
+    """What to pass in place of an object of a common kind that is no map-style dataset; nothing for another."""
+    if isinstance(part, DataLoader):
+        return (
+            "pass its dataset, `loader.dataset`. The trainer makes batches by itself: training.global_batch_size says "
+            "how large they are, and loader_processes is num_workers"
+        )
+    if isinstance(part, IterableDataset) or _is_of_datasets(part, "IterableDataset", "IterableDatasetDict"):
+        return (
+            "samples of an IterableDataset have no numbers, by which workers share them: pass a map-style dataset, "
+            "with __len__ and __getitem__, or load it with streaming=False"
+        )
+    if isinstance(part, Tensor | np.ndarray):
+        wanted = "(TensorDataset(inputs, targets), TensorDataset(held_out_inputs, held_out_targets))"
+        which = "a tensor is not a dataset of (input, target)" if parts > 1 else "it has no targets"
+        return f"{which}: pass {wanted}"
+    return ""
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _is_table(part: object) -> bool:
+    return _is_of_datasets(part, "Dataset")
+
+
+def _is_of_datasets(part: object, *names: str) -> bool:
+    """Without an import of the library: a program that has such an object has imported it."""
+    library = sys.modules.get("datasets")
+    return library is not None and isinstance(part, tuple(getattr(library, name) for name in names))
+
+
+def _labels(samples: Any) -> tuple[str, ...]:
+    """Names of classes, as datasets of torchvision have them."""
+    while isinstance(samples, Subset):
+        samples = samples.dataset
+    classes = getattr(samples, "classes", None)
+    named = isinstance(classes, list | tuple) and all(isinstance(each, str) for each in classes)
+    return tuple(classes) if named else ()  # type: ignore[arg-type]
 
 
 def _num_classes(samples: Any, targets: Tensor) -> int:

@@ -2,7 +2,8 @@
 should, and what is made of their rows once for all workers."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,55 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import SpecError, meant
+
 #: `save_to_disk` writes the first of several splits, the other of one table.
 _SAVED = ("dataset_dict.json", "state.json")
+#: How the library reads a file, by its suffix.
+_READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".parquet": ("parquet", {}),
+}
 
 
-def read_tables(path: str, name: str | None, splits: Sequence[str]) -> list[Any]:
-    """A table for each split, or slice of one, such as `train[:90%]`. A table that was saved alone is called `train`.
+def read_tables(path: str, name: str | None, splits: Mapping[str, str]) -> list[Any]:
+    """A table for each split, or slice of one, such as `train[:90%]`. A table that was saved alone is called `train`,
+    and so is a file.
+
+    Args:
+        path: folder, file or hub id.
+        name: of the dataset's configuration.
+        splits: by the option that names them.
 
     Raises:
-        ValueError: there is no such split.
+        SpecError: there is no such split.
     """
-    if not any((Path(path) / file).exists() for file in _SAVED):
-        return list(datasets.load_dataset(path, name, split=list(splits)))
-    saved = datasets.load_from_disk(path)
-    by_name = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
-    return [by_name[split] if split in by_name else _slice(by_name, split) for split in splits]
+    if any((Path(path) / file).exists() for file in _SAVED):
+        saved = datasets.load_from_disk(path)
+        by_name = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
+        return [_split(by_name, split, option) for option, split in splits.items()]
+    reader = _READERS.get(Path(path).suffix.lower()) if Path(path).is_file() else None
+    if reader is None:
+        return list(datasets.load_dataset(path, name, split=list(splits.values())))
+    by_name = {"train": datasets.load_dataset(reader[0], data_files=path, split="train", **reader[1])}
+    return [_split(by_name, split, option) for option, split in splits.items()]
+
+
+def _split(by_name: Mapping[str, Any], split: str, option: str) -> Any:
+    if split in by_name:
+        return by_name[split]
+    try:
+        return _slice(by_name, split)
+    except (ValueError, KeyError) as error:
+        known = ", ".join(by_name)
+        raise SpecError(
+            f"spec.data.options.{option}",
+            f'there is no split "{split}"{meant(split, by_name)}, only {known}: name one, or slices of it, such as '
+            "train: train[:90%] and test: train[90%:]",
+        ) from error
 
 
 def mapped(table: Any, function: Callable[..., dict[str, Any]], features: Any = None) -> Any:
@@ -52,29 +87,56 @@ def check_texts(tables: Sequence[Any], name: str) -> None:
     """
     for table in tables:
         column = column_of(table, name)
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        if not _is_text(column):
             raise ValueError(f"column {name} holds {column.type}, not texts")
         _refuse(column, name, pc.is_null(column), "text")
 
 
-def num_classes(tables: Sequence[Any], name: str) -> int:
-    """How many classes there are in a column of whole numbers from 0, or of true and false.
+def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tuple[str, ...]]:
+    """The tables with whole numbers from 0 in the column `name`, how many classes there are, and their names. Classes
+    that are texts are numbered in the order of the alphabet.
 
     Raises:
-        ValueError: it holds something else, or naming the first row that has no class.
+        ValueError: the column holds something else, or naming the first row that has no class.
     """
+    columns = [column_of(table, name) for table in tables]
+    if all(_is_text(column) for column in columns):
+        for column in columns:
+            _refuse(column, name, pc.is_null(column), "class")
+        labels = tuple(sorted({each for column in columns for each in column.unique().to_pylist()}))
+        return [_numbered(table, name, labels) for table in tables], len(labels), labels
     highest = -1
-    for table in tables:
-        column = column_of(table, name)
+    for column in columns:
         if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
             raise ValueError(
-                f"column {name} holds {column.type}, not classes: make them numbers from 0, as by `class_encode_column`"
+                f"column {name} holds {column.type}, not classes: make them texts, or whole numbers from 0"
             )
         column = column.cast(pa.int64())
         _refuse(column, name, pc.less(pc.fill_null(column, -1), 0), "class")
         highest = max(highest, pc.max(column).as_py() if len(column) else -1)
     feature = tables[0].features[name]
-    return feature.num_classes if isinstance(feature, datasets.ClassLabel) else highest + 1
+    if isinstance(feature, datasets.ClassLabel):
+        return list(tables), feature.num_classes, tuple(feature.names)
+    if all(pa.types.is_boolean(column.type) for column in columns):
+        return list(tables), 2, ("False", "True")
+    return list(tables), highest + 1, ()
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _numbered(table: Any, name: str, labels: tuple[str, ...]) -> Any:
+    """The table with numbers in that column; the others, which may be pictures, are not written again."""
+    column = table.select_columns([name]).with_format(None)
+    features = datasets.Features({name: datasets.ClassLabel(names=list(labels))})
+    function = partial(_numbers, name=name, numbers={label: number for number, label in enumerate(labels)})
+    made = column.map(function, batched=True, features=features, cache_file_name=_cache_file(column, function))
+    return datasets.concatenate_datasets([table.remove_columns(name), made], axis=1)
+
+
+def _numbers(rows: dict[str, list[Any]], *, name: str, numbers: dict[str, int]) -> dict[str, Any]:
+    return {name: [numbers[each] for each in rows[name]]}
 
 
 def _slice(saved: Any, split: str) -> Any:

@@ -8,12 +8,14 @@ import ast
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from .dataset import DataInfo, Dataset, Task
+from .dataset import DataInfo, Dataset, Task, as_task
 from .masked import MaskedTokens
-from .tokens import VOCABULARY, as_lengths, encode_bytes, pack, pad
+from .processors import ByteTokenizer
+from .tokens import END, PAD, START, VOCABULARY, as_lengths, encode_bytes, pack, pad
 
 #: Packages of Python's library with much documentation in their sources.
 PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "unittest", "xml")
@@ -21,6 +23,8 @@ _HELD_OUT_EVERY = 5
 _SHORTEST = 40
 #: Characters; no paragraph of Python's documentation has as many.
 _PAGE = 4096
+#: Name of the class of files that are in no sub-folder.
+_TOP = "."
 _SUFFIXES = {".txt", ".md", ".rst"}
 
 
@@ -44,10 +48,11 @@ def load_text(
         packages: of Python's library.
 
     Raises:
-        ValueError: the task is unknown, or there is too little text.
+        SpecError: the task is unknown.
+        ValueError: there is too little text.
         OSError, ImportError: a file or package cannot be read.
     """
-    target, (*shorter, longest) = Task(task), as_lengths(length)
+    target, (*shorter, longest) = as_task(task), as_lengths(length)
     sources = _folder(Path(path)) if path else {package: _docstrings(package) for package in packages}
     train: list[tuple[str, int]] = []
     test: list[tuple[str, int]] = []
@@ -59,17 +64,22 @@ def load_text(
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     if not train:
         raise ValueError(f"{len(test)} paragraphs are too few: blank lines part them, and the first one is held out")
+    ids: dict[str, Any] = {"pad_id": PAD, "start_id": START, "end_id": END}
     if target is not Task.CLASS:
         if shorter:
             raise ValueError("packed samples have one length")
-        packed = [pack((text for text, _ in part), longest, encode_bytes) for part in (train, test)]
-        if target is Task.NEXT_TOKEN:
-            return Dataset(packed[0], packed[1], DataInfo((longest,), VOCABULARY, VOCABULARY, task=target))
-        masked = [MaskedTokens(split, mask=VOCABULARY, num_ids=VOCABULARY) for split in packed]
-        return Dataset(masked[0], masked[1], DataInfo((longest,), VOCABULARY + 1, VOCABULARY + 1, task=target))
+        splits = [pack((text for text, _ in part), longest, encode_bytes) for part in (train, test)]
+        masks, size = target is Task.MASKED_TOKEN, VOCABULARY
+        if masks:
+            splits = [MaskedTokens(split, mask=VOCABULARY, num_ids=VOCABULARY) for split in splits]
+            size += 1
+        info = DataInfo((longest,), size, size, task=target, **ids)
+        return Dataset(splits[0], splits[1], info, ByteTokenizer(longest, ends=masks, masks=masks))
     padded = [pad(part, longest, encode_bytes) for part in (train, test)]
     lengths = (*shorter, longest) if shorter else ()
-    return Dataset(padded[0], padded[1], DataInfo((longest,), len(sources), VOCABULARY, lengths, target))
+    labels = tuple(name or _TOP for name in sorted(sources))
+    info = DataInfo((longest,), len(sources), VOCABULARY, lengths, target, labels, **ids)
+    return Dataset(padded[0], padded[1], info, ByteTokenizer(longest))
 
 
 def _folder(folder: Path) -> dict[str, list[str]]:

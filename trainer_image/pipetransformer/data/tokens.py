@@ -15,9 +15,10 @@ from torch import Tensor
 from .dataset import Split, TensorSplit
 
 PAD, START, END = 0, 1, 2
-_NUM_SPECIAL = 3
+#: Id of byte 0.
+BYTE_OFFSET = 3
 #: Token ids of `encode_bytes`.
-VOCABULARY = 256 + _NUM_SPECIAL
+VOCABULARY = 256 + BYTE_OFFSET
 #: Numbers of token ids where samples are bytes: alone, or with one that masks.
 BYTE_VOCABULARIES = (VOCABULARY, VOCABULARY + 1)
 
@@ -27,7 +28,7 @@ Encode = Callable[[str], Sequence[int]]
 
 def encode_bytes(text: str) -> list[int]:
     """UTF-8 bytes between a start and an end token."""
-    return [START, *(byte + _NUM_SPECIAL for byte in text.encode()), END]
+    return [START, *(byte + BYTE_OFFSET for byte in text.encode()), END]
 
 
 @dataclass(frozen=True)

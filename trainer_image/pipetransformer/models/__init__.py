@@ -1,6 +1,7 @@
 """What is trained: any list of blocks between an embedding and a head, built unit by unit."""
 
-from .build import HUGGINGFACE, build_model, build_units, import_huggingface
+from .architectures import register_architecture
+from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .dropout import KeyedDropout, SamplesFirstError
 from .keyed import is_keyed
@@ -12,6 +13,7 @@ from .unchanged import Unchanged
 
 __all__ = [
     "HUGGINGFACE",
+    "VIT",
     "KeyedDropout",
     "MicroBatchContext",
     "OwnModel",
@@ -22,9 +24,11 @@ __all__ = [
     "Unchanged",
     "build_model",
     "build_units",
+    "check_model_spec",
     "current_micro_batch",
     "import_huggingface",
     "is_keyed",
+    "register_architecture",
     "run_unit",
     "set_micro_batch",
     "target_weights",

@@ -8,9 +8,9 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from pipetransformer_contract.spec import Model
+from pipetransformer_contract.spec import SCRIPT, Model
 
-from ..data import DataInfo
+from ..data import DataInfo, Task
 from ..errors import SpecError, building
 from ..imports import import_function
 from . import vit
@@ -71,6 +71,29 @@ def build_units(
         units[index] = vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype).to_empty(device="cpu")
         vit.initialise(units[index], torch.Generator().manual_seed(key(seed, index)))
     return units
+
+
+def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = False) -> Task | None:
+    """Refuse what is wrong whatever the data hold, before they are read.
+
+    Args:
+        spec: of the model.
+        task: what samples will ask for; None where only the data tell it.
+        of_bytes: whether samples will be bytes.
+
+    Returns:
+        What the model learns; None where nobody says it.
+
+    Raises:
+        SpecError: the model is unknown, does not import, has other options or another architecture than it says, or
+            learns something else.
+    """
+    if spec.name == HUGGINGFACE:
+        learns: Task = import_huggingface().check_before_data(spec, task, of_bytes=of_bytes)
+        return learns
+    if spec.name not in (VIT, SCRIPT):
+        import_function(spec.name, field="spec.model.name")
+    return None
 
 
 def import_huggingface() -> ModuleType:

@@ -1,5 +1,23 @@
 """Models of Hugging Face transformers as lists of units. Only this folder imports it, if a job asks for it."""
 
-from .build import build_units, load_pretrained, save_pretrained, skeleton
+from .build import (
+    build_units,
+    class_name,
+    keep_processor,
+    load_pretrained,
+    load_trained,
+    save_pretrained,
+    skeleton,
+)
+from .configuration import check_before_data
 
-__all__ = ["build_units", "load_pretrained", "save_pretrained", "skeleton"]
+__all__ = [
+    "build_units",
+    "check_before_data",
+    "class_name",
+    "keep_processor",
+    "load_pretrained",
+    "load_trained",
+    "save_pretrained",
+    "skeleton",
+]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from ...errors import SpecError
 from ..context import current_micro_batch
 from ..dropout import keyed_dropout
 
@@ -27,7 +28,8 @@ def attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: object,
+    sliding_window: int | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """As transformers calls an attention function.
 
@@ -36,33 +38,65 @@ def attention(
         query: (micro-batch, heads, positions, head size).
         key: as query, with heads of which each may serve several of the query's.
         value: as key.
-        attention_mask: None; nobody could give one.
+        attention_mask: None: the mask follows from the micro-batch.
+        scaling: of the products; by default one over the root of the head size.
+        dropout: share of the weights that is dropped.
+        sliding_window: latest positions that a query sees, its own included; None for all.
 
     Returns:
         (micro-batch, positions, heads, head size), and no weights.
+
+    Raises:
+        SpecError: the layer asks for something else that changes what it computes.
     """
+    length, causal = key.shape[2], bool(module.is_causal)
+    window = sliding_window if sliding_window is not None and sliding_window < length else None
+    _check(module, others if causal else {**others, "sliding_window": window})
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
-    causal = bool(module.is_causal)
-    lengths = current_micro_batch().lengths
-    positions = torch.arange(key.shape[2], device=key.device)
-    mask = None
-    if not causal and lengths is not None:  # padding is at the end, where no causal query that counts looks
-        mask = (positions < lengths[:, None])[:, None, None, :]
+    mask = _causal_mask(length, window, key.device) if causal else _padding_mask(length, key.device)
     if dropout == 0.0:
+        plain = causal and window is None  # which kernels know without a mask
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=scaling
+            query, key, value, attn_mask=None if plain else mask, is_causal=plain, scale=scaling
         )
     else:
         scores = query @ key.transpose(2, 3) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
-        if causal:
-            mask = positions[None, :] <= positions[:, None]
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
         seed, place = cast(tuple[int, int], module.randomness)
         mixed = keyed_dropout(scores.softmax(dim=-1), dropout, seed=seed, place=place) @ value
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """(positions, positions) what each query looks at: padding is at the end, where no query that counts looks."""
+    positions = torch.arange(length, device=device)
+    distances = positions[:, None] - positions[None, :]
+    return distances >= 0 if window is None else (distances >= 0) & (distances < window)
+
+
+def _padding_mask(length: int, device: torch.device) -> Tensor | None:
+    """(micro-batch, 1, 1, positions) what is no padding; None where nothing is padded."""
+    lengths = current_micro_batch().lengths
+    if lengths is None:
+        return None
+    return (torch.arange(length, device=device) < lengths[:, None])[:, None, None, :]
+
+
+def _check(module: nn.Module, others: dict[str, object]) -> None:
+    """Refuse what a layer asks for and is not computed here.
+
+    Raises:
+        SpecError: naming it.
+    """
+    asked = [name for name, value in others.items() if value is not None and value is not False]
+    if asked:
+        raise SpecError(
+            "spec.model.architecture",
+            f"{type(module).__name__} needs an attention with {', '.join(sorted(asked))}, which the trainer's lacks",
+        )
 
 
 AttentionInterface.register(NAME, attention)

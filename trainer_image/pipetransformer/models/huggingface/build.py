@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
@@ -20,16 +19,32 @@ from pipetransformer_contract.spec import Model
 
 from ...data import DataInfo
 from ...errors import SpecError, building
+from ..architectures import Units
 from ..dropout import key
 from ..dtype import cast
 from ..keyed import key_unit, place_of
 from ..model import PipelineModel, unit_name
 from ..seeded import one_at_a_time, seeded
-from .configuration import make_config, positions
-from .families import split
+from .configuration import architecture_of, make_config, model_class_of
 
 logger = logging.getLogger(__name__)
 
+#: What makes inputs of texts and pictures, by the names that transformers gives them.
+_PROCESSOR_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
 #: Weights in an error's message.
 _NAMED = 3
 
@@ -55,10 +70,32 @@ def build_units(
 
 
 def load_pretrained(spec: Model, info: DataInfo, folder: Path, *, dtype: torch.dtype) -> PipelineModel:
-    """A model that `save_pretrained` wrote, on the CPU."""
-    there = spec.model_copy(update={"path": str(folder), "options": {}})
-    bones = _Skeleton(there, info, 0, dtype)
+    """A model that `save_pretrained` wrote, as units on the CPU."""
+    bones = _Skeleton(_saved(spec, folder), info, 0, dtype)
     return bones.model.with_units(bones.build(range(spec.num_layers + 2)))
+
+
+def load_trained(spec: Model, folder: Path, *, dtype: torch.dtype) -> Any:
+    """A model that `save_pretrained` wrote, as transformers has it, in evaluation mode on the CPU.
+
+    Raises:
+        SpecError: its class is of an architecture that is not known here.
+    """
+    model_class = model_class_of(architecture_of(_saved(spec, folder)))
+    return model_class.from_pretrained(folder, dtype=dtype).eval()
+
+
+def class_name(spec: Model) -> str:
+    """Of what the spec names, such as `BertForSequenceClassification`.
+
+    Raises:
+        SpecError: as `architecture_of`.
+    """
+    return architecture_of(spec).name
+
+
+def _saved(spec: Model, folder: Path) -> Model:
+    return spec.model_copy(update={"path": str(folder), "options": {}})
 
 
 def save_pretrained(
@@ -77,23 +114,30 @@ def save_pretrained(
     bones.whole.config._attn_implementation = None  # ours is not saved, and refuses what its own attention can do
     bones.whole.save_pretrained(folder)
     if spec.path and bones.whole.can_generate():
-        _keep_generation(spec.path, folder)
+        keep_files(spec.path, folder, [GENERATION_CONFIG_NAME])
 
 
-def _keep_generation(path: str, folder: Path) -> None:
-    """How the checkpoint generates, if it says so: as it is, since transformers reads what it refuses to write."""
-    try:
-        theirs = cached_file(
-            path,
-            GENERATION_CONFIG_NAME,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except OSError as error:  # of a hub that no longer gives it
-        logger.warning("the model is saved without the %s of %s: %s", GENERATION_CONFIG_NAME, path, error)
-        return
-    if theirs is not None:
-        shutil.copyfile(theirs, folder / GENERATION_CONFIG_NAME)
+def keep_processor(path: str, folder: Path) -> None:
+    """The tokenizer or image processor of a checkpoint, where the data bring none of their own."""
+    keep_files(path, folder, _PROCESSOR_FILES)
+
+
+def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
+    """Those of a checkpoint's files that there are, as they are: how it generates, for one, since transformers reads
+    what it refuses to write."""
+    for name in names:
+        try:
+            theirs = cached_file(
+                path,
+                name,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+        except OSError as error:  # of a hub that no longer gives it
+            logger.warning("the model is saved without the %s of %s: %s", name, path, error)
+            continue
+        if theirs is not None:
+            shutil.copyfile(theirs, folder / name)
 
 
 def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
@@ -114,15 +158,33 @@ class _Skeleton:
         self._seed = seed
         self._dtype = dtype
         config, architecture = make_config(spec, info)
-        self._class = getattr(transformers, architecture)
-        with one_at_a_time, building("spec.model.options", f"{architecture} cannot be built"):
+        self._architecture = architecture
+        self._class = model_class_of(architecture)
+        with one_at_a_time, building("spec.model.options", f"{architecture.name} cannot be built"):
             with torch.device("meta"):
                 self.whole: Any = cast(self._class(config), dtype)
             self._fill_constants()
-        embedding, blocks, head = split(self.whole)
-        self.model = PipelineModel(embedding, blocks, head, (positions(config, info), config.hidden_size))
+        embedding, blocks, head = self._split(self.whole)
+        self.model = PipelineModel(embedding, blocks, head, self._activation(embedding, info))
+        self.names()  # or the model could not be saved
         for index, unit in enumerate(self.model.units):
             self._own(index, unit)
+
+    def _split(self, whole: Any) -> Units:
+        name = self._architecture.name
+        with building("spec.model.architecture", f"the function that is registered for {name} failed"):
+            embedding, blocks, head = self._architecture.split(whole)
+            units = [embedding, *blocks, head]
+        if not all(isinstance(unit, nn.Module) for unit in units):
+            raise SpecError("spec.model.architecture", f"what is registered for {name} gives other things than modules")
+        return embedding, list(blocks), head
+
+    def _activation(self, embedding: nn.Module, info: DataInfo) -> tuple[int, ...]:
+        if info.vocab_size:
+            return (info.input_shape[0], self.whole.config.hidden_size)
+        with torch.no_grad(), building("spec.model.architecture", f"the embedding of {self._architecture.name} failed"):
+            picture = torch.empty(1, *info.input_shape, dtype=self._dtype, device="meta")
+            return tuple(embedding(picture).shape[1:])
 
     def names(self) -> dict[str, str]:
         """Our whole-model name of each tensor that transformers saves, by its name there."""
@@ -131,7 +193,13 @@ class _Skeleton:
             for index, unit in enumerate(self.model.units)
             for name, tensor in unit.state_dict(keep_vars=True).items()
         }
-        return {name: ours[id(tensor)] for name, tensor in self.whole.state_dict(keep_vars=True).items()}
+        whole = self.whole.state_dict(keep_vars=True)
+        if lost := [name for name, tensor in whole.items() if id(tensor) not in ours]:
+            raise SpecError(
+                "spec.model.architecture",
+                f"what is registered for {self._architecture.name} leaves out {_some(lost)}: it would never train",
+            )
+        return {name: ours[id(tensor)] for name, tensor in whole.items()}
 
     def build(self, indices: Collection[int]) -> dict[int, nn.Module]:
         if self._spec.path:
@@ -177,7 +245,7 @@ class _Skeleton:
             message = f"{self._spec.path}: {type(error).__name__}: {error}"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error
         self._check_loaded(found["missing_keys"], found["mismatched_keys"])
-        embedding, blocks, head = split(whole)
+        embedding, blocks, head = self._split(whole)
         units = [embedding, *blocks, head]
         return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
 

@@ -2,7 +2,8 @@
 
 A function gets the whole model and gives its embedding, blocks and head, made of the model's own modules, each a
 module from one tensor to one tensor. Names of weights need no care: they are found by identity. To add an
-architecture, write such a function under `@splits("ItsClass", Task.CLASS)`.
+architecture here, write such a function under `@splits("ItsClass", Task.CLASS)`; a user's own program does it with
+`register_architecture`.
 """
 
 from collections import OrderedDict
@@ -14,46 +15,35 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...data import Task
-
-#: Embedding, blocks and head.
-Units = tuple[nn.Module, list[nn.Module], nn.Module]
-
-_SPLITS: dict[str, Callable[[Any], Units]] = {}
-_TASKS: dict[str, Task] = {}
+from ..architectures import Architecture, Split, Units, register_own
 
 #: The class that a model type is trained as, unless the job names another.
 DEFAULT_ARCHITECTURES = {
-    "vit": "ViTForImageClassification",
     "bert": "BertForSequenceClassification",
+    "distilbert": "DistilBertForSequenceClassification",
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "roberta": "RobertaForSequenceClassification",
+    "vit": "ViTForImageClassification",
 }
 
 
-def splits(architecture: str, task: Task) -> Callable[[Callable[[Any], Units]], Callable[[Any], Units]]:
-    """Register a function for a class of transformers, and what that learns."""
+def splits(
+    *architectures: str,
+    task: Task,
+    first_position: Callable[[Any], int] = lambda _: 0,
+) -> Callable[[Split], Split]:
+    """Register a function for classes of transformers, and what they learn; see `Architecture`."""
 
-    def register(function: Callable[[Any], Units]) -> Callable[[Any], Units]:
-        _SPLITS[architecture] = function
-        _TASKS[architecture] = task
+    def register(function: Split) -> Split:
+        for name in architectures:
+            register_own(Architecture(name, function, task, first_position))
         return function
 
     return register
-
-
-def known_architectures() -> list[str]:
-    """Names of the classes that can be split."""
-    return sorted(_SPLITS)
-
-
-def task_of(architecture: str) -> Task:
-    """What a class of transformers learns."""
-    return _TASKS[architecture]
-
-
-def split(model: Any) -> Units:
-    """The units of a model of a known architecture."""
-    return _SPLITS[type(model).__name__](model)
 
 
 class FirstPosition(nn.Module):
@@ -103,35 +93,77 @@ def _chain(**modules: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(modules))
 
 
-@splits("ViTForImageClassification", Task.CLASS)
+def _after_padding(config: Any) -> int:
+    """RoBERTa counts positions from the id after that of padding."""
+    return int(config.pad_token_id) + 1
+
+
+@splits("ViTForImageClassification", task=Task.CLASS)
 def _vit(model: Any) -> Units:
     body = model.vit
     head = _chain(norm=body.layernorm, first=FirstPosition(), classifier=model.classifier)
     return body.embeddings, list(body.layers), head
 
 
-@splits("BertForSequenceClassification", Task.CLASS)
+@splits("BertForSequenceClassification", task=Task.CLASS)
 def _bert(model: Any) -> Units:
     body = model.bert
     head = _chain(pooler=body.pooler, dropout=model.dropout, classifier=model.classifier)
     return body.embeddings, list(body.encoder.layer), head
 
 
-@splits("BertForMaskedLM", Task.MASKED_TOKEN)
+@splits("BertForMaskedLM", task=Task.MASKED_TOKEN)
 def _bert_masked(model: Any) -> Units:
     body = model.bert
     return body.embeddings, list(body.encoder.layer), model.cls
 
 
-@splits("GPT2LMHeadModel", Task.NEXT_TOKEN)
+@splits("RobertaForSequenceClassification", task=Task.CLASS, first_position=_after_padding)
+def _roberta(model: Any) -> Units:
+    body = model.roberta
+    return body.embeddings, list(body.encoder.layer), model.classifier
+
+
+@splits("RobertaForMaskedLM", task=Task.MASKED_TOKEN, first_position=_after_padding)
+def _roberta_masked(model: Any) -> Units:
+    body = model.roberta
+    return body.embeddings, list(body.encoder.layer), model.lm_head
+
+
+@splits("DistilBertForSequenceClassification", task=Task.CLASS)
+def _distilbert(model: Any) -> Units:
+    body = model.distilbert
+    head = _chain(
+        first=FirstPosition(),
+        pre_classifier=model.pre_classifier,
+        activation=nn.ReLU(),
+        dropout=model.dropout,
+        classifier=model.classifier,
+    )
+    return body.embeddings, list(body.transformer.layer), head
+
+
+@splits("DistilBertForMaskedLM", task=Task.MASKED_TOKEN)
+def _distilbert_masked(model: Any) -> Units:
+    body = model.distilbert
+    head = _chain(
+        transform=model.vocab_transform,
+        activation=model.activation,
+        norm=model.vocab_layer_norm,
+        output=model.vocab_projector,
+    )
+    return body.embeddings, list(body.transformer.layer), head
+
+
+@splits("GPT2LMHeadModel", task=Task.NEXT_TOKEN)
 def _gpt2(model: Any) -> Units:
     body = model.transformer
     embedding = TokensAndPositions(body.wte, body.wpe, body.drop)
     return embedding, list(body.h), _chain(norm=body.ln_f, output=model.lm_head)
 
 
-@splits("LlamaForCausalLM", Task.NEXT_TOKEN)
-def _llama(model: Any) -> Units:
+@splits("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", task=Task.NEXT_TOKEN)
+def _rotary(model: Any) -> Units:
     body = model.model
     blocks: list[nn.Module] = [RotaryLayer(layer, body.rotary_emb) for layer in body.layers]
     return body.embed_tokens, blocks, _chain(norm=body.norm, output=model.lm_head)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from .job import QUEUE_LABEL, JobSpec
 
+#: On all objects that belong to a job: its name.
+JOB_LABEL = "training.pipetransformer.io/job"
+
 
 @dataclass(frozen=True, slots=True)
 class FieldError:

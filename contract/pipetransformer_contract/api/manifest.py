@@ -1,23 +1,29 @@
 """Reads a job's file for a local run and refuses it with the words that the API server would use."""
 
+import difflib
 import importlib.util
 import os
 import re
 import shutil
 import sys
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..api import PipeTrainingJob
-from ..api.labels import FieldError
-from ..api.schema import root_schema, without_nulls
-from ..api.validate import validate_manifest, with_name
+from . import KIND, PipeTrainingJob
+from .job import TRAINER_CONTAINER
+from .labels import FieldError
+from .schema import root_schema, without_nulls
+from .validate import validate_manifest, with_name
 
 #: What the trainer's image runs.
 TRAINER = (sys.executable, "-m", "pipetransformer")
+#: As the name of a file: standard input.
+STANDARD_INPUT = Path("-")
 
 _TAG = "tag:yaml.org,2002:"
 #: Types of YAML that JSON has none for, and PyYAML's `=`.
@@ -53,19 +59,112 @@ class InvalidManifest(Exception):
         self.errors = errors
 
 
-def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
-    """The job of a YAML file, made fit for this machine.
+@dataclass(frozen=True)
+class Document:
+    """One YAML document. `source` says where it stands, such as `jobs.yaml, document 2`."""
 
-    It writes to `run_dir` alone, checkpoints to `run_dir/checkpoints`, wherever its manifest says: mounted paths of a
-    cluster do not exist here, and what is at a URL may be a cluster's job's. Processes need no accelerator. A
-    container's command runs in the present folder, with what its `env` says in so many words; what comes from elsewhere
-    in a cluster is to be set here before.
+    source: str
+    content: Any
+
+    @property
+    def kind(self) -> str:
+        """Of the object; empty where it has none."""
+        return str(self.content.get("kind") or "") if isinstance(self.content, dict) else ""
+
+    @property
+    def name(self) -> str:
+        """Of the object; empty where the API server makes it, or where there is none."""
+        metadata = self.content.get("metadata") if isinstance(self.content, dict) else None
+        return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
+
+
+def read_documents(file: Path) -> list[Document]:
+    """The YAML documents of a file, or of standard input for `-`. Empty documents are left out.
 
     Raises:
-        InvalidManifest: the file is no valid job.
+        InvalidManifest: the file is not YAML.
         OSError: it cannot be read.
     """
-    manifest = with_name(read_manifest(file))
+    try:
+        text = sys.stdin.read() if file == STANDARD_INPUT else _text(file)
+        contents = list(yaml.load_all(text, Loader=_Loader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidManifest([FieldError(_called(file), f"is no YAML: {error}")]) from error
+    if len(contents) == 1:
+        return [Document(_called(file), contents[0])]
+    return [
+        Document(f"{_called(file)}, document {number}", content)
+        for number, content in enumerate(contents, start=1)
+        if content is not None
+    ]
+
+
+def parse_value(text: str) -> Any:
+    """A value as it would be read from a manifest.
+
+    Raises:
+        ValueError: it is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{text!r} is no YAML: {error}") from error
+
+
+def _called(file: Path) -> str:
+    return "standard input" if file == STANDARD_INPUT else str(file)
+
+
+def _text(file: Path) -> str:
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder: name a YAML file in it")
+    if not file.exists():
+        raise FileNotFoundError(f"there is no file {file}{similar_path(file)}")
+    return file.read_text()
+
+
+def similar_path(path: Path) -> str:
+    """The existing path that a mistyped one is closest to, as a question; empty where none is close."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f": there is no folder {folder}{similar_path(folder)}"
+    try:
+        names = [other.name for other in folder.iterdir()]
+    except OSError:  # it cannot be read
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f": did you mean {folder / close[0]}?" if close else ""
+
+
+def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
+    """The job of a YAML file that holds one, made fit for this machine. As `local_job`."""
+    return local_job(local_manifest(_only(file)), run_dir)
+
+
+def local_manifest(document: Document) -> dict[str, Any]:
+    """The manifest of a job that trains here, with a name. It needs no `podTemplate`, and no accelerator.
+
+    Raises:
+        InvalidManifest: it is no valid job.
+    """
+    content = document.content
+    if isinstance(content, dict) and isinstance(spec := content.get("spec"), dict):
+        template = spec.get("podTemplate") or {"spec": {"containers": [{"name": TRAINER_CONTAINER}]}}
+        content = {**content, "spec": {**spec, "acceleratorResource": "", "podTemplate": template}}
+    return with_name(checked(content, document.source))
+
+
+def local_job(manifest: Mapping[str, Any], run_dir: Path) -> PipeTrainingJob:
+    """The job of a manifest that `local_manifest` gave, made fit for this machine.
+
+    It writes to `run_dir` alone, checkpoints to `run_dir/checkpoints`, wherever its manifest says: mounted paths of a
+    cluster do not exist here, and a URL may be that of a cluster's job. It always keeps checkpoints, so that it can be
+    resumed. A container's command runs in the present folder, with the values that stand in its `env`. Set what a
+    cluster would take from elsewhere, such as a Secret, before.
+
+    Raises:
+        InvalidManifest: the job cannot run here.
+    """
     metadata = {**manifest["metadata"], "uid": str(uuid.uuid4())}
     job = PipeTrainingJob.from_manifest(
         {**manifest, "metadata": metadata, "spec": _localised(manifest["spec"], run_dir), "status": {}}
@@ -125,12 +224,21 @@ def search_path() -> str:
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """The manifest of one job, as it stands in a YAML file. Raises as `read_job`."""
-    try:
-        manifest = yaml.load(file.read_text(), Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidManifest([FieldError(str(file), f"is no YAML: {error}")]) from error
-    return checked(manifest, str(file))
+    """The manifest of the one job in a YAML file, or in standard input for `-`.
+
+    Raises:
+        InvalidManifest: the file is no valid job.
+        OSError: it cannot be read.
+    """
+    document = _only(file)
+    return checked(document.content, document.source)
+
+
+def _only(file: Path) -> Document:
+    documents = read_documents(file)
+    if len(documents) == 1:
+        return documents[0]
+    raise InvalidManifest([FieldError(_called(file), f"must hold one {KIND}, and holds {len(documents)} documents")])
 
 
 def checked(manifest: Any, source: str) -> dict[str, Any]:
@@ -150,7 +258,5 @@ def checked(manifest: Any, source: str) -> dict[str, Any]:
 
 
 def _localised(spec: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    spec = {**spec, "output": {"location": str(run_dir)}}
-    if "checkpoint" in spec:
-        spec["checkpoint"] = {**spec["checkpoint"], "location": str(run_dir / "checkpoints")}
-    return spec
+    checkpoint = {**(spec.get("checkpoint") or {}), "location": str(run_dir / "checkpoints")}
+    return {**spec, "output": {"location": str(run_dir)}, "checkpoint": checkpoint}

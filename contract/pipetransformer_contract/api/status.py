@@ -9,19 +9,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from pipetransformer_contract.choose import Layout
-from pipetransformer_contract.messages import (
-    Count,
-    DurableCheckpoint,
-    Generation,
-    Member,
-    Name,
-    Positive,
-    Report,
-    ResizeReason,
-    Seconds,
-)
-from pipetransformer_contract.wire import Wire
+from ..choose import Layout
+from ..messages import Count, DurableCheckpoint, Generation, Member, Name, Positive, Report, ResizeReason, Seconds
+from ..wire import Wire
 
 MAX_MEMBERS = 8192
 #: Of a condition, in characters. Whose words it passes on may say more: it is cut there.
@@ -68,6 +58,7 @@ class Reason(StrEnum):
     # Why a preparation was cancelled, or a start put off (CreationRefused as well)
     UNSCHEDULABLE = "Unschedulable"  #: no node takes one of the workers
     IMAGE_PULL = "ImagePull"  #: the image of a worker cannot be pulled
+    GAVE_WAY = "GaveWay"  #: another waiting job can start on what this one, which cannot, would hold
     NOT_READY = "NotReady"  #: a worker runs and did not say that it is ready
     WORKER_FAILED = "WorkerFailed"  #: a worker ended before it was ready
     NOT_COMMITTED = "NotCommitted"  #: published, and the members could not commit it
@@ -94,6 +85,8 @@ class Reason(StrEnum):
     LAYERS_FROZEN = "LayersFrozen"
     LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
+    NODE_AVOIDED = "NodeAvoided"  #: accelerators failed there more than once
+    NODE_LOST = "NodeLost"  #: with members on it; no failure of the job
     WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; they are replaced first
     WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
     SHARE_CHANGED = "ShareChanged"
@@ -131,6 +124,7 @@ class State(StrEnum):
     RUNNING = "Running"  #: it trains
     RESIZING = "Resizing"  #: it trains while another layout is prepared, or changes to it
     STALLED = "Stalled"  #: no step was made for too long
+    UNHEARD = "Unheard"  #: no member is heard: it may train, or not
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -267,6 +261,7 @@ class Share(Wire):
         default=False,
         description="A claimed pipeline is for pods of other owners that wait: obeyed whatever `onPack` says.",
     )
+    node: str = Field(default="", description="Where a pod of another owner would fit: claimed workers there go first.")
 
 
 class QuotaRequest(Wire):
@@ -314,6 +309,24 @@ class Stop(Wire):
     saved_step: Count = Field(
         default=0, description="Committed steps of the checkpoint that the first members to end had left."
     )
+
+
+class NodeSilence(Wire):
+    """A node on which members fell silent, until the cluster says whether it is lost."""
+
+    node: Name = Field(description="Its name.")
+    time: datetime = Field(description="When the first of them was found silent.")
+    newest: datetime = Field(description="When the last one was.")
+    words: str = Field(max_length=1024, description="Who fell silent first, and for how long.")
+    lost: bool = Field(default=False, description="The node is lost: that is no failure of the job.")
+    failure_step: Count | None = Field(
+        default=None, description="Step at which it counts as a failure, because the node lives."
+    )
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known what it was."""
+        return self.lost or self.failure_step is not None
 
 
 class Gpus(Wire):
@@ -402,7 +415,21 @@ class JobStatus(Wire):
         " next start shows how many steps are lost.",
     )
     completion_time: datetime | None = Field(default=None, description="When it ended, one way or the other.")
-    failures: Count = Field(default=0, description="Counted against `runPolicy.backoffLimit`; resizes never count.")
+    failures: Count = Field(
+        default=0, description="Failures since the job was created, those included that are forgotten by now."
+    )
+    failure_steps: list[Count] = Field(
+        default_factory=list,
+        max_length=10001,
+        description="Failures that count against `runPolicy.backoffLimit`, each by the committed step at which it"
+        " happened; forgotten after `forgetFailuresAfterSteps` more.",
+    )
+    node_losses: Count = Field(
+        default=0, description="Nodes that were lost with members of the job: each counts once, and is no failure."
+    )
+    silences: list[NodeSilence] = Field(
+        default_factory=list, max_length=MAX_MEMBERS, description="Nodes on which members fell silent lately."
+    )
     resize_failures: Count = Field(
         default=0, description="Preparations cancelled in a row; each doubles the wait for the next."
     )
@@ -411,6 +438,11 @@ class JobStatus(Wire):
         description="Starts in a row put off although all workers had a node; each doubles the time of the next.",
     )
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
+    waits_for_nodes_since: datetime | None = Field(
+        default=None,
+        description="Since when a job that does not train sleeps because it found no nodes: accelerators that are"
+        " released later, or a new node, wake it before `nextResizeTime`.",
+    )
     not_committed: LayoutSize | None = Field(
         default=None, description="Layout that the members could not commit; not tried before `nextResizeTime`."
     )

@@ -7,23 +7,10 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pipetransformer_contract.choose import Layout, OnPack
-from pipetransformer_contract.messages import Positive
-from pipetransformer_contract.spec import (
-    Cache,
-    Checkpoint,
-    Data,
-    Evaluation,
-    Freeze,
-    Mirror,
-    Model,
-    Output,
-    Pipeline,
-    TrainerSpec,
-    Training,
-)
-from pipetransformer_contract.spec_model import Rule, SpecModel
-
+from ..choose import Layout, OnPack
+from ..messages import Positive
+from ..spec import Cache, Checkpoint, Data, Evaluation, Freeze, Mirror, Model, Output, Pipeline, TrainerSpec, Training
+from ..spec_model import Rule, SpecModel
 from .status import JobStatus
 
 GROUP = "training.pipetransformer.io"
@@ -41,6 +28,13 @@ _MAX_DEPTH = 100
 #: No layout has more: the status names each worker, and etcd takes 1.5 MiB an object.
 MAX_WORKERS = 4096
 Workers = Annotated[int, Field(ge=1, le=8192)]
+
+
+class ClaimFrom(StrEnum):
+    """Where workers beyond the starting size come from."""
+
+    IDLE = "Idle"  #: a free accelerator of a node that is there
+    AUTOSCALER = "Autoscaler"  #: any node, also one that an autoscaler adds for the pending pod
 
 
 class ElasticPolicy(SpecModel):
@@ -62,8 +56,16 @@ class ElasticPolicy(SpecModel):
         default=None, description="Largest data-parallel width; by default maxWorkers, or workers if that is more."
     )
     on_pack: OnPack = Field(default=OnPack.WIDEN, description="What becomes of workers that packing frees.")
+    claim_from: ClaimFrom = Field(
+        default=ClaimFrom.IDLE,
+        description="Idle claims workers beyond elasticPolicy.workers only while nodes have free accelerators for them,"
+        " and never where the operator sees no nodes. Autoscaler tries a claim at any time, and an autoscaler may add"
+        " nodes for it.",
+    )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
-        default=1.0, description="Of onPack Auto: how much this job's throughput counts against that of others."
+        default=1.0,
+        description="Of onPack Auto: how much this job's throughput counts against that of other jobs of its namespace."
+        " With the chart's sharing.weights: Cluster, against all jobs.",
     )
     rules = (
         Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),
@@ -99,17 +101,27 @@ class RunPolicy(SpecModel):
 
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
         default=3,
-        description="Failures before the job fails: lost workers, and generations in a row in which no step is made.",
+        description="Failures before the job fails: lost workers, and generations in a row in which no step is made."
+        " The loss of a node is none, and failures are forgotten, see forgetFailuresAfterSteps.",
+    )
+    forget_failures_after_steps: Positive = Field(
+        default=1000,
+        description="A failure counts against backoffLimit until so many steps more are committed.",
     )
     stall_timeout_seconds: Positive | None = Field(
         default=None,
         description="Without a step for so long, or since a generation was published, the condition Stalled is True,"
-        " and members that are not heard are replaced. Unset, a job whose members are heard may stand still unsaid.",
+        " and members that are not heard are replaced. By default 30 minutes, or 20 median steps if that is longer.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
-        description="A resize not published by then is cancelled; a start whose workers are all placed has six times as"
-        " long, and twice that after each that was too slow.",
+        description="A resize that is not published by then is cancelled, and tried again later.",
+    )
+    start_timeout_seconds: Positive = Field(
+        default=600,
+        description="A start whose workers do not all have a node by then gives back those that have one, and is tried"
+        " again after 1, 2, 4, at most 5 minutes, or when accelerators are released. A start whose workers are all"
+        " placed has six times as long, and twice that after each that was too slow.",
     )
     claim_timeout_seconds: Positive = Field(
         default=120,

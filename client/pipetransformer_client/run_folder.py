@@ -1,0 +1,189 @@
+"""The folder of a local run: the job that it belongs to, and a lock, so that one process at a time trains in it.
+
+An interrupted run is resumed by the same command, which finds here that the job is the same.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipetransformer_contract.api.schema import root_schema, with_defaults
+from pipetransformer_contract.api.validate import validate_update
+
+JOB_FILE = "job.json"
+LOCK_FILE = "run.lock"
+#: Until the workers of a run that was killed have written a checkpoint and ended.
+ORPHANS_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+#: A local run keeps checkpoints and results in its folder, whatever the manifest says.
+_OVERRULED = ("spec.checkpoint", "spec.output")
+_MOST_CHANGES = 5
+
+
+class RunFolderError(Exception):
+    """The folder cannot be used for this run; the message says why, and what to do."""
+
+
+class RunFolder:
+    """See the module. `open` makes one.
+
+    Attributes:
+        path: of the folder.
+        lock: file descriptor that holds the lock, for workers to inherit: the lock lasts as long as they do.
+        finished: whether the job has ended with its model.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+        self.finished = False
+        self._manifest: dict[str, Any] | None = None
+        if (file := path / JOB_FILE).exists():
+            try:
+                content = json.loads(file.read_text())
+                self._manifest, self.finished = content["job"], content["finished"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunFolderError(f"{file} is damaged. Name another folder, or remove {path}") from error
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path, *, patience_seconds: float = ORPHANS_SECONDS) -> Iterator["RunFolder"]:
+        """Locks the folder, which is made if it is not there.
+
+        Raises:
+            RunFolderError: another run trains in it, or it is damaged.
+            OSError: it is no folder, or cannot be written.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _take(lock, path, patience_seconds)
+            yield cls(path, lock)
+        finally:
+            os.close(lock)
+
+    def claim(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """The manifest to run: under the name that it was given here before, where the API server would make one.
+
+        Args:
+            manifest: as `local_manifest` gives it.
+
+        Raises:
+            RunFolderError: the folder holds a run of another job, or of this one with other settings.
+        """
+        claimed = dict(manifest)
+        if (
+            self.finished or (self.path / "steps.jsonl").exists()
+        ):  # else there is nothing to resume, and nothing to lose
+            if self._manifest is None:
+                raise RunFolderError(
+                    f"{self.path} holds the record of a run that this command did not begin. Name another folder, or"
+                    f" remove {self.path}"
+                )
+            claimed = _named_as(self._manifest, claimed)
+            self._check(claimed)
+        self._manifest = claimed
+        self._write()
+        return claimed
+
+    def finish(self) -> None:
+        """Notes that the job has ended with its model."""
+        self.finished = True
+        self._write()
+
+    def checkpoint_step(self) -> int | None:
+        """Committed steps in the newest checkpoint; None where there is none."""
+        if not (self.path / "events.jsonl").exists():
+            return None
+        newest = None
+        with (self.path / "events.jsonl").open() as events:
+            for line in events:
+                with contextlib.suppress(ValueError):  # a killed process may leave half a line
+                    event = json.loads(line)
+                    newest = event["step"] if event["kind"] == "CheckpointDurable" else newest
+        return newest
+
+    def _check(self, manifest: Mapping[str, Any]) -> None:
+        assert self._manifest is not None
+        was, name = self._manifest["metadata"]["name"], manifest["metadata"]["name"]
+        if was != name:
+            raise RunFolderError(
+                f"{self.path} holds a run of another job, {was}. Name another folder for {name}, or remove {self.path}"
+            )
+        if changes := _changes(self._manifest, manifest):
+            more = f", and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+            raise RunFolderError(
+                f"{self.path} holds a run of {name} with other settings: {', '.join(changes[:_MOST_CHANGES])}{more}."
+                f" Put them back to resume it. To start over, name another folder or remove {self.path}"
+            )
+
+    def _write(self) -> None:
+        partial = self.path / f"{JOB_FILE}.partial"
+        partial.write_text(json.dumps({"job": self._manifest, "finished": self.finished}, indent=2) + "\n")
+        partial.replace(self.path / JOB_FILE)
+
+
+def _take(lock: int, path: Path, patience_seconds: float) -> None:
+    """Takes the lock. One whose process has ended is held by its workers, which are about to end as well.
+
+    On a file system without locks it does nothing.
+    """
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode().strip()
+            if holder and Path(f"/proc/{holder}").exists():
+                raise RunFolderError(
+                    f"a run trains in {path} already (process {holder}). Wait for it, interrupt it, or name another"
+                    " folder"
+                ) from None
+            if time.monotonic() >= deadline:
+                raise RunFolderError(
+                    f"workers of an earlier run still train in {path}: end them, or name another folder"
+                ) from None
+            time.sleep(_POLL_SECONDS)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            return
+        else:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            return
+
+
+def _named_as(before: Mapping[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with the name that was made for the same `generateName` before."""
+    was, metadata = before["metadata"], manifest["metadata"]
+    if not metadata.get("generateName") or metadata["generateName"] != was.get("generateName"):
+        return manifest
+    return {**manifest, "metadata": {**metadata, "name": was["name"]}}
+
+
+def _changes(before: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """What differs of what a cluster lets nobody change: there, too, a job that does not run may get another
+    `podTemplate`."""
+    old = {**before, "spec": {**before["spec"], "suspend": True}}
+    fixed = [error.path for error in validate_update(old, manifest) if error.path not in _OVERRULED]
+    was, now = (_leaves(with_defaults(root_schema(), one)["spec"], "spec") for one in (before, manifest))
+    return [
+        f"{path} was {json.dumps(was.get(path))} and is {json.dumps(now.get(path))}"
+        for path in sorted(was.keys() | now.keys())
+        if was.get(path) != now.get(path) and any(f"{path}.".startswith(f"{section}.") for section in fixed)
+    ]
+
+
+def _leaves(value: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Values by their paths; a list is one value."""
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        found |= _leaves(item, f"{path}.{name}") if isinstance(item, Mapping) and item else {f"{path}.{name}": item}
+    return found

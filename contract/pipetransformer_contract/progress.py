@@ -1,0 +1,60 @@
+"""The progress of a job as one line. The command line and a training script print the same."""
+
+from dataclasses import dataclass
+
+_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a job stands. What is None is not known, and is left out of the line.
+
+    Attributes:
+        step: committed steps.
+        total_steps: of the job.
+        seconds_left: until the last step, by the measured step time of the present layout.
+        loss: of the newest step.
+        held_out: name and value of the metric that the newest evaluation is judged by.
+        stages: workers a pipeline (K).
+        pipelines: data-parallel width (R).
+        frozen_layers: that no longer train.
+        num_layers: of the model.
+        samples_per_second: of all workers together.
+    """
+
+    step: int
+    total_steps: int | None = None
+    seconds_left: float | None = None
+    loss: float | None = None
+    held_out: tuple[str, float] | None = None
+    stages: int | None = None
+    pipelines: int | None = None
+    frozen_layers: int | None = None
+    num_layers: int | None = None
+    samples_per_second: float | None = None
+
+    def line(self) -> str:
+        """Such as `step 120/400 (30%)  ETA 3m20s  loss 0.4867  layout 2 x 2  frozen 6/12`."""
+        total, held_out = self.total_steps, self.held_out
+        ends = total is not None and self.step >= total
+        parts = [
+            f"step {self.step}" + (f"/{total} ({min(self.step, total) / total:.0%})" if total else ""),
+            "" if self.seconds_left is None or ends else f"ETA {duration(self.seconds_left)}",
+            "" if self.loss is None else f"loss {self.loss:.4f}",
+            "" if held_out is None else f"held-out {held_out[0]} {held_out[1]:.4f}",
+            "" if self.stages is None else f"layout {self.stages} x {self.pipelines}",
+            "" if self.num_layers is None else f"frozen {self.frozen_layers}/{self.num_layers}",
+            "" if self.samples_per_second is None else f"{self.samples_per_second:.0f} samples/s",
+        ]
+        return "  ".join(filter(None, parts))
+
+
+def duration(seconds: float) -> str:
+    """In two units at most: `3d4h`, `12m5s`."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])

@@ -1,0 +1,143 @@
+"""By which taints and conditions a node says that it is emptied, or that it is not well.
+
+Kubernetes has one mark for both, the cordon. Autoscalers, clouds and health monitors have their own; the chart's value
+`nodes` names them, with the defaults that stand here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+#: Of a taint that only asks the scheduler to prefer other nodes: the node is a candidate, and not emptied yet.
+_MILD = "PreferNoSchedule"
+_EFFECTS = ("NoSchedule", _MILD, "NoExecute")
+
+
+class Taint(NamedTuple):
+    """A taint to look for: `key`, `key=value`, `key:effect` or `key=value:effect`, as kubectl writes them."""
+
+    key: str
+    value: str | None = None
+    effect: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Taint":
+        """Reads what the class describes.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        rest, colon, effect = text.partition(":")
+        key, equals, value = rest.partition("=")
+        if not key or (colon and effect not in _EFFECTS):
+            raise ValueError(f"{text!r} is not a taint such as key, key=value or key=value:NoSchedule")
+        return cls(key, value if equals else None, effect if colon else None)
+
+    def found_in(self, taint: Mapping[str, Any]) -> bool:
+        """Whether a node's taint is this one. One that is only a preference has to be named with its effect."""
+        if taint.get("key") != self.key or self.value not in (None, taint.get("value", "")):
+            return False
+        effect = str(taint.get("effect"))
+        return effect == self.effect if self.effect else effect != _MILD
+
+
+class NodeCondition(NamedTuple):
+    """A condition to look for: `Type=Status`, or `Type`, which means `Type=True`."""
+
+    type: str
+    status: str = "True"
+
+    @classmethod
+    def parse(cls, text: str) -> "NodeCondition":
+        """Reads what the class describes.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        kind, _, status = text.partition("=")
+        if not kind or status not in ("", "True", "False", "Unknown"):
+            raise ValueError(f"{text!r} is not a condition such as Type or Type=False")
+        return cls(kind, status or "True")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Taints and conditions of one meaning."""
+
+    taints: tuple[Taint, ...] = ()
+    conditions: tuple[NodeCondition, ...] = ()
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Sequence[str]]) -> "Marks":
+        """Reads `taints` and `conditions`.
+
+        Raises:
+            ValueError: one of them is none.
+        """
+        return cls(
+            tuple(map(Taint.parse, value.get("taints", ()))),
+            tuple(map(NodeCondition.parse, value.get("conditions", ()))),
+        )
+
+    def why(self, node: Mapping[str, Any]) -> str:
+        """The first mark that the node has, in words; empty without one."""
+        for taint in node.get("spec", {}).get("taints") or ():
+            if any(mark.found_in(taint) for mark in self.taints):
+                return f"taint {taint['key']}"
+        for condition in node.get("status", {}).get("conditions") or ():
+            if (condition["type"], condition["status"]) in self.conditions:
+                return f"condition {condition['type']}={condition['status']}"
+        return ""
+
+
+#: See the chart's values.yaml for who sets each of them.
+DEFAULT_DRAIN = {
+    "taints": [
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "ToBeDeletedByClusterAutoscaler",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+    ],
+    "conditions": ["VMEventScheduled"],
+}
+DEFAULT_UNHEALTHY = {
+    "taints": ["AggregatedNodeHealth=False"],
+    "conditions": [
+        "KernelDeadlock",
+        "ReadonlyFilesystem",
+        "AcceleratedHardwareReady=False",
+        "ContainerRuntimeReady=False",
+        "KernelReady=False",
+        "NetworkingReady=False",
+        "StorageReady=False",
+        "GPUMissing",
+        "NVLinkStatusInactive",
+        "XIDErrors",
+        "UnhealthyNvidiaDevicePlugin",
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What nodes are watched for.
+
+    Attributes:
+        drain: marks of a node that somebody empties.
+        unhealthy: marks of a node that is not well.
+    """
+
+    drain: Marks = field(default_factory=lambda: Marks.parse(DEFAULT_DRAIN))
+    unhealthy: Marks = field(default_factory=lambda: Marks.parse(DEFAULT_UNHEALTHY))
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Mapping[str, Sequence[str]]]) -> "Signals":
+        """Reads the chart's value `nodes`.
+
+        Raises:
+            ValueError: a mark is none.
+        """
+        return cls(Marks.parse(value.get("drain", {})), Marks.parse(value.get("unhealthy", {})))

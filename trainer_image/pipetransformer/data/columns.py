@@ -1,0 +1,285 @@
+"""A program's tables of the `datasets` library as splits: which columns are inputs and which the targets follows from
+their names, as `Trainer` of transformers takes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from ..errors import SpecError
+from .dataset import DataInfo, Dataset, Split, Task
+from .masked import MaskedTokens
+from .pictures import scaled_pictures
+from .tables import column_of, with_classes
+
+_FIELD = "data"
+_LABELS = ("labels", "label")
+_NO_TARGET = -100
+#: Rows that show whether labels are copies of tokens.
+_SHOWN = 64
+
+
+def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, *, dtype: torch.dtype) -> Dataset:
+    """The dataset of a training table and a held-out one, which may be empty.
+
+    Args:
+        tables: of the `datasets` library. Inputs are the column `input_ids` (tokens, which may be of different
+            lengths), `pixel_values`, one of pictures, or the only other one of numbers; targets are the column `label`
+            or `labels`. Tokens without labels, or whose labels are a copy of them, ask for the next token.
+        processor: the tokenizer that made the tokens, if the program passes it.
+        task: what the model learns; None where nobody knows.
+        dtype: of floating-point inputs.
+
+    Raises:
+        SpecError: the columns are others, or hold something else.
+    """
+    names = tables[0].column_names
+    if set(tables[1].column_names) != set(names):
+        held_out = ", ".join(tables[1].column_names)
+        raise SpecError(_FIELD, f"training samples have the columns {', '.join(names)}, held-out ones {held_out}")
+    label = next((name for name in _LABELS if name in names), None)
+    try:
+        if "input_ids" in names:
+            return _tokens(tables, label, processor, task)
+        if label is None:
+            raise SpecError(_FIELD, f"has no column label or labels among {', '.join(names)}")
+        if any(table.format["type"] == "custom" for table in tables):
+            return _transformed(tables, label, task, dtype=dtype)
+        numbered, classes, labels = _targets(tables, label)
+        pictures = [name for name, feature in tables[0].features.items() if isinstance(feature, datasets.Image)]
+        if len(pictures) == 1 and "pixel_values" not in names:
+            return scaled_pictures(numbered, pictures[0], label, classes=classes, labels=labels, dtype=dtype)
+        column = _input_column(tables[0], label)
+        splits = [Columns(table, column, label, dtype) for table in numbered]
+        shape = tuple(splits[0].batch([0])[0].shape[1:])
+    except ValueError as error:  # a SpecError is one
+        raise error if isinstance(error, SpecError) else SpecError(_FIELD, str(error)) from error
+    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A split whose inputs are one column of numbers, and whose targets are another."""
+
+    table: Any
+    inputs: str
+    label: str
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        rows = self.table.select_columns([self.inputs, self.label]).with_format("numpy")[list(ids)]
+        return self._tensor(rows[self.inputs]), self._tensor(rows[self.label])
+
+    def _tensor(self, values: Any) -> Tensor:
+        tensor = torch.from_numpy(np.stack(list(values)) if values.dtype == object else np.array(values))
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+@dataclass(frozen=True)
+class TransformedRows(Columns):
+    """A split whose rows a function of the program makes as they are read (`with_transform`)."""
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        rows = self.table[list(ids)]
+        return self._stacked(rows[self.inputs]), self._stacked(rows[self.label])
+
+    def _stacked(self, values: Any) -> Tensor:
+        tensor = torch.stack([torch.as_tensor(value) for value in values])
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype: torch.dtype) -> Dataset:
+    given = list(tables[0][0])
+    inputs = [name for name in given if name != label]
+    if label not in given or len(inputs) != 1:
+        raise SpecError(_FIELD, f"what with_transform gives is {', '.join(given)}, not one input and {label}")
+    splits = [TransformedRows(table, inputs[0], label, dtype) for table in tables]
+    feature = tables[0].features[label]
+    labels = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ()
+    classes = len(labels) or _targets([table.with_format(None) for table in tables], label)[1]
+    shape = tuple(splits[0].batch([0])[0].shape[1:])
+    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels))
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """A split of tokens that are padded at their end; a target is the next token, or where there is a `label`, that."""
+
+    table: Any
+    length: int
+    padding: int
+    label: str | None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        rows = self._rows(ids)
+        inputs = torch.full((len(rows), self.length), self.padding, dtype=torch.int64)
+        following = torch.full_like(inputs, _NO_TARGET)
+        for number, tokens in enumerate(rows):
+            inputs[number, : len(tokens)] = tokens
+            following[number, : len(tokens) - 1] = tokens[1:]
+        if self.label is None:
+            return inputs, following
+        return inputs, torch.as_tensor(self.table.select_columns(self.label)[list(ids)][self.label])
+
+    def _rows(self, ids: Sequence[int]) -> list[Tensor]:
+        rows = self.table.select_columns([name for name in _OF_TOKENS if name in self.table.column_names])[list(ids)]
+        masks = rows.get("attention_mask") or [[1] * len(tokens) for tokens in rows["input_ids"]]
+        return [torch.tensor(row[: sum(mask)]) for row, mask in zip(rows["input_ids"], masks, strict=True)]
+
+
+@dataclass(frozen=True)
+class PaddedTokenRows(TokenRows):
+    """And some are shorter than others."""
+
+    def lengths(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([max(1, len(row)) for row in self._rows(ids)])
+
+
+_OF_TOKENS = ("input_ids", "attention_mask")
+
+
+def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task | None) -> Dataset:
+    lists = label is not None and _is_list(tables[0], label)
+    if task is None:
+        task = Task.CLASS if label is not None and not lists else Task.NEXT_TOKEN
+    if task is Task.CLASS and (label is None or lists):
+        raise SpecError(_FIELD, "needs a column label or labels with one class for each sample: the model classifies")
+    if task is not Task.CLASS and label is not None:
+        _check_copies(tables[0], label, task)
+    for table in tables:
+        _check_rows(table)
+    lengths = [pc.list_value_length(column_of(table, "input_ids")) for table in tables]
+    longest = max(pc.max(each).as_py() or 0 for each in lengths)
+    vocabulary = len(processor) if processor is not None else 1 + max(_highest(table) for table in tables)
+    pad, mask, special, ids = _special_of(processor)
+    classes, target = vocabulary, None
+    labels: tuple[str, ...] = ()
+    if task is Task.CLASS and label is not None:
+        tables, classes, labels = with_classes(tables, label)
+        target = label
+    splits: list[Split] = [_token_split(table, longest, pad, target) for table in tables]
+    if task is Task.MASKED_TOKEN:
+        if mask is None:
+            raise SpecError(
+                "processor",
+                "the model finds masked tokens: pass the tokenizer that made input_ids and has one that masks",
+            )
+        if any(isinstance(split, PaddedTokenRows) for split in splits):
+            raise SpecError(_FIELD, "rows of input_ids are of different lengths: join and cut them to one length")
+        splits = [MaskedTokens(split, mask, vocabulary, special) for split in splits]
+    info = DataInfo((longest,), classes, vocabulary, task=task, labels=labels, **ids)
+    return Dataset(splits[0], splits[1], info, processor)
+
+
+def _token_split(table: Any, longest: int, padding: int, label: str | None) -> Split:
+    columns = [name for name in (*_OF_TOKENS, label) if name in table.column_names]
+    table = table.select_columns(columns).with_format(None)
+    shortest = pc.min(pc.list_value_length(column_of(table, "input_ids"))).as_py() if len(table) else longest
+    ragged = shortest < longest or _is_masked(table)
+    return (PaddedTokenRows if ragged else TokenRows)(table, longest, padding, label)
+
+
+def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[str, Any]]:
+    """Ids of padding and of a hidden token, all that stand for no part of a text, and those that `DataInfo` names."""
+    if processor is None:
+        return 0, None, (), {}
+    pad = processor.pad_token_id
+    ids = {"pad_id": pad, "start_id": processor.bos_token_id, "end_id": processor.eos_token_id}
+    return 0 if pad is None else pad, processor.mask_token_id, tuple(processor.all_special_ids), ids
+
+
+def _check_rows(table: Any) -> None:
+    """Refuse tokens that a model would see otherwise than their tokenizer meant.
+
+    Raises:
+        SpecError: saying what is wrong.
+    """
+    if not _is_list(table, "input_ids"):
+        raise SpecError(_FIELD, f"column input_ids holds {table.features['input_ids']}, not lists of tokens")
+    if "token_type_ids" in table.column_names and (_highest(table, "token_type_ids") or 0) > 0:
+        raise SpecError(_FIELD, "column token_type_ids marks a second text, which blocks cannot be told of")
+    if _is_masked(table):
+        for mask in table.select_columns("attention_mask").with_format(None)[:_SHOWN]["attention_mask"]:
+            if sorted(mask, reverse=True) != mask:
+                raise SpecError(_FIELD, "column attention_mask hides tokens at the start: pad at the end")
+
+
+def _check_copies(table: Any, label: str, task: Task) -> None:
+    if not _is_list(table, label):
+        raise SpecError(
+            _FIELD, f"column {label} holds one class for each sample, but the model learns {task}: remove the column"
+        )
+    for row in table.select_columns(["input_ids", label]).with_format(None).select(range(min(_SHOWN, len(table)))):
+        pairs = zip(row["input_ids"], row[label], strict=True)
+        if any(target not in (token, _NO_TARGET) for token, target in pairs):
+            raise SpecError(
+                _FIELD,
+                f"column {label} holds other tokens than input_ids. Which token follows, or is masked, is found from "
+                "input_ids: remove the column, or pass a Dataset of your own",
+            )
+
+
+def _is_masked(table: Any) -> bool:
+    return "attention_mask" in table.column_names and len(table) > 0 and _lowest(table, "attention_mask") == 0
+
+
+def _highest(table: Any, name: str = "input_ids") -> int:
+    return int(pc.max(_flat(table, name)).as_py() or 0)
+
+
+def _lowest(table: Any, name: str) -> int:
+    return int(pc.min(_flat(table, name)).as_py() or 0)
+
+
+def _flat(table: Any, name: str) -> pa.ChunkedArray:
+    return pa.chunked_array([part.flatten() for part in column_of(table, name).chunks] or [pa.array([], pa.int64())])
+
+
+def _is_list(table: Any, name: str) -> bool:
+    return isinstance(table.features[name], datasets.Sequence | datasets.LargeList | list)
+
+
+def _targets(tables: Sequence[Any], label: str) -> tuple[list[Any], int, tuple[str, ...]]:
+    """Classes, or numbers of another kind as they are."""
+    if _is_list(tables[0], label) or "float" in str(tables[0].features[label].dtype):
+        return list(tables), 0, ()
+    return with_classes(tables, label)
+
+
+def _input_column(table: Any, label: str) -> str:
+    """The column of inputs.
+
+    Raises:
+        SpecError: there is none, or several could be it.
+    """
+    if "pixel_values" in table.column_names:
+        return "pixel_values"
+    others = [name for name in table.column_names if name != label]
+    texts = [name for name in others if str(getattr(table.features[name], "dtype", "")) in ("string", "large_string")]
+    if texts:
+        text = texts[0]
+        raise SpecError(
+            _FIELD,
+            f"column {text} holds texts, and no tokenizer has read them: tokenize them, as by dataset.map(lambda rows: "
+            f'tokenizer(rows["{text}"], truncation=True), batched=True), and pass processor=tokenizer',
+        )
+    if len(others) != 1:
+        raise SpecError(
+            _FIELD,
+            f"has the columns {', '.join(table.column_names)}: name the inputs input_ids or pixel_values, or choose "
+            f'them by dataset.select_columns([..., "{label}"])',
+        )
+    name: str = others[0]
+    return name

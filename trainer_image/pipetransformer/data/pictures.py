@@ -1,0 +1,59 @@
+"""Pictures of the `datasets` library, scaled as they are read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .dataset import DataInfo, Dataset, Task
+from .processors import PictureScaling
+
+_LARGEST_VALUE = 255.0
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A split with columns `input` and `target`; pictures are scaled to [-1, 1] in `dtype`."""
+
+    table: Any
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        rows = self.table[list(ids)]
+        images = torch.stack([_image(image) for image in rows["input"]]).to(self.dtype)
+        return images / (_LARGEST_VALUE / 2) - 1, torch.as_tensor(rows["target"], dtype=torch.int64)
+
+
+def scaled_pictures(
+    tables: Sequence[Any], image: str, label: str, *, classes: int, labels: tuple[str, ...], dtype: torch.dtype
+) -> Dataset:
+    """A training table and a held-out one, whose pictures are all of one size.
+
+    Args:
+        tables: with whole numbers from 0 in the column `label`.
+        image: column of pictures.
+        label: column of classes.
+        classes: how many there are.
+        labels: their names.
+        dtype: of the inputs.
+    """
+    columns = {image: "input", label: "target"}
+    splits = [
+        Pictures(table.select_columns(list(columns)).rename_columns(columns).with_format(None), dtype)
+        for table in tables
+    ]
+    shape = tuple(splits[0].batch([0])[0].shape[1:])
+    info = DataInfo(shape, classes, task=Task.CLASS, labels=labels)
+    return Dataset(splits[0], splits[1], info, PictureScaling(shape, _LARGEST_VALUE))
+
+
+def _image(image: Any) -> Tensor:
+    """(channels, height, width) of a picture as the library decodes it."""
+    pixels = torch.as_tensor(np.array(image))
+    return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1)

@@ -1,0 +1,81 @@
+"""What is saved with a finished model so that transformers makes the same inputs of texts and pictures as training did.
+
+A tokenizer of transformers saves itself. Here is what stands for bytes and for scaled pictures, which the trainer makes
+without that library.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .tokens import BYTE_OFFSET, END, PAD, START, VOCABULARY
+
+#: Resampling of pictures of other sizes: PIL's bilinear.
+_BILINEAR = 2
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """Saves `encode_bytes` as a tokenizer of transformers.
+
+    Attributes:
+        length: tokens of the longest sample.
+        ends: whether a text is followed by the token that ends it; not so where a model shall continue it.
+        masks: whether a text may hold `<mask>`.
+    """
+
+    length: int
+    ends: bool = True
+    masks: bool = False
+
+    def save_pretrained(self, save_directory: str) -> None:
+        import tokenizers
+        from transformers import PreTrainedTokenizerFast
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        ids = {"<pad>": PAD, "<s>": START, "</s>": END}
+        ids |= {character: byte + BYTE_OFFSET for byte, character in bytes_to_unicode().items()}
+        if self.masks:
+            ids["<mask>"] = VOCABULARY
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=[]))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A </s>" if self.ends else "<s> $A", special_tokens=[("<s>", START), ("</s>", END)]
+        )
+        names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+        PreTrainedTokenizerFast(
+            tokenizer_object=made,
+            model_max_length=self.length,
+            model_input_names=["input_ids", "attention_mask"],
+            split_special_tokens=not self.masks,  # a text that says "</s>" is a text of four bytes
+            **names | ({"mask_token": "<mask>"} if self.masks else {}),
+        ).save_pretrained(save_directory)
+
+
+@dataclass(frozen=True)
+class PictureScaling:
+    """Saves the scaling of pictures to [-1, 1] as an image processor of transformers, which also resizes.
+
+    Attributes:
+        shape: (channels, height, width) of a sample.
+        largest: value of a pixel that becomes 1.
+    """
+
+    shape: tuple[int, ...]
+    largest: float
+
+    def save_pretrained(self, save_directory: str) -> None:
+        channels, height, width = self.shape
+        said = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": height, "width": width},
+            "resample": _BILINEAR,
+            "do_rescale": True,
+            "rescale_factor": 1 / self.largest,
+            "do_normalize": True,
+            "image_mean": [0.5] * channels,
+            "image_std": [0.5] * channels,
+        }
+        (Path(save_directory) / "preprocessor_config.json").write_text(json.dumps(said, indent=2))
