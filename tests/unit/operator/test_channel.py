@@ -255,6 +255,26 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
         assert (response.status, await response.json()) == (200, {"layoutGeneration": 1, "nextSeconds": 5.0})
 
 
+async def test_a_report_that_comes_while_the_status_is_written_waits_for_the_next_write() -> None:
+    board, worker = new_board(), Reporter("digits-w0", "uid-0")
+    await show(board, plan(1, "digits-w0"))
+    first, second = (
+        asyncio.create_task(board.put_report(worker, Report.model_validate(report(step=step)), timeout=30))
+        for step in (1, 2)
+    )
+    await asyncio.sleep(0)
+    assert board.arrived == 2
+
+    await board.settle(1)
+    await first
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done()
+
+    await board.settle(2)
+    await second
+
+
 async def test_members_that_are_told_to_stop_still_report_and_say_why_their_checkpoint_is_late() -> None:
     board = new_board()
     await board.show(plan(1, "digits-w0"), job_uid="job", ended=False, stop=True)
