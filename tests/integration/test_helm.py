@@ -83,7 +83,8 @@ def test_a_release_that_no_service_can_be_named_after_is_refused_in_words(name: 
 
 
 def test_what_the_schema_takes_is_what_values_yaml_documents() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    whole = json.loads((CHART / "values.schema.json").read_text())
+    schema = {key: _resolved(part, whole["definitions"]) for key, part in whole["properties"].items()}
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     optional = {"resources.claims"}  # of Kubernetes, empty by default
     for key in values:
@@ -125,6 +126,15 @@ def _leaves(value: Any, path: str) -> set[str]:
 
 
 _FREE = {"annotations", "labels", "nodeSelector", "affinity", "podAnnotations", "podLabels", "podSecurityContext"}
+
+
+def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with each of its references replaced by what it names."""
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return {key: _resolved(part, definitions) for key, part in schema.items()}
+    return schema
 
 
 def _properties(schema: Any, path: str) -> set[str]:

@@ -140,10 +140,10 @@ def _jobs(board: Dashboard) -> None:
             description="Training speed of each job, as a mean of five minutes.",
         ),
         graph(
-            "Nodes avoided, time left",
-            [("pipetransformer_node_avoided_until_timestamp_seconds - time()", "{{node}}")],
-            unit="s",
-            description="More than one accelerator failed there within a day.",
+            "Nodes avoided",
+            [("count(pipetransformer_node_avoided_until_timestamp_seconds > time()) or vector(0)", "nodes")],
+            description="Nodes to which no worker is sent: more than one accelerator failed there within a day.",
+            limits=((1, "yellow"),),
         ),
     )
 
