@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from pipetransformer_client.errors import ClientError, InvalidName
 from pipetransformer_contract.api.manifest import InvalidManifest
 
-from ..errors import ClientError, InvalidName
 from .options import EXIT_CLUSTER, EXIT_REFUSED, errors
 
 app = typer.Typer(

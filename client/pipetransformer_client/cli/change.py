@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from ..client import Client
+from pipetransformer_client.client import Client
+
 from . import app
 from .options import Context, JobName, Namespace, console
 

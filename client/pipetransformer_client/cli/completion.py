@@ -23,8 +23,8 @@ _ENDINGS = ("yaml", "yml", "json")
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:
     """Names of jobs in the namespace that was chosen so far; none when the cluster does not answer."""
-    from ..client import Client
-    from ..errors import ClientError
+    from pipetransformer_client.client import Client
+    from pipetransformer_client.errors import ClientError
 
     chosen = context.params
     try:

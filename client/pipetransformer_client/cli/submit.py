@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..client import Client
-from ..job import Job
+from pipetransformer_client.client import Client
+from pipetransformer_client.job import Job
+
 from . import app
 from .manifests import File, Name, Settings, all_jobs
 from .options import EXIT_FAILED, Context, Namespace, Output, console

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ..client import Client
-from ..errors import Unavailable
-from ..job import Job
+from pipetransformer_client.client import Client
+from pipetransformer_client.errors import Unavailable
+from pipetransformer_client.job import Job
+
 from . import app
 from .options import EXIT_FAILED, Context, JobName, Namespace, console, errors
 from .view import LiveView, PlainView
