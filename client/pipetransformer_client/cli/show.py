@@ -14,7 +14,7 @@ from pipetransformer_client.job import Event, Job
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import duration
 
-from . import app
+from .app import app
 from .options import Context, Format, JobName, Namespace, Output, console
 from .view import draw_layout, held, progress
 
