@@ -18,8 +18,8 @@ from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
 from pipetransformer.job.job import Job
 from pipetransformer.partition import Cut, partition
 from pipetransformer.pipeline import StageRunner, StageSpec
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer.training.cost_measurement import LARGEST_SHARE, measure_costs
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec

@@ -35,7 +35,7 @@ from pipetransformer.job.checks import check_storage
 from pipetransformer.job.job import Job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.record import newest_generation, set_aside
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer.storage import CheckpointInfo
 from pipetransformer.worker.process import choose_device
 from pipetransformer.worker.trainer import Ending, Trainer

@@ -26,8 +26,9 @@ from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore,
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
 from pipetransformer.job.job import Job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import commit, latest, load_unit, save_unit
 from pipetransformer.training.evaluation import evaluate, evaluation_due
 from pipetransformer_contract.messages import Generation, Member, ResizeReason

@@ -17,7 +17,9 @@ from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import CheckpointInfo, commit, save_unit
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.testkit.trainer.numerics import ADAMW, make_spec

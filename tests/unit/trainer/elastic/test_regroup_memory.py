@@ -17,8 +17,9 @@ from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.regroup.transaction import Regrouped
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
 from pipetransformer.job.job import Job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.worker import trainer as trainer_module
 from pipetransformer.worker.trainer import Trainer
 from pipetransformer_contract.messages import Generation, Member, ResizeReason

@@ -31,7 +31,7 @@ from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.models.randomness.dropout import _random_bits
 from pipetransformer.models.randomness.keyed import key_dropout
 from pipetransformer.models.randomness.seeded import one_at_a_time
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.spec import Data, Model, TrainerSpec, Training
 
 INFO = DataInfo((1, 8, 8), 10)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pipetransformer.job.job import Job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import Generation, Member, ResizeReason

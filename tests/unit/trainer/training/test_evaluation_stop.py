@@ -26,8 +26,9 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.job.job import Job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest
 from pipetransformer.training.evaluation import evaluate
 from pipetransformer_contract.messages import Generation, Member, ResizeReason

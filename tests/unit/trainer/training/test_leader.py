@@ -10,8 +10,8 @@ import pytest
 from pipetransformer.callbacks.callback import Callback, Teller
 from pipetransformer.job.job import Job
 from pipetransformer.partition import Cut, StepModel, assumed_costs
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer.training.leader import Leader, Offered
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason

@@ -12,7 +12,7 @@ from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.hooks import Moment
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer.storage.files import Folder
 from pipetransformer.storage.store import MARKER, CheckpointInfo, load_unit
 from pipetransformer.training.after_step import stages_too_few
