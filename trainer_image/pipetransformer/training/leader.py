@@ -16,8 +16,8 @@ from pipetransformer.errors import StorageError
 from pipetransformer.job.job import Job
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts, StepModel
 from pipetransformer.record import Role, RunRecord
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
 
 from .vote import Vote

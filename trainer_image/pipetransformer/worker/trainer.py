@@ -33,8 +33,10 @@ from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter, Position
 from pipetransformer.record import newest_generation
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.after_step import check_progress, is_done, move_boundary, stages_too_few
 from pipetransformer.training.cache_handover import WorkerCache
 from pipetransformer.training.commit import Committer

@@ -30,8 +30,9 @@ from pipetransformer.elastic.transport.watchdog import ROUND, Deadline, Watchdog
 from pipetransformer.errors import WorkersDifferError
 from pipetransformer.hooks import HookPoint, Reached
 from pipetransformer.partition import Cut, ModelCosts
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
 from .assemble import Assembly, StateSources, units_of
