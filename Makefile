@@ -59,7 +59,8 @@ test-floor: $(STAMP) ## Unit tests of what uses other libraries, with the oldest
 	test -d $(FLOOR) || $(PYTHON) -m venv $(FLOOR)
 	$(UV) pip install --quiet --python $(FLOOR)/bin/python --constraint constraints-floor.txt --requirement requirements-dev.txt
 	$(FLOOR)/bin/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) $(SELECT) tests/unit/operator tests/unit/client \
-		$(addprefix tests/unit/trainer/,test_checkpoint.py test_data.py test_data_huggingface.py test_huggingface.py test_object_store.py)
+		tests/unit/contract tests/unit/trainer/storage $(addprefix tests/unit/trainer/,checkpoint/test_checkpoint.py data/test_data.py \
+		data/test_data_huggingface.py models/test_huggingface.py)
 
 .PHONY: packages
 packages: $(STAMP) ## Build the four Python packages into dist/, and check them as the package index would.

@@ -20,7 +20,7 @@ def _rank(rank: int, size: int, transfers: Sequence[Transfer], pipe: Connection)
     import torch
     import torch.distributed as dist
 
-    from pipetransformer.elastic.groups import PrefixStore, TCPStore, Transport, make_group
+    from pipetransformer.elastic.transport.groups import PrefixStore, TCPStore, Transport, make_group
 
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT) if rank == 0 else None

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import ROOT, print_table, write_result
 from pipetransformer.cache import ActivationCache, FrozenPrefix, Source
 from pipetransformer.data import load_dataset
 from pipetransformer.models import MicroBatchContext, build_model, set_micro_batch
 from pipetransformer_contract.spec import Cache, CachePolicy, Data, Model, TrainerSpec
-from tests.ledger_checker import check
-from tests.trainer_harness import Ran, Scripted, run_job
+from tests.testkit import ROOT
+from tests.testkit.results import print_table, write_result
+from tests.testkit.trainer.harness import Ran, Scripted, run_job
+from tests.testkit.trainer.ledger_checker import check
 
 TOLERANCE = 1e-9
 SAMPLES, STEPS_PER_EPOCH, EPOCHS = 1433, 15, 4

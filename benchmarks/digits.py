@@ -13,10 +13,11 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.common import ROOT, print_table, spread, write_result
 from pipetransformer_contract.api.manifest import read_job
 from pipetransformer_contract.api.status import ConditionType
 from pipetransformer_operator.local.run import run_job
+from tests.testkit import ROOT
+from tests.testkit.results import print_table, spread, write_result
 
 MANIFEST = ROOT / "examples" / "vit-digits.yaml"
 #: The bar: freezing may move the mean test accuracy by this much.

@@ -1,9 +1,9 @@
 """How soon after a worker's death a step ends that nobody had made before.
 
 Four workers and two spares lose four of them in each run, at moments of a round or of a regroup that a seed draws: the
-runs of `tests/unit/trainer/test_engine_kills.py`, which compares their losses. All have checkpoints, every other one
-has mirrors as well: where nothing is kept, a death after which no replica is left costs all that was trained, and the
-time tells how long the job had run.
+runs of `test_engine_kills.py`, which compares their losses. All have checkpoints, every other one has mirrors as well:
+where nothing is kept, a death after which no replica is left costs all that was trained, and the time tells how long
+the job had run.
 """
 
 import argparse
@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import print_table, write_result
-from tests.chaos import KILLS, draw
-from tests.unit.trainer.test_engine_kills import KEPT, STEPS, run_chaos, seconds_to_the_next_step
+from tests.testkit.results import print_table, write_result
+from tests.testkit.trainer.chaos import KILLS, draw
+from tests.testkit.trainer.kills import KEPT, STEPS, run_chaos, seconds_to_the_next_step
 
 BAR_SECONDS = 2.0
 

@@ -21,18 +21,18 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from benchmarks.common import print_table, write_result
 from benchmarks.overhead_baselines import Baseline, make_baseline
-from pipetransformer.elastic.fixed_world import Chooser, Follower, World, worker_name
-from pipetransformer.elastic.groups import PrefixStore, TCPStore, Transport, make_group
-from pipetransformer.elastic.rendezvous import GenerationRendezvousHandler, host_store
-from pipetransformer.elastic.watcher import GenerationWatcher
-from pipetransformer.job import Job
-from pipetransformer.moments import Hooks, Moment
-from pipetransformer.parts import Parts
-from pipetransformer.trainer import Trainer
+from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
+from pipetransformer.elastic.generations.standalone_world import Chooser, Follower, World, worker_name
+from pipetransformer.elastic.generations.watcher import GenerationWatcher
+from pipetransformer.elastic.transport.groups import PrefixStore, TCPStore, Transport, make_group
+from pipetransformer.hooks import Hooks, Moment
+from pipetransformer.job.job import Job
+from pipetransformer.job.script_parts import Parts
+from pipetransformer.worker.trainer import Trainer
 from pipetransformer_contract.choose import Bounds, Layout, Packing
 from pipetransformer_contract.spec import TrainerSpec
+from tests.testkit.results import print_table, write_result
 
 BAR = 0.97
 STEP_MILLISECONDS = (20, 200)
@@ -154,7 +154,7 @@ def make_data(global_batch: int) -> TensorDataset:
 def run(case: Case) -> list[Pair]:
     """The pairs of blocks, as rank 0 sees them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pipetransformer.trainer", "benchmarks.overhead_baselines"])
+    context.set_forkserver_preload(["pipetransformer.worker.trainer", "benchmarks.overhead_baselines"])
     server, _ = host_store(_ADDRESS, _TIMEOUT)
     with tempfile.TemporaryDirectory() as folder:
         ranks = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.job import Job
+from pipetransformer.job.job import Job
 
 
 class Baseline(Protocol):

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.bare_transfer import bare_seconds
-from benchmarks.common import RESULTS, ROOT, print_table, spread, write_result
 from benchmarks.torchrun import BEST, TorchrunJob
 from pipetransformer_contract.spec import TrainerSpec
-from tests.trainer_harness import Ran, Scripted, run_job
+from tests.testkit import ROOT
+from tests.testkit.results import RESULTS, print_table, spread, write_result
+from tests.testkit.trainer.harness import Ran, Scripted, run_job
 
 #: Width of the model by the size of its active state: parameters and moments of 12 blocks.
 WIDTHS = {"10mb": 80, "100mb": 256, "1gb": 768}

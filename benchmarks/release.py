@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.api_server import ApiServer, NotFound, Object
-from benchmarks.common import print_table, write_result
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_contract.api.labels import JOB_LABEL
-from tests.e2e.manifests import digits_job, idle_pod
+from tests.testkit.cluster.api_server import ApiServer, NotFound, Object
+from tests.testkit.cluster.manifests import digits_job, idle_pod
+from tests.testkit.results import print_table, write_result
 from tools.devcluster import cluster, gobuild, images
 from tools.devcluster.layout import REPOSITORY, Layout
 

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .common import ROOT, print_table
+from tests.testkit import ROOT
+from tests.testkit.results import print_table
 
 MIB = 1 << 20
 SIZES = (1 * MIB, 8 * MIB, 32 * MIB)

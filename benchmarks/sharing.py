@@ -1,8 +1,8 @@
 """`make bench-sharing`: jobs of mixed priorities on 200 random clusters, in simulated time.
 
 Each job has the operator's `plan()`, and `allocate()` runs between them every ten seconds. Nodes, a scheduler that
-preempts, and trainers are `tests.unit.operator.simulated_cluster`. Jobs come, some end, and then nothing happens for an
-hour: each generation that is published in it is restlessness.
+preempts, and trainers are `simulated_cluster`. Jobs come, some end, and then nothing happens for an hour: each
+generation that is published in it is restlessness.
 """
 
 import argparse
@@ -13,10 +13,10 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from benchmarks.common import print_table, write_result
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.messages import Outcome
-from tests.unit.operator.simulated_cluster import SECONDS, SimulatedCluster, auto, speeds
+from tests.testkit.operator.simulated_cluster import SECONDS, SimulatedCluster, auto, speeds
+from tests.testkit.results import print_table, write_result
 
 PRIORITIES = (-1000, 0, 0, 0, 1000)
 #: How often jobs are `onPack: Auto`; the others widen into what is free, give back what they do not need, or keep it.

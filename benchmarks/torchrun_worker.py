@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from pipetransformer.data import EpochOrder, deal, load_dataset
 from pipetransformer.models import build_model, build_units
-from pipetransformer.optimizer import make_optimizer
 from pipetransformer.partition import spans
-from pipetransformer.schedules import StageRunner, StageSpec, schedule_class
-from pipetransformer.state import WorkerState
+from pipetransformer.pipeline import StageRunner, StageSpec, schedule_class
+from pipetransformer.state.optimizer import make_optimizer
+from pipetransformer.state.state import WorkerState
 from pipetransformer_contract.spec import TrainerSpec
 
 

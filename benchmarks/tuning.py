@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 from matplotlib.figure import Figure
 
-from benchmarks.common import RESULTS, ROOT, print_table, spread, write_result
 from pipetransformer import Evaluation, train
-from pipetransformer.forecast import Forecast, measure_here
-from pipetransformer.job import Job
+from pipetransformer.job.job import Job
+from pipetransformer.library.forecast import Forecast, measure_here
 from pipetransformer.partition import ModelCosts
 from pipetransformer_client.dry_run import phases, savings
 from pipetransformer_contract.api import JobSpec, PipeTrainingJob, trainer_spec
+from tests.testkit import ROOT
+from tests.testkit.results import RESULTS, print_table, spread, write_result
 
 MANIFEST = ROOT / "examples" / "vit-digits.yaml"
 EPOCHS = 8

@@ -9,10 +9,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.common import print_table, write_result
-
-from .baseline import Baseline, run_baseline
-from .run import Figures, run_scale
+from tests.testkit.operator.scale.baseline import Baseline, run_baseline
+from tests.testkit.operator.scale.run import Figures, run_scale
+from tests.testkit.results import print_table, write_result
 
 HEADLINE = ("seconds_all_running", "plan_p99_seconds", "rss_mb")
 

@@ -13,7 +13,7 @@ from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, cha
 from pipetransformer_contract.messages import Offer
 
 if TYPE_CHECKING:
-    from pipetransformer.forecast import Forecast
+    from pipetransformer.library.forecast import Forecast
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import os
 import sys
 
 from .handlers import operate
-from .kube.api import Api
-from .kube.lease import LeaseLost
-from .kube.protection import release_budgets
+from .kube.client.api import Api
+from .kube.client.lease import LeaseLost
+from .kube.workers.protection import release_budgets
 from .settings import Settings, served_namespaces
 
 #: New objects, collections of the young, and of the middle-aged, after which the next older ones are looked through.

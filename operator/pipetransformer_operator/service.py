@@ -15,29 +15,29 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pipetransformer_contract.api import PLURAL
 
-from .channel import tls_buffers
 from .channel.app import Channel
-from .channel.certificate import Certificate, MountedCertificate
-from .channel.entrance import Entrance, allow_files, listen, serve
+from .channel.limits.entrance import Entrance, allow_files, listen, serve
+from .channel.tls import buffers
+from .channel.tls.certificate import Certificate, MountedCertificate
 from .controller.manager import Controller
 from .controller.ports import Conflict, JobKey, Refused, Unavailable
 from .health import Health
-from .kube.api import Api, NotFound, Object
-from .kube.authority import KeptAuthority, Publisher
-from .kube.follow import WATCH_SECONDS
-from .kube.free_accelerators import FreeAccelerators
-from .kube.jobs import KnownJobs
-from .kube.keeper import Keeper
-from .kube.lease import Lease
-from .kube.nodes import Nodes
-from .kube.other_pods import OtherPods
-from .kube.pod_watch import PodWatch
-from .kube.pool import KubePool
-from .kube.protection import release_budgets
-from .kube.rendering import PriorityClasses
-from .kube.reservations import Reservations
+from .kube.capacity.free_accelerators import FreeAccelerators
+from .kube.capacity.reservations import Reservations
+from .kube.client.api import Api, NotFound, Object
+from .kube.client.lease import Lease
 from .kube.store import KubeStore, served
-from .kube.tokens import TokenReviewer
+from .kube.trust.authority import KeptAuthority, Publisher
+from .kube.trust.tokens import TokenReviewer
+from .kube.watches.follow import WATCH_SECONDS
+from .kube.watches.jobs import KnownJobs
+from .kube.watches.keeper import Keeper
+from .kube.watches.nodes import Nodes
+from .kube.watches.other_pods import OtherPods
+from .kube.watches.pod_watch import PodWatch
+from .kube.workers.pool import KubePool
+from .kube.workers.protection import release_budgets
+from .kube.workers.rendering import PriorityClasses
 from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
 from .settings import Settings
@@ -102,7 +102,7 @@ class Service:
             OSError: a port is taken.
             ValueError: the mounted certificate cannot be used.
         """
-        tls_buffers.shrink()
+        buffers.shrink()
         metrics = Metrics(
             lambda: controller.jobs(),
             lambda: lease.held,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from .kube.signals import Signals
+from .kube.watches.signals import Signals
 
 EVERY_CLUSTERS_NAMESPACE = "default"
 

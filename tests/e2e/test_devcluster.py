@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cluster
-from tests.e2e.kube import Kube, Object
-from tests.e2e.manifests import pod
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.cluster.kube import Kube, Object
+from tests.testkit.cluster.manifests import pod
 from tools.devcluster import images
 from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster, fill, reinstalled
-from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import TRAIN_SAMPLES, small_job
-from tests.ledger_checker import check
+from tests.testkit.cluster.cluster import SYSTEM_NAMESPACE, Cluster, fill, reinstalled
+from tests.testkit.cluster.kube import Kube, Object, has_condition
+from tests.testkit.cluster.manifests import TRAIN_SAMPLES, small_job
+from tests.testkit.trainer.ledger_checker import check
 from tools.devcluster import cluster as devcluster
 from tools.devcluster import controlplane, host, node
 from tools.devcluster.layout import CONTEXT, Layout

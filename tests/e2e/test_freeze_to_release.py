@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cluster
-from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import STORAGE, TRAIN_SAMPLES, digits_job, idle_pod, pod
-from tests.ledger_checker import check
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.cluster.kube import Kube, Object, has_condition
+from tests.testkit.cluster.manifests import STORAGE, TRAIN_SAMPLES, digits_job, idle_pod, pod
+from tests.testkit.trainer.ledger_checker import check
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("operator")]
 
@@ -113,7 +113,7 @@ def test_a_job_trains_on_without_an_operator_widens_under_the_next_and_leaves_a_
 
 def _score_in_another_pod(kube: Kube, cluster: Cluster, shared: Path) -> float:
     """Accuracy that a pod finds which knows nothing of the job but the model's folder."""
-    command = ["python", "-m", "pipetransformer.predict", f"{STORAGE}/output/{JOB}/model"]
+    command = ["python", "-m", "pipetransformer.library.predict", f"{STORAGE}/output/{JOB}/model"]
     kube.apply(pod("reader", image=cluster.images["trainer"], command=command, shared=str(shared)))
     kube.wait(
         "pod",

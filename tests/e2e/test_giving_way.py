@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cluster, fill, reinstalled
-from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import TRAIN_SAMPLES, idle_pod, small_job
-from tests.ledger_checker import check
+from tests.testkit.cluster.cluster import Cluster, fill, reinstalled
+from tests.testkit.cluster.kube import Kube, Object, has_condition
+from tests.testkit.cluster.manifests import TRAIN_SAMPLES, idle_pod, small_job
+from tests.testkit.trainer.ledger_checker import check
 from tools.devcluster.process import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -15,12 +15,12 @@ from transformers import AutoModelForSequenceClassification
 
 from pipetransformer.data.dataset import lengths_of
 from pipetransformer.data.text import load_text
-from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster, install, operator_pod
-from tests.e2e.guide import Guide, checkout, defaults, programs
-from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import digits_job
-from tests.e2e.terminal import Terminal
-from tests.integration.prometheus import Prometheus, queries
+from tests.testkit.cluster.cluster import SYSTEM_NAMESPACE, Cluster, install, operator_pod
+from tests.testkit.cluster.guide import Guide, checkout, defaults, programs
+from tests.testkit.cluster.kube import Kube, Object, has_condition
+from tests.testkit.cluster.manifests import digits_job
+from tests.testkit.cluster.terminal import Terminal
+from tests.testkit.operator.prometheus import Prometheus, queries
 from tools.devcluster import gobuild
 from tools.devcluster.layout import REPOSITORY
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.documented import documented
-from tests.e2e.conftest import SYSTEM_NAMESPACE, Cluster
-from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import GPU, TRAIN_SAMPLES, digits_job
-from tests.ledger_checker import check
+from tests.testkit.cluster.cluster import SYSTEM_NAMESPACE, Cluster
+from tests.testkit.cluster.kube import Kube, Object, has_condition
+from tests.testkit.cluster.manifests import GPU, TRAIN_SAMPLES, digits_job
+from tests.testkit.documented import documented
+from tests.testkit.trainer.ledger_checker import check
 from tools.devcluster import kueue as devkueue
 from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
 from tools.devcluster.process import CommandError, wait_until

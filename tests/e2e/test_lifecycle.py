@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cluster
-from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import TRAIN_SAMPLES, small_job
-from tests.ledger_checker import check
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.cluster.kube import Kube, Object, has_condition
+from tests.testkit.cluster.manifests import TRAIN_SAMPLES, small_job
+from tests.testkit.trainer.ledger_checker import check
 
 pytestmark = [
     pytest.mark.cluster,

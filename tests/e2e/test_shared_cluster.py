@@ -18,10 +18,10 @@ from rich.console import Console
 from pipetransformer_client import Client
 from pipetransformer_client.cli.view import LiveView
 from pipetransformer_client.cli.watch import follow
-from tests.e2e.conftest import Cluster
-from tests.e2e.kube import Kube, Object, has_condition
-from tests.e2e.manifests import idle_pod
-from tests.e2e.terminal import Terminal
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.cluster.kube import Kube, Object, has_condition
+from tests.testkit.cluster.manifests import idle_pod
+from tests.testkit.cluster.terminal import Terminal
 from tools import pictures
 from tools.devcluster.layout import REPOSITORY
 

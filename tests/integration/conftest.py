@@ -14,15 +14,13 @@ import yaml
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
-from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound
+from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound
+from tests.testkit.operator.crd import CRD
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.namespace import Namespace, new_namespace, until
+from tests.testkit.operator.operating import SYSTEM, Operator, Wire
 from tools.devcluster import cluster
-from tools.devcluster.layout import REPOSITORY, Layout
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, new_namespace, until
-from .operating import SYSTEM, Operator, Wire
-
-CRD = REPOSITORY / "crds" / "training.pipetransformer.io_pipetrainingjobs.yaml"
+from tools.devcluster.layout import Layout
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,11 @@ from functools import partial
 import aiohttp
 import pytest
 
-from pipetransformer_operator.kube.api import MERGE_PATCH
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .test_operator import packing_job
+from pipetransformer_operator.kube.client.api import MERGE_PATCH
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(90)
 _LINE = re.compile(r'^pipetransformer_api_requests_total\{code="(.*)",resource="(.*)",verb="(.*)"\} (.*)$', re.M)

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.channel import measure
-from pipetransformer.elastic.channel import Channel as Client
-from pipetransformer.elastic.channel_source import ChannelSource
-from pipetransformer.elastic.groups import HashStore
+from pipetransformer.elastic.generations.channel_source import ChannelSource
+from pipetransformer.elastic.generations.operator_channel import Channel as Client
+from pipetransformer.elastic.transport.groups import HashStore
 from pipetransformer_contract.api.job import MAX_WORKERS
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import TokenTable
 from pipetransformer_operator.channel.board import Board
-from pipetransformer_operator.channel.certificate import load_new_certificate, new_authority, server_context
-from pipetransformer_operator.channel.entrance import listen, serve
-from tests.unit.operator.test_channel import TOKENS, new_board, plan, show
-
-from .operating import free_port
+from pipetransformer_operator.channel.limits.entrance import listen, serve
+from pipetransformer_operator.channel.tls.certificate import load_new_certificate, new_authority, server_context
+from tests.testkit.operator.channel import TOKENS, new_board, plan, show
+from tests.testkit.operator.channel_load import measure
+from tests.testkit.operator.operating import free_port
 
 pytestmark = pytest.mark.timeout(300)
 AUTHORITY = new_authority(datetime.now(UTC))

@@ -9,59 +9,16 @@ import pytest
 import yaml
 
 from pipetransformer_operator.__main__ import RELEASE_BUDGETS
-from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound, Object
+from tests.testkit.cluster.installing import PLURALS, as_service_account, install
+from tests.testkit.operator.charts import MONITORING, MONITORS, monitoring_values, render, template
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import SYSTEM, Operator
 from tools.devcluster import gobuild
 
-from .charts import MONITORING, MONITORS, monitoring_values, render, template
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import SYSTEM, Operator
-from .test_operator import packing_job
-
 pytestmark = pytest.mark.timeout(180)
-PLURALS = {
-    "ConfigMap": "configmaps",
-    "PodMonitor": "podmonitors",
-    "PrometheusRule": "prometheusrules",
-    "ServiceMonitor": "servicemonitors",
-    "ClusterRole": "clusterroles",
-    "ClusterRoleBinding": "clusterrolebindings",
-    "Deployment": "deployments",
-    "NetworkPolicy": "networkpolicies",
-    "PriorityClass": "priorityclasses",
-    "Role": "roles",
-    "RoleBinding": "rolebindings",
-    "Service": "services",
-    "ServiceAccount": "serviceaccounts",
-}
-CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "PriorityClass"}
-
-
-async def install(api: Api, documents: list[Object]) -> None:
-    """Applies all but what needs a node, and what Helm runs only when it is asked to."""
-    for document in documents:
-        if "helm.sh/hook" in document["metadata"].get("annotations", {}):
-            continue
-        group = document["apiVersion"]
-        folder = f"/apis/{group}" if "/" in group else f"/api/{group}"
-        if document["kind"] not in CLUSTER_SCOPED:
-            folder += f"/namespaces/{document['metadata']['namespace']}"
-        path = f"{folder}/{PLURALS[document['kind']]}/{document['metadata']['name']}"
-        await api.request("PATCH", path, document, content_type=APPLY_PATCH, strict=True)
-
-
-async def as_service_account(api: Api, kubeconfig: Path, name: str, folder: Path) -> Path:
-    """A kubeconfig of the ServiceAccount, which has no right but what roles give it."""
-    path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{name}/token"
-    answer = await api.request("POST", path, {"spec": {"expirationSeconds": 3600}})
-    return with_token(kubeconfig, answer["status"]["token"], folder / f"{name}.kubeconfig")
-
-
-def with_token(kubeconfig: Path, token: str, target: Path) -> Path:
-    content = yaml.safe_load(kubeconfig.read_text())
-    content["users"][0]["user"] = {"token": token}
-    target.write_text(yaml.safe_dump(content))
-    return target
 
 
 @pytest.mark.parametrize("namespaced", [False, True], ids=["clusterwide", "namespaced"])

@@ -13,13 +13,12 @@ from pipetransformer_client.fetch import reader_pod
 from pipetransformer_client.kube import Kube, Object
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import State
-from tests.builders import make_job
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .test_chart import with_token
-from .test_operator import packing_job
+from tests.testkit.cluster.installing import with_token
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipetransformer_operator.kube.api import Api, NotFound, Object
-from tests.builders import make_job
+from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.namespace import Namespace
 from tools.devcluster import gobuild
 from tools.devcluster.layout import REPOSITORY
-
-from .namespace import Namespace
 
 pytestmark = pytest.mark.timeout(180)
 CHART = REPOSITORY / "charts" / "pipetransformer"

@@ -8,18 +8,17 @@ import yaml
 
 from pipetransformer_contract.api.job import QUEUE_LABEL
 from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, NotFound, Object
 from pipetransformer_operator.kueue.workload import API, FINALIZER, PRIORITY_CLASS_LABEL
-from tests.builders import JobBuilder
+from tests.testkit.cluster.installing import as_service_account, install
+from tests.testkit.operator.builders import JobBuilder
+from tests.testkit.operator.charts import render
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 from tools.devcluster import kueue
 from tools.devcluster.layout import Layout
-
-from .charts import render
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .test_chart import as_service_account, install
-from .test_operator import packing_job
 
 pytestmark = pytest.mark.timeout(240)
 GPU = "nvidia.com/gpu"

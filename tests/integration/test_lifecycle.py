@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .test_operator import packing_job
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
 

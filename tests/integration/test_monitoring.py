@@ -9,15 +9,14 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.builders import JobBuilder, make_job
+from tests.testkit.operator.builders import JobBuilder, make_job
+from tests.testkit.operator.charts import monitors
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
+from tests.testkit.operator.prometheus import RULES, Prometheus, promtool, queries
 from tools.dashboards import write
 from tools.devcluster.layout import REPOSITORY
-
-from .charts import monitors
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .prometheus import RULES, Prometheus, promtool, queries
 
 pytestmark = pytest.mark.timeout(240)
 RULES_TEST = REPOSITORY / "tests" / "integration" / "rules_test.yaml"

@@ -5,30 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.builders import JobBuilder, make_job
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
-
-
-def packing_job(name: str = "digits") -> JobBuilder:
-    """Four stages that the freezes at steps 10 and 20 let shrink to two and to one; 30 steps.
-
-    There are no nodes here, so a claim has to be tried.
-    """
-    points = [{"step": 10, "boundary": 8}, {"step": 20, "boundary": 11}]
-    return (
-        make_job(name)
-        .stages(4)
-        .workers(4)
-        .drop("training.epochs")
-        .set("training.steps", 30)
-        .set("freeze", {"policy": "Explicit", "boundaries": points})
-        .set("elasticPolicy.claimFrom", "Autoscaler")
-    )
 
 
 async def test_a_job_widens_as_it_freezes_on_the_same_pods_and_completes(

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api
-from pipetransformer_operator.kube.lease import NAME
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api
+from pipetransformer_operator.kube.client.lease import NAME
 from pipetransformer_operator.settings import EVERY_CLUSTERS_NAMESPACE
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import SYSTEM, Operator, Wire
-from .test_operator import packing_job
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import SYSTEM, Operator, Wire
 
 pytestmark = pytest.mark.timeout(180)
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{EVERY_CLUSTERS_NAMESPACE}/leases/{NAME}"

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from pipetransformer_operator.__main__ import main
-from pipetransformer_operator.kube.api import Api
-from tests.builders import JobBuilder, make_job
-from tests.forked import Forked
-from tests.mortal_operator import KILLED, Side, operate
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, new_namespace
-from .operating import Operator
+from pipetransformer_operator.kube.client.api import Api
+from tests.testkit.forked import Forked
+from tests.testkit.operator.builders import JobBuilder, make_job
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.mortal_operator import KILLED, Side, operate
+from tests.testkit.operator.namespace import Namespace, new_namespace
+from tests.testkit.operator.operating import Operator
 
 RUN_SECONDS = 90
 #: Each run has at least so many writes.

@@ -11,15 +11,14 @@ import pytest
 from pipetransformer_contract.api import GROUP
 from pipetransformer_operator.__main__ import release
 from pipetransformer_operator.controller.ports import Unavailable
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api, NotFound, Object
-from pipetransformer_operator.kube.authority import CA_CONFIG_MAP, CA_FILE
-from tests.documented import documented
-from tests.forked import Forked
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .test_operator import packing_job
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
+from tests.testkit.documented import documented
+from tests.testkit.forked import Forked
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
 JOB_LABEL = f"{GROUP}/job"

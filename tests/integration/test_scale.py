@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale.run import STAGES, run_scale
+from tests.testkit.operator.scale.run import STAGES, run_scale
 
 JOBS = 30
 

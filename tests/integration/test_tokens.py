@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
-from pipetransformer_operator.kube.api import Object
-
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .test_operator import packing_job
+from pipetransformer_operator.kube.client.api import Object
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
 

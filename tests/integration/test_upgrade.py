@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api, Object
-
-from .conftest import CRD
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, until
-from .operating import Operator
-from .test_operator import packing_job
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, Object
+from tests.testkit.operator.crd import CRD
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, until
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
 DEFINITION: Object = yaml.safe_load(CRD.read_text())

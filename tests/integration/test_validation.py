@@ -5,11 +5,10 @@ import pytest
 from pipetransformer_contract.api.labels import FieldError
 from pipetransformer_contract.api.validate import validate_manifest, validate_update
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.api import Object
-from tests.bounds import violations
-from tests.unit.operator.test_api_validation import CHANGED, REFUSED, VALID, old_job
-
-from .namespace import Namespace
+from pipetransformer_operator.kube.client.api import Object
+from tests.testkit.operator.bounds import violations
+from tests.testkit.operator.manifests import CHANGED, REFUSED, VALID, old_job
+from tests.testkit.operator.namespace import Namespace
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer_operator.kube.api import MERGE_PATCH, Api, Object
-
-from .charts import render
-from .fake_kubelet import FakeKubelet
-from .namespace import Namespace, new_namespace
-from .operating import Operator
-from .test_chart import as_service_account, install
-from .test_operator import packing_job
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, Object
+from tests.testkit.cluster.installing import as_service_account, install
+from tests.testkit.operator.charts import render
+from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.jobs import packing_job
+from tests.testkit.operator.namespace import Namespace, new_namespace
+from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
 GPU = "nvidia.com/gpu"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tests.builders import JobBuilder, make_job
+from tests.testkit.operator.builders import JobBuilder, make_job
 
 ACCELERATOR = "nvidia.com/gpu"
 SAMPLES = 1433

@@ -17,9 +17,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
-from pipetransformer_operator.kube.pods import WORKER_LABEL
-from tests import forked, kubelet
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_operator.kube.workers.pods import WORKER_LABEL
+from tests.testkit import forked
+from tests.testkit.operator import kubelet
 
 from .draw import ACCELERATOR
 from .patient import PatientApi
@@ -93,7 +94,7 @@ class Nodes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: set[str] = set()
         self._deleted: dict[str, asyncio.Event] = {}
-        self._context = forked.context(*forked.TRAINER, "pipetransformer.worker", train.__module__)
+        self._context = forked.context(*forked.TRAINER, "pipetransformer.worker.process", train.__module__)
         self.living: set[str] = set()
         self.workers: dict[str, Worker] = {}
         self.errors: list[str] = []

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipetransformer_operator.controller.ports import Unavailable
-from pipetransformer_operator.kube.api import Api, Object
+from pipetransformer_operator.kube.client.api import Api, Object
 
 ATTEMPTS = 20
 PAUSE_SECONDS = 0.5

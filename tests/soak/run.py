@@ -24,12 +24,12 @@ from typing import Any
 import aiohttp
 import yaml
 
-from benchmarks.common import print_table, write_result
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.controller.ports import Conflict
-from pipetransformer_operator.kube.api import APPLY_PATCH, Api, NotFound
-from tests.integration.conftest import CRD
-from tests.integration.operating import SYSTEM, Operator, Wire
+from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound
+from tests.testkit.operator.crd import CRD
+from tests.testkit.operator.operating import SYSTEM, Operator, Wire
+from tests.testkit.results import print_table, write_result
 from tools.devcluster import cluster
 from tools.devcluster.layout import Layout
 

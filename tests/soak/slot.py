@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.api import MERGE_PATCH, NotFound, Object
-from tests.ledger_checker import check
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from tests.testkit.trainer.ledger_checker import check
 
 from .accounts import Account
 from .draw import EPOCHS, FAILURES, SAMPLES, Fault, Kind, Moment, draw_job

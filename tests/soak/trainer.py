@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from tests.forked import end_with_tests
+from tests.testkit.forked import end_with_tests
 
 #: The control plane, the operator and the nodes' leases come first where all share a few cores.
 _NICE = 5

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.object_store import ObjectStore  # takes a second
+    from tests.testkit.object_store import ObjectStore  # takes a second
 
 _TRAINER = Path(__file__).parent / "trainer"
 
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @functools.cache
 def _object_store() -> "ObjectStore":
-    from tests.object_store import ObjectStore
+    from tests.testkit.object_store import ObjectStore
 
     return ObjectStore()
 

@@ -1,7 +1,7 @@
 """Elastic pipeline training: layers freeze, pipelines shrink, and freed workers train on or go back to the cluster.
 
-What a script needs is here, and imported when it is first asked for: torch imports `pipetransformer.elastic.torchrun`
-while it imports itself.
+What a script needs is here, and imported when it is first asked for: torch imports `worker.torchrun_entry` while it
+imports itself.
 """
 
 from importlib import import_module
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
         Training,
     )
 
-    from .callbacks import Callback
+    from .callbacks.callback import Callback
     from .data import AugmentedSplit, DataInfo, Dataset, PaddedSplit, Split
     from .errors import SpecError
     from .freeze import FreezeObservation, FreezePolicy
-    from .library import Result, train
+    from .library.predict import Prediction, TrainedModel, load_model
+    from .library.train import Result, train
     from .models import KeyedDropout, PipelineModel, current_micro_batch, register_architecture
-    from .predict import Prediction, TrainedModel, load_model
 
 _HOMES = {
     "pipetransformer_contract.spec": (
@@ -45,12 +45,12 @@ _HOMES = {
         "Training",
     ),
     "pipetransformer.data": ("AugmentedSplit", "DataInfo", "Dataset", "PaddedSplit", "Split"),
-    "pipetransformer.callbacks": ("Callback",),
+    "pipetransformer.callbacks.callback": ("Callback",),
     "pipetransformer.errors": ("SpecError",),
     "pipetransformer.freeze": ("FreezeObservation", "FreezePolicy"),
-    "pipetransformer.library": ("Result", "train"),
+    "pipetransformer.library.train": ("Result", "train"),
     "pipetransformer.models": ("KeyedDropout", "PipelineModel", "current_micro_batch", "register_architecture"),
-    "pipetransformer.predict": ("Prediction", "TrainedModel", "load_model"),
+    "pipetransformer.library.predict": ("Prediction", "TrainedModel", "load_model"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

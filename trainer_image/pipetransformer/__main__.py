@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from .worker import EXIT_WORKER, WorkerIdentity, run_worker
+from .worker.process import EXIT_WORKER, WorkerIdentity, run_worker
 
 
 def main() -> None:

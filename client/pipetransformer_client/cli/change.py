@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from ..client import Client
-from . import app
+from pipetransformer_client.client import Client
+
+from .app import app
 from .options import Context, JobName, Namespace, console
 
 

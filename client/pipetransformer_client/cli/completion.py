@@ -23,8 +23,8 @@ _ENDINGS = ("yaml", "yml", "json")
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:
     """Names of jobs in the namespace that was chosen so far; none when the cluster does not answer."""
-    from ..client import Client
-    from ..errors import ClientError
+    from pipetransformer_client.client import Client
+    from pipetransformer_client.errors import ClientError
 
     chosen = context.params
     try:
@@ -54,7 +54,7 @@ def complete_field(incomplete: str) -> list[str]:
 
 def main() -> None:
     """Answers kubectl."""
-    from . import app
+    from .app import app
 
     words = sys.argv[1:]
     group = typer.main.get_command(app)

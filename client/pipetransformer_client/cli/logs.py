@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ..client import Client
-from . import app
+from pipetransformer_client.client import Client
+
+from .app import app
 from .options import Context, JobName, Namespace, console
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", "bright_green")

@@ -8,11 +8,11 @@ import typer
 from rich import box
 from rich.table import Table
 
+from pipetransformer_client.dry_run import Phase, Savings, phases, savings
 from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
 
-from ..dry_run import Phase, Savings, phases, savings
-from . import app
+from .app import app
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_REFUSED, Output, console, errors
 from .show import print_object
@@ -36,7 +36,7 @@ def plan(
     manifest = local_manifest(one_job(file, name, settings))
     try:
         from pipetransformer.errors import DeviceError, DeviceMemoryError, ModelError
-        from pipetransformer.forecast import Forecast, measure_here
+        from pipetransformer.library.forecast import Forecast, measure_here
         from pipetransformer.partition import ModelCosts
     except ModuleNotFoundError as error:
         errors().print(f"error: plan builds the job's model, which needs the trainer here: {error}")

@@ -9,12 +9,12 @@ import typer
 import yaml
 from rich.console import Console
 
+from pipetransformer_client.client import Client
+from pipetransformer_client.job import Event, Job
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import duration
 
-from ..client import Client
-from ..job import Event, Job
-from . import app
+from .app import app
 from .options import Context, Format, JobName, Namespace, Output, console
 from .view import draw_layout, held, progress
 

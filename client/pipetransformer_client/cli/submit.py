@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..client import Client
-from ..job import Job
-from . import app
+from pipetransformer_client.client import Client
+from pipetransformer_client.job import Job
+
+from .app import app
 from .manifests import File, Name, Settings, all_jobs
 from .options import EXIT_FAILED, Context, Namespace, Output, console
 from .show import print_jobs, print_object

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from pipetransformer_client.client import Client
+from pipetransformer_client.errors import NotFound, Unavailable
 from pipetransformer_contract.api.manifest import similar_path
 from pipetransformer_contract.api.validate import is_name
 
-from ..client import Client
-from ..errors import NotFound, Unavailable
-from . import app
+from .app import app
 from .completion import complete_record
 from .options import EXIT_REFUSED, Context, Namespace, console, errors
 
@@ -28,7 +28,7 @@ def timeline(
 ) -> None:
     """Draw a run, or what there is of it yet: layers over time, width, GPUs, loss and regroups."""
     try:
-        from ..timeline import read, write
+        from pipetransformer_client.timeline import read, write
     except ModuleNotFoundError as error:
         errors().print(f"error: {error}: pip install pipetransformer-client[timeline]")
         raise typer.Exit(EXIT_REFUSED) from error

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from ..client import Client
-from ..errors import Unavailable
-from ..job import Job
-from . import app
+from pipetransformer_client.client import Client
+from pipetransformer_client.errors import Unavailable
+from pipetransformer_client.job import Job
+
+from .app import app
 from .options import EXIT_FAILED, Context, JobName, Namespace, console, errors
 from .view import LiveView, PlainView
 

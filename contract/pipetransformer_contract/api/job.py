@@ -7,10 +7,23 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from ..choose import Layout, OnPack
-from ..messages import Positive
-from ..spec import Cache, Checkpoint, Data, Evaluation, Freeze, Mirror, Model, Output, Pipeline, TrainerSpec, Training
-from ..spec_model import Rule, SpecModel
+from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.messages import Positive
+from pipetransformer_contract.spec import (
+    Cache,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Freeze,
+    Mirror,
+    Model,
+    Output,
+    Pipeline,
+    TrainerSpec,
+    Training,
+)
+from pipetransformer_contract.spec_model import Rule, SpecModel
+
 from .status import JobStatus
 
 GROUP = "training.pipetransformer.io"

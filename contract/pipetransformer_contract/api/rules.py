@@ -4,7 +4,7 @@ Rules of one type stand beside its fields (`SpecModel.rules`). Here is what need
 and `validate_manifest` evaluates the same text.
 """
 
-from ..spec_model import Rule
+from pipetransformer_contract.spec_model import Rule
 
 #: Longest name for which names of workers, and labels that hold the job's name, stay legal.
 MAX_NAME = 50

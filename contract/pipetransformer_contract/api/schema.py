@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from ..spec_model import Rule, SpecModel
+from pipetransformer_contract.spec_model import Rule, SpecModel
+
 from .job import JobSpec, Opaque
 from .rules import CROSS_FIELD_RULES, IMMUTABILITY_RULES, ROOT_RULES
 from .status import JobStatus

@@ -9,9 +9,19 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from ..choose import Layout
-from ..messages import Count, DurableCheckpoint, Generation, Member, Name, Positive, Report, ResizeReason, Seconds
-from ..wire import Wire
+from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.messages import (
+    Count,
+    DurableCheckpoint,
+    Generation,
+    Member,
+    Name,
+    Positive,
+    Report,
+    ResizeReason,
+    Seconds,
+)
+from pipetransformer_contract.wire import Wire
 
 MAX_MEMBERS = 8192
 #: Of a condition, in characters. Whose words it passes on may say more: it is cut there.

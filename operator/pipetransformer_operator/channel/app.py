@@ -21,9 +21,9 @@ from pipetransformer_contract.wire import Path, Wire
 from .announcement import Announcement
 from .authenticator import Authenticator, CannotTell, Identity, Unauthenticated
 from .board import Board, Ended, NotYetDurable, Reporter
-from .rate import Rate
+from .limits.rate import Rate
 from .refusal import Refusal, RefusedError
-from .tls_buffers import WRITE_BYTES
+from .tls.buffers import WRITE_BYTES
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024

@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import PublishedPlan
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
+from pipetransformer_operator.plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 
-from ..plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 from .announcement import Announcement
-from .pulse import Pulse
+from .limits.pulse import Pulse
 
 #: Without a word of any worker for so long, at the shortest pace, the operator may be deaf: when it hears again, it
 #: gives the others time.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..plan import Gang, prefer
+from pipetransformer_operator.plan import Gang, prefer
 
 
 @dataclass(frozen=True, slots=True)

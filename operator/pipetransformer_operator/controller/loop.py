@@ -16,10 +16,10 @@ from datetime import datetime, timedelta
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Share
+from pipetransformer_operator.channel.board import Board
+from pipetransformer_operator.channel.limits.pulse import Pulse
+from pipetransformer_operator.plan import Observed, Plan, Worker, plan, worker_name
 
-from ..channel.board import Board
-from ..channel.pulse import Pulse
-from ..plan import Observed, Plan, Worker, plan, worker_name
 from .deletions import Deletions
 from .gangs import FREE, Turn
 from .ports import (

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Share
+from pipetransformer_operator.channel.board import Board
+from pipetransformer_operator.channel.limits.pulse import Pulse
+from pipetransformer_operator.plan import Waiting, allocate, claims_of, demand_of, gang_of, may_demand
 
-from ..channel.board import Board
-from ..channel.pulse import Pulse
-from ..plan import Waiting, allocate, claims_of, demand_of, gang_of, may_demand
 from .gangs import FREE, Gangs
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool

@@ -10,8 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-
-from ..plan import NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
+from pipetransformer_operator.plan import NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
 
 
 class JobKey(NamedTuple):

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipetransformer_contract.api.status import Share
-
-from ..plan import Claims, Waiting, choose_claim
+from pipetransformer_operator.plan import Claims, Waiting, choose_claim
 
 
 class Yielding:

@@ -11,11 +11,11 @@ from typing import Any
 import kopf
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_operator.kube.client.api import LISTED_AT_ONCE
+from pipetransformer_operator.kube.watches.follow import WATCH_SECONDS
+from pipetransformer_operator.service import Service
+from pipetransformer_operator.settings import Settings
 
-from ..kube.api import LISTED_AT_ONCE
-from ..kube.follow import WATCH_SECONDS
-from ..service import Service
-from ..settings import Settings
 from .session import Backoffs, log_in
 
 CONNECT_SECONDS = 10

@@ -9,8 +9,8 @@ import aiohttp
 import kopf
 from yarl import URL
 
-from ..kube.api import Count
-from ..kube.verbs import describe
+from pipetransformer_operator.kube.client.api import Count
+from pipetransformer_operator.kube.client.verbs import describe
 
 FIRST_BACKOFFS = (0.5, 1.0, 2.0, 5.0)
 LONGEST_BACKOFF = 10.0

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.schema import missing_fields, pruned, root_schema
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
+from pipetransformer_operator.plan import PlanEvent
 
-from ..controller.ports import Conflict, JobKey, Unavailable
-from ..plan import PlanEvent
-from .api import Api, NotFound, Object
+from .client.api import Api, NotFound, Object
 
 logger = logging.getLogger(__name__)
 COMPONENT = "pipetransformer-operator"

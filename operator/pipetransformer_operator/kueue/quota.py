@@ -14,13 +14,13 @@ from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.job import QUEUE_LABEL
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
+from pipetransformer_operator.kube.client.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.store import jobs_path
+from pipetransformer_operator.kube.workers.pods import controller_uid
+from pipetransformer_operator.kube.workers.rendering import ANYWHERE, Assignment
+from pipetransformer_operator.plan import Answer, Queue
 
-from ..controller.ports import Conflict, JobKey, Refused, Unavailable
-from ..kube.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
-from ..kube.pods import controller_uid
-from ..kube.rendering import ANYWHERE, Assignment
-from ..kube.store import jobs_path
-from ..plan import Answer, Queue
 from . import workload as workloads
 from .watch import QUERY, TIMEOUT_SECONDS, Workloads
 

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.watches.follow import follow
 
-from ..controller.ports import JobKey
-from ..kube.api import Api, Object
-from ..kube.follow import follow
 from .workload import API
 
 #: Of each request: a Kueue that hangs must not hold anything else up.

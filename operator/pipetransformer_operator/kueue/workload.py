@@ -6,9 +6,8 @@ from typing import Any
 from pipetransformer_contract.api import GROUP, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
-
-from ..kube.rendering import Assignment, owner_reference
-from ..plan import Answer, worker_name
+from pipetransformer_operator.kube.workers.rendering import Assignment, owner_reference
+from pipetransformer_operator.plan import Answer, worker_name
 
 Object = dict[str, Any]
 API = "kueue.x-k8s.io/v1beta2"

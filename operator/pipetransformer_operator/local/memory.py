@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-
-from ..controller.ports import Conflict, JobKey
-from ..plan import PlanEvent
+from pipetransformer_operator.controller.ports import Conflict, JobKey
+from pipetransformer_operator.plan import PlanEvent
 
 
 class MemoryStore:

@@ -20,11 +20,10 @@ from pathlib import Path
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import search_path
 from pipetransformer_contract.wire import Env
-
-from ..channel.authenticator import Identity
-from ..controller.ports import Room
-from ..plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
-from ..plan.last_words import last_words
+from pipetransformer_operator.channel.authenticator import Identity
+from pipetransformer_operator.controller.ports import Room
+from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
+from pipetransformer_operator.plan.last_words import last_words
 
 ADDRESS = "127.0.0.1"
 #: Of a worker that the job no longer needs.

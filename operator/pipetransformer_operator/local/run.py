@@ -12,12 +12,12 @@ from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.manifest import worker_command, worker_environment
 from pipetransformer_contract.api.status import LastReport
 from pipetransformer_contract.messages import Report
+from pipetransformer_operator.channel.app import Channel
+from pipetransformer_operator.channel.authenticator import TokenTable
+from pipetransformer_operator.controller.manager import Controller, utc_now
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.plan import PlanEvent
 
-from ..channel.app import Channel
-from ..channel.authenticator import TokenTable
-from ..controller.manager import Controller, utc_now
-from ..controller.ports import JobKey
-from ..plan import PlanEvent
 from .memory import MemoryStore
 from .processes import ADDRESS, ProcessPool
 

@@ -8,8 +8,8 @@ from prometheus_client.registry import Collector
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import JobStatus, State
+from pipetransformer_operator.plan.rules.accounting import gpu_seconds_saved
 
-from ..plan.accounting import gpu_seconds_saved
 from .names import JOB_LABELS, PREFIX
 
 #: What one job is worth of a metric; None when it has no such figure now.

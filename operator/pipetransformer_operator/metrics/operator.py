@@ -19,10 +19,10 @@ from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.wire import Path
+from pipetransformer_operator.channel.refusal import Refusal
+from pipetransformer_operator.controller.ports import JobKey, Recorder, TurnResult
+from pipetransformer_operator.plan import Observed, Plan, WorkerPhase
 
-from ..channel.refusal import Refusal
-from ..controller.ports import JobKey, Recorder, TurnResult
-from ..plan import Observed, Plan, WorkerPhase
 from .jobs import JobCollector
 from .names import PREFIX
 from .resizes import Resizes

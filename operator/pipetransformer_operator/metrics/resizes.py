@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.status import Resize, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.controller.ports import JobKey
 
-from ..controller.ports import JobKey
 from .names import PREFIX
 
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)

@@ -1,8 +1,9 @@
 """The decisions of the operator: pure, one rule per file, no I/O and no clock."""
 
-from .allocate import Demand, allocate
-from .demand import demand_of, may_demand
-from .gangs import Gang, gang_of, prefer
+from .sharing.allocate import Demand, allocate
+from .sharing.demand import demand_of, may_demand
+from .sharing.gangs import Gang, gang_of, prefer
+from .sharing.yielding import Claims, Waiting, choose_claim, claims_of
 from .turn import plan
 from .types import (
     AVOIDED,
@@ -21,7 +22,6 @@ from .types import (
     WorkerPhase,
     worker_name,
 )
-from .yielding import Claims, Waiting, choose_claim, claims_of
 
 __all__ = [
     "AVOIDED",

@@ -28,7 +28,7 @@ from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from . import quota
+from .quota import quota
 from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, worker_name
 
 _CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}

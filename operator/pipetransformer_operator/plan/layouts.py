@@ -7,8 +7,8 @@ from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Pre
 from pipetransformer_contract.choose import pays_to_recut as cut_pays
 from pipetransformer_contract.messages import Offer
 
-from . import quota
 from .draft import Draft
+from .quota import quota
 
 
 def bounds_of(draft: Draft) -> Bounds:

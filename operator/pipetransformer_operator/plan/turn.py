@@ -5,23 +5,25 @@ from datetime import datetime
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.status import Reason
 
-from . import (
+from . import losses
+from .draft import Draft
+from .quota import queue
+from .rules import (
     accounting,
     conditions,
     drain,
-    failure,
     finish,
-    losses,
     prepare,
-    queue,
     reports,
     resize,
-    share,
     start,
     stop,
     suspend,
 )
-from .draft import Draft
+from .rules import (
+    recover as failure,
+)
+from .sharing import share
 from .types import Observed, Plan
 
 

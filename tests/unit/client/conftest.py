@@ -3,7 +3,7 @@
 import pytest
 
 from pipetransformer_client.kube import Kube
-from tests.unit.client.fake_kube import FakeKube
+from tests.testkit.client.fake_kube import FakeKube
 
 
 @pytest.fixture

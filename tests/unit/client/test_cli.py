@@ -14,23 +14,17 @@ import yaml
 from rich.console import Console
 
 from pipetransformer_client import Client
-from pipetransformer_client.cli import completion, main, show
+from pipetransformer_client.cli import completion, show
 from pipetransformer_client.cli.summary import print_summary
 from pipetransformer_client.cli.view import PlainView
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Event, Job
 from pipetransformer_client.kube import Kube, Object
 from pipetransformer_contract.api import JobStatus
-from tests.builders import make_job
-from tests.unit.client.fake_kube import JOBS, FakeKube, finished, published, stored
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Runs the command line; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["pipetransformer", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+from tests.testkit import ROOT
+from tests.testkit.client.command_line import command
+from tests.testkit.client.fake_kube import JOBS, FakeKube, finished, published, stored
+from tests.testkit.operator.builders import make_job
 
 
 @pytest.mark.parametrize("words", [("run", "--run-dir", "run"), ("submit",)], ids=["run", "submit"])
@@ -230,7 +224,7 @@ RUN = ("run", "job.yaml", "--run-dir", "run")
 def write_local_job(folder: Path, monkeypatch: pytest.MonkeyPatch, *, advance_to: int) -> None:
     """Makes it the present folder, with a job of six steps of a scripted worker that takes so many."""
     monkeypatch.chdir(folder)
-    trainer = ("python", str(Path(__file__).parents[2] / "scripted_trainer.py"))
+    trainer = ("python", str(ROOT / "tests/testkit/operator/scripted_trainer.py"))
     job = make_job().command(*trainer).drop("training.epochs").set("training.steps", 6)
     (folder / "job.yaml").write_text(yaml.safe_dump(job.manifest()))
     (folder / "run").mkdir()

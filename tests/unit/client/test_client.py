@@ -19,11 +19,11 @@ from pipetransformer_client.fetch import fetch_from_url, reader_pod
 from pipetransformer_client.job import Job
 from pipetransformer_client.kube import Object, Query
 from pipetransformer_contract.api import PipeTrainingJob
-from tests.builders import make_job
-from tests.unit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
+from tests.testkit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
+from tests.testkit.operator.builders import make_job
 
 if TYPE_CHECKING:
-    from tests.object_store import ObjectStore
+    from tests.testkit.object_store import ObjectStore
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pipetransformer_client.cli.manifests import all_jobs, one_job
 from pipetransformer_client.cli.set_fields import field_paths, with_fields
 from pipetransformer_contract.api.manifest import InvalidManifest
 from pipetransformer_contract.api.validate import validate_manifest
-from tests.builders import make_job
-from tests.unit.client.fake_kube import JOBS, FakeKube
-from tests.unit.client.test_cli import command
+from tests.testkit.client.command_line import command
+from tests.testkit.client.fake_kube import JOBS, FakeKube
+from tests.testkit.operator.builders import make_job
 
 CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "training"}}
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.builders import JobBuilder, make_job
-from tests.documented import documented
-from tests.unit.client.test_cli import command
+from tests.testkit.client.command_line import command
+from tests.testkit.documented import documented
+from tests.testkit.operator.builders import JobBuilder, make_job
 from tools.devcluster.layout import REPOSITORY
 
 DEMO = REPOSITORY / "examples" / "vit-digits.yaml"
@@ -123,7 +123,7 @@ def test_costs_that_were_measured_are_planned_with_elsewhere(
 def test_without_the_trainer_plan_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pipetransformer.forecast", None)
+    monkeypatch.setitem(sys.modules, "pipetransformer.library.forecast", None)
     assert command(monkeypatch, "plan", str(DEMO)) == 2
     assert "needs the trainer" in capsys.readouterr().err
 

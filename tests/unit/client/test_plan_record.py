@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from pipetransformer.elastic.groups import TCPStore
-from pipetransformer.forecast import Forecast
+from pipetransformer.elastic.transport.groups import TCPStore
+from pipetransformer.library.forecast import Forecast
 from pipetransformer.partition import Cut
 from pipetransformer_client.dry_run import Phase, phases
 from pipetransformer_contract.api import trainer_spec
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.spec import TrainerSpec
-from tests.builders import JobBuilder, make_job
-from tests.ranks import run_ranks
-from tests.unit.trainer.test_fixed_world import set_rank
+from tests.testkit.operator.builders import JobBuilder, make_job
+from tests.testkit.trainer.ranks import run_ranks
+from tests.testkit.trainer.torchrun import set_rank
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -60,8 +60,8 @@ BERT = job(
     60,
 )
 IMPORTED = job(
-    {"name": "tests.tied_model:make_model", "numLayers": 6},
-    {"name": "tests.tied_model:make_data"},
+    {"name": "tests.testkit.user_code.tied_model:make_model", "numLayers": 6},
+    {"name": "tests.testkit.user_code.tied_model:make_data"},
     [(0, 1), (15, 3), (50, 5), (70, 6)],
     70,
 )

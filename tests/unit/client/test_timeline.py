@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from pipetransformer_client.timeline import read, write
-from tests.unit.client.test_cli import command
+from tests.testkit.client.command_line import command
 from tools import pictures
 from tools.devcluster import debian
 

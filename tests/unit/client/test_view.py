@@ -11,7 +11,7 @@ from pipetransformer_client.cli.view import LiveView, PlainView, progress
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import LastReport, PublishedPlan
 from pipetransformer_contract.messages import HeldOut, Member, Outcome, ResizeReason
-from tests.builders import make_job
+from tests.testkit.operator.builders import make_job
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from aiohttp import web
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_operator import handlers
 from pipetransformer_operator.controller.ports import JobKey
-from pipetransformer_operator.kube.api import Api, Object
-from pipetransformer_operator.kube.jobs import KnownJobs
+from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.watches.jobs import KnownJobs
 from pipetransformer_operator.service import Service
 
 pytestmark = pytest.mark.timeout(60)

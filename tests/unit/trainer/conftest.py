@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.undrawn import undrawn
+from tests.testkit.trainer.undrawn import undrawn
 
 
 @pytest.fixture(autouse=True)

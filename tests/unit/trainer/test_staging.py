@@ -8,31 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipetransformer.elastic.mirror import Mirrors
-from pipetransformer.staging import HostCopies, to_device
-from pipetransformer.state import WorkerState
+from pipetransformer.device_copies import HostCopies, to_device
+from pipetransformer.elastic.regroup.mirrors import Mirrors
+from pipetransformer.state.state import WorkerState
+from tests.testkit.trainer.late_copies import Late
 
 pytestmark = pytest.mark.timeout(60)
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=NO_GPU)]
-
-
-class Late(HostCopies):
-    """Copies that are whole only after `wait`, as a device's may be."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begun: list[tuple[Tensor, Tensor]] = []
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        copy = torch.zeros_like(tensor)
-        self._begun.append((copy, tensor.detach().clone()))
-        return copy
-
-    def wait(self) -> None:
-        for copy, value in self._begun:
-            copy.copy_(value)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -66,8 +50,8 @@ def test_a_mirror_is_sent_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> N
         sent.extend(part.clone() for part in give(0))
         return {}
 
-    monkeypatch.setattr("pipetransformer.elastic.mirror.HostCopies", Late)
-    monkeypatch.setattr("pipetransformer.elastic.mirror.move_units", send)
+    monkeypatch.setattr("pipetransformer.elastic.regroup.mirrors.HostCopies", Late)
+    monkeypatch.setattr("pipetransformer.elastic.regroup.mirrors.move_units", send)
     mirrors = Mirrors(1, lambda state, index: [torch.full((3,), 7.0)], lambda index, boundary: [])
     layout = mock.Mock(span=range(1), spans=[range(1)], roles=[(0, 0)], stages=1, rank=0)
     mirrors.take(WorkerState(1), layout, mock.Mock())

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..models import run_unit
-from ..staging import to_device
+from pipetransformer.device_copies import to_device
+from pipetransformer.models import run_unit
+
 from .cache import ActivationCache
 from .choice import Stopwatch
 from .digest import Key

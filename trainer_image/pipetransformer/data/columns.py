@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from ..errors import SpecError
+from pipetransformer.errors import SpecError
+
 from .dataset import DataInfo, Dataset, Split, Task
 from .masked import MaskedTokens
 from .pictures import scaled_pictures

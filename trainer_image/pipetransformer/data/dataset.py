@@ -11,7 +11,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import SpecError, meant
+from pipetransformer.errors import SpecError, meant
 
 #: In an error's message.
 _IDS_NAMED = 16

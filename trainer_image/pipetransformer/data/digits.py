@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from ..errors import SpecError
+from pipetransformer.errors import SpecError
+
 from .dataset import DataInfo, Dataset, Task, TensorSplit
 from .processors import PictureScaling
 

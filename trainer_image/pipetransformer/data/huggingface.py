@@ -16,7 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ..errors import SpecError, building, meant
+from pipetransformer.errors import SpecError, building, meant
+
 from .dataset import DataInfo, Dataset, Processor, Split, Task, as_task
 from .masked import MaskedTokens
 from .pictures import scaled_pictures

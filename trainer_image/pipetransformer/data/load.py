@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import torch
 
+from pipetransformer.errors import SpecError, meant
+from pipetransformer.user_code import import_function
 from pipetransformer_contract.spec import Data
 
-from ..errors import SpecError, meant
-from ..imports import import_function
 from .dataset import Dataset, Task, as_task
 from .digits import load_digits
 from .text import load_text

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
-from ..errors import SpecError
+from pipetransformer.errors import SpecError
+
 from .dataset import DataInfo, Dataset, Processor, Split, Task, TensorSplit
 
 

@@ -32,7 +32,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import SpecError
+from pipetransformer.errors import SpecError
+
 from .dataset import Dataset, TensorSplit, read_batch
 from .tokens import PaddedTokens
 

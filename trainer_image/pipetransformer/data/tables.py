@@ -11,7 +11,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import SpecError, meant
+from pipetransformer.errors import SpecError, meant
 
 #: `save_to_disk` writes the first of several splits, the other of one table.
 _SAVED = ("dataset_dict.json", "state.json")

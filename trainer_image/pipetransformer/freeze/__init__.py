@@ -2,13 +2,13 @@
 
 from .explicit import Explicit
 from .gradient_norm import GradientNorm
+from .guarded_copy import PolicyCopy
 from .make import make_policy
 from .none import NoFreeze
 from .norm_change import NormChange
 from .paper_schedule import PaperSchedule
 from .plasticity import Plasticity
 from .policy import FreezeObservation, FreezePolicy, Instants
-from .worker_copy import PolicyCopy
 
 __all__ = [
     "Explicit",

@@ -2,10 +2,10 @@
 
 import logging
 
+from pipetransformer.errors import SpecError
+from pipetransformer.user_code import import_function
 from pipetransformer_contract.spec import Freeze, FreezePolicyName
 
-from ..errors import SpecError
-from ..imports import import_function
 from .explicit import Explicit
 from .gradient_norm import GradientNorm
 from .none import NoFreeze

@@ -3,10 +3,10 @@
 from .architectures import register_architecture
 from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
-from .dropout import KeyedDropout, SamplesFirstError
-from .keyed import is_keyed
 from .model import PipelineModel, target_weights, unit_name
 from .own import OwnModel
+from .randomness.dropout import KeyedDropout, SamplesFirstError
+from .randomness.keyed import is_keyed
 from .run import run_unit
 from .ties import Tie, Ties
 from .unchanged import Unchanged

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from ..data import Task
-from ..errors import SpecError, meant
-from ..imports import import_function
+from pipetransformer.data import Task
+from pipetransformer.errors import SpecError, meant
+from pipetransformer.user_code import import_function
 
 #: Embedding, blocks and head.
 Units = tuple[nn.Module, list[nn.Module], nn.Module]

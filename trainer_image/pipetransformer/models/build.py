@@ -8,17 +8,17 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from pipetransformer.data import DataInfo, Task
+from pipetransformer.errors import SpecError, building
+from pipetransformer.user_code import import_function
 from pipetransformer_contract.spec import SCRIPT, Model
 
-from ..data import DataInfo, Task
-from ..errors import SpecError, building
-from ..imports import import_function
 from . import vit
-from .dropout import key
 from .dtype import cast
-from .keyed import with_keyed_dropout
 from .model import PipelineModel
-from .seeded import seeded
+from .randomness.dropout import key
+from .randomness.keyed import with_keyed_dropout
+from .randomness.seeded import seeded
 
 #: Models that are not imported.
 VIT, HUGGINGFACE = "vit", "huggingface"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..errors import SpecError, building
+from pipetransformer.errors import SpecError, building
+
 from .dtype import cast
-from .keyed import with_keyed_dropout
 from .model import PipelineModel
-from .seeded import seeded
+from .randomness.keyed import with_keyed_dropout
+from .randomness.seeded import seeded
 
 
 class OwnModel:

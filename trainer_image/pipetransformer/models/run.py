@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
-from .draws import drawing
+from .randomness.draws import drawing
 
 
 class _NoLeaf(torch.autograd.Function):

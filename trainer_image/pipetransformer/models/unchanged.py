@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import SpecError
+from pipetransformer.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True)

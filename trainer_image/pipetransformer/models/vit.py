@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipetransformer.data import DataInfo
+from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import Model
 
-from ..data import DataInfo
-from ..errors import SpecError
-from .dropout import KeyedDropout
+from .randomness.dropout import KeyedDropout
 
 _PLACES_PER_UNIT = 2
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data import EpochOrder, shards_of
-from ..errors import storing
+from pipetransformer.data import EpochOrder, shards_of
+from pipetransformer.errors import storing
+
 from . import lines
 
 

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..errors import storing
+from pipetransformer.errors import storing
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data import EpochOrder
-from ..errors import storing
+from pipetransformer.data import EpochOrder
+from pipetransformer.errors import storing
+
 from . import lines
 from .cache_use import cache_summary
 from .ledger import audit

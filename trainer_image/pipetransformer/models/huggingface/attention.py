@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from ...errors import SpecError
-from ..context import current_micro_batch
-from ..dropout import keyed_dropout
+from pipetransformer.errors import SpecError
+from pipetransformer.models.context import current_micro_batch
+from pipetransformer.models.randomness.dropout import keyed_dropout
 
 #: What a configuration's `_attn_implementation` says.
 NAME = "pipetransformer"

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
+from pipetransformer.data import DataInfo
+from pipetransformer.errors import SpecError, building
+from pipetransformer.models.architectures import Units
+from pipetransformer.models.dtype import cast
+from pipetransformer.models.model import PipelineModel, unit_name
+from pipetransformer.models.randomness.dropout import key
+from pipetransformer.models.randomness.keyed import key_unit, place_of
+from pipetransformer.models.randomness.seeded import one_at_a_time, seeded
 from pipetransformer_contract.spec import Model
 
-from ...data import DataInfo
-from ...errors import SpecError, building
-from ..architectures import Units
-from ..dropout import key
-from ..dtype import cast
-from ..keyed import key_unit, place_of
-from ..model import PipelineModel, unit_name
-from ..seeded import one_at_a_time, seeded
 from .configuration import architecture_of, make_config, model_class_of
 
 logger = logging.getLogger(__name__)

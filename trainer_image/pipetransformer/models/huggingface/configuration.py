@@ -4,11 +4,11 @@ from typing import Any
 
 import transformers
 
+from pipetransformer.data import BYTE_VOCABULARIES, DataInfo, Task
+from pipetransformer.errors import SpecError, meant
+from pipetransformer.models.architectures import Architecture, find_architecture, registered_for, unsupported
 from pipetransformer_contract.spec import Model
 
-from ...data import BYTE_VOCABULARIES, DataInfo, Task
-from ...errors import SpecError, meant
-from ..architectures import Architecture, find_architecture, registered_for, unsupported
 from .attention import NAME
 from .families import DEFAULT_ARCHITECTURES
 

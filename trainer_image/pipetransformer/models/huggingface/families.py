@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...data import Task
-from ..architectures import Architecture, Split, Units, register_own
+from pipetransformer.data import Task
+from pipetransformer.models.architectures import Architecture, Split, Units, register_own
 
 #: The class that a model type is trained as, unless the job names another.
 DEFAULT_ARCHITECTURES = {

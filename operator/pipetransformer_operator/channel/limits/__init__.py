@@ -1,0 +1,1 @@
+"""What the channel allows one sender, one address and all together."""

@@ -1,0 +1,1 @@
+"""Certificates of the channel and its TLS connections."""

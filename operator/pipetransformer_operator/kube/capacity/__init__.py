@@ -1,0 +1,1 @@
+"""What nodes have to give: accelerators that are free, and whether a worker fits a node."""

@@ -1,0 +1,205 @@
+"""How many accelerators are free, node by node: what nodes have, less what pods there hold.
+
+Watches of nodes and of all pods keep it up to date, so a question costs no request. Each answer is as old as the
+watches are, some hundred milliseconds, and knows nothing of what the scheduler is about to do.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_operator.kube.client.api import Object
+
+from .node_fit import Amounts, NodeView, PodShape, allows, fits, node_view, requests_of
+
+#: Shapes of pods for which the room is kept up to date: jobs of a cluster have few.
+SHAPES = 64
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What a pod holds, and where.
+
+    Attributes:
+        uid: of the pod.
+        node: that it is bound to, or that others are preempted on for it; empty for none.
+        requests: what it holds there, in thousandths of each resource's unit.
+        priority: the number that the cluster made of its PriorityClass.
+    """
+
+    uid: str
+    node: str
+    requests: Amounts
+    priority: int = 0
+
+
+def pod_view(pod: Object) -> PodView | None:
+    """The view of a pod as the API server gives it; None once it has ended, or while it has no place. A worker without
+    a node has its place by reservation."""
+    status, spec, labels = pod.get("status", {}), pod["spec"], pod["metadata"].get("labels", {})
+    node = spec.get("nodeName") or (status.get("nominatedNodeName") if JOB_LABEL not in labels else "")
+    if not node or status.get("phase") in _ENDED:
+        return None
+    return PodView(pod["metadata"]["uid"], node, requests_of(spec), int(spec.get("priority") or 0))
+
+
+def free_by_node(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> dict[str, dict[str, int]]:
+    """What is left of each node's resources, by node and resource, in thousandths of the resource's unit. A node that
+    holds more than it has, as after a device broke, has a negative amount left."""
+    left = {node.name: dict(node.allocatable) for node in nodes}
+    for pod in pods:
+        of_node = left.get(pod.node, {})
+        for name, amount in pod.requests.items():
+            if name in of_node:
+                of_node[name] -= amount
+    return left
+
+
+class FreeAccelerators:
+    """See the module. It keeps `free_by_node` by each change alone.
+
+    Args:
+        closed: whether the node of that name takes no pods now, as it is cordoned or not heard.
+        freed: called when something that only some nodes have, such as accelerators, became free or new.
+    """
+
+    def __init__(
+        self, closed: Callable[[str], bool] = lambda name: False, freed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._closed = closed
+        self._freed = freed
+        self._nodes: dict[str, NodeView] = {}
+        self._pods: dict[str, PodView] = {}
+        self._held: dict[str, dict[str, int]] = {}
+        self._rooms: dict[PodShape, dict[str, int]] = {}
+        self._holders: Counter[str] = Counter()
+
+    def note_node(self, node: Mapping[str, Any], *, deleted: bool = False) -> None:
+        """Takes what the watch of nodes showed."""
+        view = node_view(node)
+        before = self._nodes.get(view.name)
+        if deleted:
+            self._nodes.pop(view.name, None)
+            self._count(view.name)
+            return
+        self._nodes[view.name] = view
+        self._count(view.name)
+        known = before.allocatable if before else {}
+        opened = before is None or before.taints != view.taints or before.labels != view.labels
+        if any(_is_special(name) and (opened or more > known.get(name, 0)) for name, more in view.allocatable.items()):
+            self._freed()
+
+    def note_pod(self, pod: Object) -> bool:
+        """Takes what a watch of pods showed. Returns whether the pod gave accelerators of its node back."""
+        view, uid = pod_view(pod), pod["metadata"]["uid"]
+        before = self._pods.get(uid)
+        if view == before:
+            return False
+        if view is not None:
+            self._pods[uid] = view
+            self._hold(view, 1)
+        if before is not None:
+            self._hold(before, -1)
+            if view is None:
+                del self._pods[uid]
+            if view is None or view.node != before.node:
+                return self._tell(before)
+        return False
+
+    def drop_pod(self, uid: str) -> bool:
+        """The pod is gone. Returns whether it gave accelerators of its node back."""
+        view = self._pods.pop(uid, None)
+        if view is None:
+            return False
+        self._hold(view, -1)
+        return self._tell(view)
+
+    def by_node(self, resource: str) -> dict[str, int]:
+        """Whole units of the resource that are free, by the name of each node that has any and takes pods."""
+        free = {name: self._left(node).get(resource, 0) // 1000 for name, node in self._nodes.items()}
+        return {name: amount for name, amount in free.items() if amount > 0 and not self._closed(name)}
+
+    def room_by_node(self, shape: PodShape) -> Mapping[str, int]:
+        """How many more pods of this shape each node would take now, by the name of each node that takes any."""
+        if shape not in self._rooms:
+            if len(self._rooms) >= SHAPES:
+                del self._rooms[next(iter(self._rooms))]
+            self._rooms[shape] = {}
+            for name in self._nodes:
+                self._count(name, [shape])
+        return self._rooms[shape]
+
+    def holders(self, node: str) -> int:
+        """Pods that hold accelerators of that node."""
+        return self._holders[node]
+
+    def lacking(self, shape: PodShape, resource: str) -> dict[str, int]:
+        """Units of the resource that each node lacks for one pod of this shape, by name, where a node would take it
+        once enough of that resource is free."""
+        wants, lacking = shape.requests.get(resource, 0), {}
+        for name, node in self._nodes.items():
+            if self._closed(name) or not allows(node, shape.spec) or not fits(node.allocatable, shape.requests):
+                continue
+            missing = wants - self._left(node).get(resource, 0)
+            lacking[name] = max(0, -(-missing // 1000))
+        return lacking
+
+    def reach(self, shape: PodShape, priority: int) -> int:
+        """How many more pods of this shape nodes would take if pods of lower priority went, as a scheduler preempts."""
+        lower: dict[str, dict[str, int]] = {}
+        for pod in self._pods.values():
+            if pod.priority < priority:
+                held = lower.setdefault(pod.node, {})
+                for name, amount in pod.requests.items():
+                    held[name] = held.get(name, 0) + amount
+        total = 0
+        for name, node in self._nodes.items():
+            more = lower.get(name, {})
+            left = {resource: amount + more.get(resource, 0) for resource, amount in self._left(node).items()}
+            if not self._closed(name) and allows(node, shape.spec):
+                total += fits(left, shape.requests)
+        return total
+
+    def _count(self, name: str, shapes: Iterable[PodShape] | None = None) -> None:
+        """Counts the room of one node again."""
+        node = self._nodes.get(name)
+        for shape in self._rooms if shapes is None else shapes:
+            room = 0
+            if node is not None and not self._closed(name):
+                room = fits(self._left(node), shape.requests)
+            if room and node is not None and allows(node, shape.spec):
+                self._rooms[shape][name] = room
+            else:
+                self._rooms[shape].pop(name, None)
+
+    def _left(self, node: NodeView) -> Amounts:
+        held = self._held.get(node.name)
+        if not held:
+            return node.allocatable
+        return {name: amount - held.get(name, 0) for name, amount in node.allocatable.items()}
+
+    def _hold(self, pod: PodView, sign: int) -> None:
+        if any(map(_is_special, pod.requests)):
+            self._holders[pod.node] += sign
+        held = self._held.setdefault(pod.node, {})
+        for name, amount in pod.requests.items():
+            held[name] = held.get(name, 0) + sign * amount
+            if not held[name]:
+                del held[name]
+        if not held:
+            del self._held[pod.node]
+        self._count(pod.node)
+
+    def _tell(self, pod: PodView) -> bool:
+        held = any(map(_is_special, pod.requests))
+        if held:
+            self._freed()
+        return held
+
+
+def _is_special(resource: str) -> bool:
+    """Whether it is an extended resource: cpu, memory and pods have no domain, and hugepages-2Mi no slash."""
+    return "/" in resource and not resource.startswith("kubernetes.io/")

@@ -1,0 +1,168 @@
+"""What a pod asks of a node, and whether a node may take it: resources, node selector, node affinity, taints.
+
+This is the part of the scheduler's filter that nodes alone decide. Volumes, topology spread and affinity between pods
+are not looked at: a pod that fails by them is seen as pending.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipetransformer_operator.kube.client.api import Object
+
+from .quantity import thousandths
+
+#: Amounts by resource, in thousandths of its unit, so that sums are exact.
+Amounts = Mapping[str, int]
+_HOLDS_OFF = ("NoSchedule", "NoExecute")
+#: What of a pod's spec, besides its containers' resources, decides which nodes take it.
+_DECIDES = ("nodeSelector", "affinity", "tolerations", "overhead", "resources")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What the scheduler compares with a pod.
+
+    Attributes:
+        name: of the node.
+        allocatable: what pods may hold there, in all.
+        labels: of the node.
+        taints: of the node.
+    """
+
+    name: str
+    allocatable: Amounts
+    labels: Mapping[str, str]
+    taints: Sequence[Mapping[str, str]]
+
+
+def node_view(node: Mapping[str, Any]) -> NodeView:
+    """The view of a node as the API server gives it."""
+    return NodeView(
+        name=node["metadata"]["name"],
+        allocatable=_amounts(node.get("status", {}).get("allocatable") or {}),
+        labels=dict(node["metadata"].get("labels") or {}),
+        taints=[dict(taint) for taint in node.get("spec", {}).get("taints") or ()],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PodShape:
+    """What a pod asks of a node. Two are equal where the same nodes take both.
+
+    Attributes:
+        key: the same text for equal shapes.
+        spec: the pod's.
+        requests: what it holds on its node.
+    """
+
+    key: str
+    spec: Mapping[str, Any] = field(compare=False)
+    requests: Amounts = field(compare=False)
+
+
+def shape_of(spec: Mapping[str, Any]) -> PodShape:
+    """The shape of pods of that spec."""
+    decides: dict[str, Any] = {name: spec[name] for name in _DECIDES if spec.get(name)}
+    requests = requests_of(spec)
+    return PodShape(json.dumps([requests, decides], sort_keys=True, default=str), spec, requests)
+
+
+def requests_of(spec: Mapping[str, Any]) -> dict[str, int]:
+    """What a pod of this spec holds on its node, as the scheduler counts it, in thousandths of each resource's unit.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers.
+    A container without a request has its limit as request, which the API server writes only once the pod is created.
+    """
+    sidecars: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for init in spec.get("initContainers") or ():
+        if init.get("restartPolicy") == "Always":
+            _add(sidecars, _asked(init))
+            alone = sidecars
+        else:
+            alone = dict(sidecars)
+            _add(alone, _asked(init))
+        most = {name: max(most.get(name, 0), alone.get(name, 0)) for name in {*most, *alone}}
+    running = dict(sidecars)
+    for container in spec.get("containers") or ():
+        _add(running, _asked(container))
+    total = {name: max(most.get(name, 0), running.get(name, 0)) for name in {*most, *running}}
+    total |= _asked(spec)  # resources of the pod as a whole take the place of the containers'
+    _add(total, _amounts(spec.get("overhead") or {}))
+    return {**{name: amount for name, amount in total.items() if amount}, "pods": 1000}
+
+
+def allows(node: NodeView, spec: Mapping[str, Any]) -> bool:
+    """Whether the node's labels, name and taints let it take a pod of this spec."""
+    selector: Mapping[str, str] = spec.get("nodeSelector") or {}
+    if any(node.labels.get(key) != value for key, value in selector.items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required and not any(_term_matches(node, term) for term in required.get("nodeSelectorTerms") or ()):
+        return False
+    tolerations = spec.get("tolerations") or ()
+    return all(taint.get("effect") not in _HOLDS_OFF or _is_tolerated(taint, tolerations) for taint in node.taints)
+
+
+def fits(left: Amounts, requests: Amounts) -> int:
+    """How many pods that hold `requests` each find room in what is `left` of a node, by resources alone."""
+    return max(0, min(left.get(name, 0) // amount for name, amount in requests.items()))
+
+
+def _asked(holder: Mapping[str, Any]) -> dict[str, int]:
+    resources = holder.get("resources") or {}
+    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _amounts(given: Mapping[str, Any]) -> dict[str, int]:
+    found = {name: thousandths(amount) for name, amount in given.items()}
+    return {name: amount for name, amount in found.items() if amount is not None}
+
+
+def _add(total: dict[str, int], more: Amounts) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, 0) + amount
+
+
+def _term_matches(node: NodeView, term: Object) -> bool:
+    expressions = term.get("matchExpressions") or ()
+    fields = term.get("matchFields") or ()
+    if not expressions and not fields:
+        return False  # an empty term selects no node
+    name = {"metadata.name": node.name}
+    return all(_holds(node.labels, one) for one in expressions) and all(_holds(name, one) for one in fields)
+
+
+def _holds(labels: Mapping[str, str], expression: Object) -> bool:
+    """One requirement of a node selector term."""
+    value, values = labels.get(expression["key"]), expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return _is_number(value) and int(str(value)) > int(values[0])
+        case "Lt":
+            return _is_number(value) and int(str(value)) < int(values[0])
+    return False
+
+
+def _is_number(value: str | None) -> bool:
+    return value is not None and value.removeprefix("-").isdecimal()
+
+
+def _is_tolerated(taint: Mapping[str, str], tolerations: Iterable[Object]) -> bool:
+    return any(
+        one.get("effect") in (None, "", taint.get("effect"))
+        and one.get("key") in ((None, "") if one.get("operator") == "Exists" else ()) + (taint.get("key"),)
+        and (one.get("operator") == "Exists" or (one.get("value") or "") == (taint.get("value") or ""))
+        for one in tolerations
+    )

@@ -1,0 +1,266 @@
+"""The one seam to the API server: a request, its answer as plain JSON, and errors sorted by what to do about them."""
+
+import ipaddress
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+from kubernetes_asyncio import client, config
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
+from pipetransformer_operator.controller.slots import Slots
+
+from .verbs import describe, namespace_of
+
+Object = dict[str, Any]
+Query = Mapping[str, str]
+NO_QUERY: Query = MappingProxyType({})
+TIMEOUT_SECONDS = 15
+#: Requests in flight, see `Slots`; others wait their turn, and their time begins when they are sent.
+PARALLEL = 64
+#: Objects of one answer to a list: 8,000 pods in one took 400 MB.
+LISTED_AT_ONCE = 250
+#: Between two bookmarks of a watch, by the API server.
+BOOKMARK_SECONDS = 60
+#: At once from a connection: a long event of a watch is one line.
+READ_BYTES = 2**21
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+#: Of a list: the objects' metadata alone.
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+FIELD_MANAGER = "pipetransformer-operator"
+KUBECONFIG = "~/.kube/config"
+
+#: Told of each request: verb, resource, HTTP status code (None without an answer), seconds.
+Count = Callable[[str, str, int | None, float], None]
+
+
+class NotFound(Exception):
+    """No such object."""
+
+
+def _always() -> bool:
+    return True
+
+
+def _uncounted(verb: str, resource: str, code: int | None, seconds: float) -> None:
+    pass
+
+
+class Api:
+    """A client of one API server. Use `connect` to make one, and `close` it.
+
+    Args:
+        api_client: of the library.
+        may_write: asked before each request but GET; false means that this operator does not hold its lease.
+        count: told of each request that was sent.
+    """
+
+    def __init__(
+        self, api_client: client.ApiClient, may_write: Callable[[], bool] = _always, count: Count = _uncounted
+    ) -> None:
+        self._client = api_client
+        self._may_write = may_write
+        self._count = count
+        self._slots = Slots(PARALLEL)
+
+    @classmethod
+    async def connect(cls, may_write: Callable[[], bool] = _always, count: Count = _uncounted) -> "Api":
+        """Connects as the pod's ServiceAccount, or outside a cluster as the kubeconfig says."""
+        settings = client.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        except config.ConfigException:
+            # the client reads KUBECONFIG only once, when it is imported, and takes an empty one for a file
+            file = os.environ.get("KUBECONFIG") or KUBECONFIG
+            await config.load_kube_config(file, client_configuration=settings)
+        settings.proxy = settings.proxy or _proxy(settings.host or "")
+        # no bound: each watch keeps a connection, and requests have slots
+        settings.connection_pool_maxsize = 0
+        api_client = client.ApiClient(configuration=settings)
+        api_client.rest_client.pool_manager = _quick(api_client.rest_client.pool_manager)
+        return cls(api_client, may_write, count)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    async def get(
+        self, path: str, query: Query = NO_QUERY, *, timeout: float = TIMEOUT_SECONDS, accept: str = JSON
+    ) -> Object:
+        """Reads an object. Raises as `request`."""
+        return await self.request("GET", path, query=query, timeout=timeout, accept=accept)
+
+    async def list(
+        self, path: str, query: Query = NO_QUERY, *, timeout: float = TIMEOUT_SECONDS, accept: str = JSON
+    ) -> AsyncIterator[Object]:
+        """A list in parts, each with some of its `items`; all have the resourceVersion of the whole. Raises as
+        `request`, in the middle too: the server may forget that version before it is read."""
+        asked = {**query, "limit": str(LISTED_AT_ONCE)}
+        while True:
+            part = await self.get(path, asked, timeout=timeout, accept=accept)
+            yield part
+            following = part["metadata"].get("continue")
+            if not following:
+                return
+            asked["continue"] = following
+
+    async def watch(
+        self,
+        path: str,
+        version: str,
+        seconds: int,
+        query: Query = NO_QUERY,
+        *,
+        bookmarks: bool = True,
+        bookmarked: bool = False,
+        opened: Callable[[], None] = lambda: None,
+    ) -> AsyncIterator[Object]:
+        """Events of the list at `path` from a resourceVersion on; ends after `seconds`.
+
+        Args:
+            path: of the list.
+            version: after which events begin.
+            seconds: after which the server ends it.
+            query: of the list.
+            bookmarks: the server says now and then how far it is.
+            bookmarked: it did so before, so it does each minute, and silence means that the watch died without a word.
+                It begins only once something of the kind has changed since it started.
+            opened: called once the server has begun.
+
+        Raises:
+            Unavailable: it cannot be opened, it broke, or the server no longer has that version.
+        """
+        asked = {**query, "watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
+        if bookmarks:
+            asked["allowWatchBookmarks"] = "true"
+        silence = min(seconds, BOOKMARK_SECONDS) if bookmarked else seconds
+        timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=silence + TIMEOUT_SECONDS)
+        started = time.perf_counter()
+        try:
+            answer = await self._client.call_api(
+                f"{path}?{urlencode(asked)}",
+                "GET",
+                header_params={"Accept": JSON},
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _request_timeout=timeout,
+            )
+            async with answer:
+                self._count(*describe("GET", path, watch=True), answer.status, time.perf_counter() - started)
+                if answer.status != 200:
+                    raise Unavailable(f"watch {path}: {answer.status} {answer.reason}")
+                opened()
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event: Object = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise Unavailable(f"watch {path}: {event['object'].get('message')}")
+                        yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"watch {path}: {error!r}") from error
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Query = NO_QUERY,
+        content_type: str = JSON,
+        strict: bool = False,
+        timeout: float = TIMEOUT_SECONDS,
+        accept: str = JSON,
+    ) -> Object:
+        """Sends one request and returns the answered object; `strict` refuses fields that the server does not know.
+
+        Raises:
+            NotFound: 404.
+            Conflict: 409.
+            Invalid: 400, 413 or 422.
+            Refused: any other 4xx; or 500, as when an admission webhook does not answer.
+            Unavailable: no answer, 429, another 5xx, or this operator may not write.
+        """
+        asked = list(query.items())
+        if strict:
+            asked.append(("fieldValidation", "Strict"))
+        if content_type == APPLY_PATCH:
+            asked += [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        headers = {**self._client.default_headers, "Accept": accept, "Content-Type": content_type}
+        async with self._slots.of(namespace_of(path)):
+            if method != "GET" and not self._may_write():
+                raise Unavailable(f"{method} {path}: not sent, for this operator does not hold its lease")
+            started, code = time.perf_counter(), None
+            try:
+                # Below `call_api`, which walks through bodies and answers as if they were models: half of a request.
+                await self._client.update_params_for_auth(headers, asked, ["BearerToken"])
+                answer = await self._client.rest_client.request(
+                    method,
+                    f"{self._client.configuration.host}{path}",
+                    query_params=asked,  # type: ignore[arg-type]  # it is encoded, by urlencode
+                    headers=headers,
+                    body=body,
+                    _request_timeout=timeout,
+                )
+                code = answer.status
+            except ApiException as error:
+                code = error.status
+                raise _sorted(error, f"{method} {path}") from error
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise Unavailable(f"{method} {path}: {error!r}") from error
+            finally:
+                self._count(*describe(method, path), code, time.perf_counter() - started)
+        result: Object = json.loads(answer.data)
+        return result
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for it. As for kubectl, a server on loopback has none."""
+    server = urlsplit(url)
+    host = server.hostname or ""
+    return None if _is_loopback(host) or proxy_bypass(host) else getproxies().get(server.scheme)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _quick(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
+    """The library's session without its look into the environment, and into a netrc file by a thread, for each request:
+    that is twice the work of the request itself."""
+    connector = session.connector
+    session.detach()
+    return aiohttp.ClientSession(connector=connector, read_bufsize=READ_BYTES)
+
+
+def _sorted(error: ApiException, request: str) -> Exception:
+    message = f"{request}: {error.status} {_message(error)}"
+    if error.status == 404:
+        return NotFound(message)
+    if error.status == 409:
+        return Conflict(message)
+    if error.status in (400, 413, 422):
+        return Invalid(message)
+    if error.status is not None and 400 <= error.status <= 500 and error.status != 429:
+        return Refused(message)
+    return Unavailable(message)
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)

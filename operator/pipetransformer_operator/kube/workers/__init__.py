@@ -1,0 +1,1 @@
+"""Workers as pods: rendering, placement, protection."""

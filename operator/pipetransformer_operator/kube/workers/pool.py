@@ -1,0 +1,312 @@
+"""Workers as pods (`WorkerPool`).
+
+Reads come from the watch; what was just created or deleted here is newer than the watch, so it is remembered until the
+watch has caught up.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
+from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
+from pipetransformer_operator.kube.capacity.reservations import NO_ROOM_KNOWN, Reservations, awaits_room
+from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name
+
+from .placement import GROUP_LABEL, Groups
+from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable, observe, worker_id
+from .protection import Protection
+from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
+
+#: Of pods that the operator deletes: their workers hold nothing to save, or had `stopTimeoutSeconds` for it. The pods'
+#: own grace period is for those that others delete or evict.
+GRACE_SECONDS = 30
+
+
+class KubePool:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+        watched: pods with the job's label, as the watch last showed them.
+        channel_url: base URL of the channel, as pods reach it.
+        prepare: makes a namespace fit for workers.
+        nodes: that something is wrong with, a live view; None where nodes are not watched.
+        priority_classes: of base and of claimed workers.
+        scraper: namespace whose pods may read the workers' metrics; empty for none.
+        assigned: what a worker's pod has to carry by the quota that it is on.
+        reservations: of what nodes have free; None where nodes are not watched.
+        clock: the present time, aware of its zone.
+
+    Attributes:
+        protection: of all jobs' workers.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        watched: Callable[[JobKey], Iterable[Object]],
+        channel_url: str,
+        prepare: Callable[[str], Awaitable[None]],
+        nodes: Nodes | None = None,
+        priority_classes: PriorityClasses = NO_CLASSES,
+        scraper: str = "",
+        assigned: Callable[[PipeTrainingJob, int, JobStatus], Awaitable[Assignment]] | None = None,
+        reservations: Reservations | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._watched = watched
+        self._channel_url = channel_url
+        self._prepare = prepare
+        self._nodes = nodes
+        self._priority_classes = priority_classes
+        self.protection = Protection(api, scraper)
+        self._assigned = assigned
+        self._reservations = reservations
+        self._clock = clock
+        self._written: dict[JobKey, dict[str, Object]] = {}
+        self._asking: Counter[JobKey] = Counter()
+        self._gone: dict[JobKey, set[str]] = {}
+        self._unattended: dict[str, datetime] = {}
+        self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
+        self._groups: dict[JobKey, Groups] = {}
+        self._shapes: dict[JobKey, tuple[int, PodShape]] = {}
+
+    @property
+    def sees_drains(self) -> bool:
+        """See `WorkerPool`."""
+        return self._nodes is not None
+
+    @property
+    def nodes(self) -> NodeFacts:
+        """See `WorkerPool`."""
+        if self._nodes is None:
+            return UNSEEN
+        return NodeFacts(self._nodes.lost, self._nodes.failures, self._nodes.avoided)
+
+    def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
+        """See `WorkerPool`."""
+        trainer = job.spec.pod_template.trainer().name
+        workers = [
+            worker
+            for pod in self._pods(job)
+            if (worker := observe(pod, trainer, self._nodes, self._unattended_since(pod))) is not None
+        ]
+        if self._reservations is not None:
+            mine = Counter(worker.node for worker in workers if worker.holds)
+            shared = {node for node in mine if node and self._reservations.holders(node) > mine[node]}
+            workers = [replace(worker, shares_node=True) if worker.node in shared else worker for worker in workers]
+        return tuple(sorted(workers, key=lambda worker: worker.id))
+
+    def room(self, job: PipeTrainingJob) -> Room:
+        """See `WorkerPool`."""
+        if self._reservations is None:
+            return NO_ROOM_KNOWN
+        room, shape, status = self._reservations.room(_key(job), self._shape(job)), self._shape(job), job.status
+        if len(status.worker_ids) >= status.initial_workers > 0 or not (status.plan or status.resize_failures):
+            return room  # nothing is to be taken back, or tried again
+        return room._replace(reach=self._reservations.reach(shape, status.priority))
+
+    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        """See `WorkerPool`."""
+        if self._reservations is None:
+            return
+        wanted = set() if status.finished else set(status.worker_ids)
+        settled = {worker_id(pod) for pod in self._pods(job) if not awaits_room(pod)}
+        self._reservations.reserve(_key(job), self._shape(job), len(wanted - settled))
+
+    def _shape(self, job: PipeTrainingJob) -> PodShape:
+        """Kept, because it is asked for at every turn."""
+        known = self._shapes.get(_key(job))
+        if known is None or known[0] != job.metadata.generation:
+            spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            known = self._shapes[_key(job)] = job.metadata.generation, shape_of(spec)
+        return known[1]
+
+    def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
+        key = _key(job)
+        pods = {pod["metadata"]["uid"]: pod for pod in self._watched(key)}
+        written = self._written.get(key, {})
+        for uid, pod in list(written.items()):
+            if uid in pods and _version(pods[uid]) >= _version(pod):
+                del written[uid]
+        return tuple(pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid)
+
+    def gone(self, key: JobKey, uid: str) -> None:
+        """The watch showed that the pod was deleted."""
+        written = self._written.get(key, {})
+        written.pop(uid, None)
+        if not written:
+            self._written.pop(key, None)
+        self._unattended.pop(uid, None)
+        if self._asking[key]:
+            self._gone.setdefault(key, set()).add(uid)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._written.pop(key, None)
+        self._avoided.pop(key, None)
+        self._groups.pop(key, None)
+        self._shapes.pop(key, None)
+        if self._reservations is not None:
+            self._reservations.forget(key)
+        self.protection.forget(key)
+
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+        """See `WorkerPool`."""
+        await self.protection.apply(job, min_available, keeps_unready=keeps_unready)
+
+    def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
+        """See `WorkerPool`."""
+        if self._nodes is not None:
+            self._nodes.doubt(job.metadata.uid, silent, unfit)
+
+    def blame(self, broken: Mapping[str, str]) -> None:
+        """See `WorkerPool`."""
+        if self._nodes is not None:
+            self._nodes.blame(broken)
+
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        """See `WorkerPool`. Here is looked up which nodes they keep off, for that takes all workers of the job."""
+        self._avoided[_key(job)] = self._to_avoid(job)
+        self._groups.pop(_key(job), None)
+        await self._prepare(job.metadata.namespace)
+
+    async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
+        """See `WorkerPool`."""
+        if (groups := self._groups.get(_key(job))) is None:
+            groups = self._groups[_key(job)] = self._staying(job, status)
+        group = groups.join()  # before anything is waited for: in the order of their creation
+        assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
+        name = worker_name(job.metadata.name, number)
+        doubted, unfit = self._avoided.get(_key(job), (set(), set()))
+        with self._ask(_key(job)):
+            try:
+                pod = render(
+                    job,
+                    number,
+                    status,
+                    channel_url=self._channel_url,
+                    classes=self._priority_classes,
+                    assignment=assignment,
+                    group=group,
+                    doubted=doubted,
+                    unfit=unfit,
+                    avoided=self._nodes.avoided if self._nodes is not None else (),
+                )
+                created = await self._api.request("POST", path, pod, strict=True)
+            except Refused as error:
+                raise Refused(f"spec.podTemplate: {error}") from error
+            except Conflict as conflict:
+                try:
+                    created = await self._api.get(f"{path}/{name}")
+                except NotFound:
+                    raise conflict from None
+                if controller_uid(created) != job.metadata.uid:
+                    if is_of(created, job):
+                        raise Refused(f"pod {name} of a deleted job of this name is still there") from conflict
+                    raise NameConflict(name) from conflict
+            if lost := _taken_off(created, pod):
+                await self._end(path, name, created["metadata"]["uid"])
+                raise Refused(
+                    f"pod {name} is not kept: an admission (a webhook or policy) took off its {', '.join(lost)}"
+                )
+            self._note(job, created)
+
+    async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
+        """See `WorkerPool`."""
+        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
+        if job.metadata.deletion_timestamp:  # its pods may be orphans, and the watch have not shown that yet
+            with suppress(NotFound):
+                if controller_uid(await self._api.get(f"{path}/{name}")) != job.metadata.uid:
+                    return
+        has_its_own = (job.spec.pod_template.spec.model_extra or {}).get("terminationGracePeriodSeconds") is not None
+        with self._ask(_key(job)):
+            ending = await self._end(path, name, uid, None if has_its_own else GRACE_SECONDS)
+            if ending is None:
+                self.gone(_key(job), uid)
+            else:
+                self._note(job, ending)
+
+    async def _end(self, path: str, name: str, uid: str, grace: int | None = None) -> Object | None:
+        """Deletes a pod, with its own grace period or so many seconds; what it is while it ends, None where it is gone
+        already."""
+        options: Object = {"preconditions": {"uid": uid}}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        try:
+            deleted = await self._api.request("DELETE", f"{path}/{name}", options)
+        except (NotFound, Conflict):
+            return None
+        ends = deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]
+        return deleted if ends and "resourceVersion" in deleted["metadata"] else None
+
+    def _to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
+        """Nodes to keep off: those in doubt that have workers of the job, and others, to which nobody draws any."""
+        if self._nodes is None:
+            return set(), set()
+        doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
+        own = doubted & {worker.node for worker in self.list(job)} if doubted else doubted
+        return own, unfit | doubted - own
+
+    def _staying(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
+        """Groups of the workers that stay; whoever is on the way out leaves a place."""
+        stages = job.spec.pipeline.stages
+        stays = set(status.worker_ids) - set(status.leaving_ids)
+        cordoned = self._nodes.cordoned if self._nodes is not None else ()
+        taken = (
+            pod["metadata"].get("labels", {}).get(GROUP_LABEL, "")
+            for pod in self._pods(job)
+            if worker_id(pod) in stays and pod["spec"].get("nodeName") not in cordoned
+        )
+        return Groups(status.plan.stages if status.plan else stages, stages, taken)
+
+    @contextmanager
+    def _ask(self, key: JobKey) -> Iterator[None]:
+        """Remembers meanwhile which of the job's pods are gone: the watch may be quicker than the answer."""
+        self._asking[key] += 1
+        try:
+            yield
+        finally:
+            self._asking[key] -= 1
+            if not self._asking[key]:
+                del self._asking[key]
+                self._gone.pop(key, None)
+
+    def _unattended_since(self, pod: Object) -> datetime | None:
+        """By this operator's own clock, which times in the pod may differ from."""
+        uid = pod["metadata"]["uid"]
+        if not is_unattended(pod):
+            self._unattended.pop(uid, None)
+            return None
+        return self._unattended.setdefault(uid, self._clock())
+
+    def _note(self, job: PipeTrainingJob, pod: Object) -> None:
+        key, uid = _key(job), pod["metadata"]["uid"]
+        if uid not in self._gone.get(key, ()):
+            self._written.setdefault(key, {})[uid] = observable(pod)
+
+
+def _key(job: PipeTrainingJob) -> JobKey:
+    return JobKey(job.metadata.namespace, job.metadata.name)
+
+
+def _taken_off(created: Object, rendered: Object) -> list[str]:
+    """By what of a pod that was made it is no longer known as a worker."""
+    labels, wanted = created["metadata"].get("labels", {}), rendered["metadata"]["labels"]
+    lost = [f"label {label}" for label in (JOB_LABEL, WORKER_LABEL) if labels.get(label) != wanted[label]]
+    if controller_uid(created) != controller_uid(rendered):
+        lost.append("ownerReferences")
+    return lost
+
+
+def _version(pod: Object) -> int:
+    return int(pod["metadata"]["resourceVersion"])

@@ -1,0 +1,193 @@
+"""What keeps others off a job's workers: a NetworkPolicy and a PodDisruptionBudget, one of each a job.
+
+Both belong to the job and vanish with it. The budget goes earlier if the operator does: only the operator replaces what
+a drained node takes, so without it the budget would keep the node for good. Both may change, so they are kept by
+server-side apply, each by its UID: by the name alone another's would be taken over. An object that is as it was last
+applied costs no request.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
+from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound, Object
+
+from .pods import controller_uid, is_of
+from .rendering import METRICS_PORT, owner_reference
+
+#: Label of what the operator made for a job.
+MANAGED = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
+
+
+class _Applied(NamedTuple):
+    body: Object
+    uid: str
+    generation: int
+
+
+class Protection:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+        scraper: namespace whose pods may read the workers' metrics; empty for none.
+    """
+
+    def __init__(self, api: Api, scraper: str = "") -> None:
+        self._api = api
+        self._scraper = scraper
+        self._applied: dict[JobKey, dict[str, _Applied]] = {}
+        #: What is shown of an object while it is written, which may be what others did after that.
+        self._shown: dict[tuple[JobKey, str], list[tuple[Object, bool]]] = {}
+
+    async def apply(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+        """Makes both objects as they should be; None: the budget is not touched.
+
+        Raises:
+            Refused: the cluster does not take them, or somebody else has one of the name; the message says which.
+            Unavailable: not now.
+        """
+        key = JobKey(job.metadata.namespace, job.metadata.name)
+        applied = self._applied.setdefault(key, {})
+        wanted = {"/apis/networking.k8s.io/v1": network_policy(job, self._scraper)}
+        if min_available is not None:
+            wanted["/apis/policy/v1"] = disruption_budget(job, min_available, keeps_unready=keeps_unready)
+        refused: Refused | None = None
+        for folder, body in wanted.items():
+            known = applied.get(folder)
+            if known and known.body == body:
+                continue
+            kind = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}[body["kind"]]
+            path = f"{folder}/namespaces/{job.metadata.namespace}/{kind}"
+            shown = self._shown[key, folder] = []
+            try:
+                metadata = (await self._write(job, path, body, known))["metadata"]
+            except Refused as error:
+                refused = error
+                continue
+            finally:
+                del self._shown[key, folder]
+                applied.pop(folder, None)  # where the answer was lost, nobody knows what is there
+            applied[folder] = _Applied(body, metadata["uid"], metadata["generation"])
+            if any(self.forget_if_touched(key, folder, one, deleted=deleted) for one, deleted in shown):
+                raise Unavailable(f"{body['kind']} {body['metadata']['name']} was changed by others meanwhile")
+        if refused:
+            raise refused
+
+    async def _write(self, job: PipeTrainingJob, path: str, body: Object, known: _Applied | None) -> Object:
+        """Writes the job's own object, never another of its name."""
+        if known:
+            with suppress(Conflict, NotFound):  # it was deleted, and another may have its name
+                return await self._patch(path, body, known.uid)
+        try:
+            return await self._api.request("POST", path, body)
+        except Conflict as conflict:
+            try:
+                seen = await self._api.get(f"{path}/{body['metadata']['name']}")
+            except NotFound:
+                raise conflict from None
+        if controller_uid(seen) == job.metadata.uid:
+            return seen if seen["spec"] == body["spec"] else await self._patch(path, body, seen["metadata"]["uid"])
+        name = f"{body['kind']} {body['metadata']['name']}"
+        if is_of(seen, job):
+            raise Unavailable(f"{name} of a deleted job of this name is still there")
+        raise Refused(f"{name} exists and belongs to someone else: delete or rename it, or the job")
+
+    async def _patch(self, path: str, body: Object, uid: str) -> Object:
+        body = {**body, "metadata": {**body["metadata"], "uid": uid}}
+        return await self._api.request("PATCH", f"{path}/{body['metadata']['name']}", body, content_type=APPLY_PATCH)
+
+    def written(self, folder: str, namespace: str) -> list[Object]:
+        """What was applied last of the kind in this folder of the API, in a namespace; in all when empty."""
+        jobs = [of_job for key, of_job in self._applied.items() if namespace in ("", key.namespace)]
+        return [of_job[folder].body for of_job in jobs if folder in of_job]
+
+    def forget_if_touched(self, key: JobKey, folder: str, metadata: Object, *, deleted: bool) -> bool:
+        """Whether somebody else deleted or changed what is shown; then the job's next turn applies it."""
+        if (key, folder) in self._shown:
+            self._shown[key, folder].append((metadata, deleted))
+            return False
+        known = self._applied.get(key, {}).get(folder)
+        if known is None or metadata["name"] != known.body["metadata"]["name"]:
+            return False
+        if deleted and metadata.get("uid", known.uid) != known.uid:
+            return False  # one before
+        if not deleted and metadata["uid"] == known.uid and metadata["generation"] <= known.generation:
+            return False
+        del self._applied[key][folder]
+        return True
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._applied.pop(key, None)
+
+
+async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
+    """Deletes the budgets of all jobs, so that nodes can be drained while no operator cares for their workers.
+
+    Args:
+        api: of the cluster.
+        namespaces: to look at; all when empty.
+
+    Raises:
+        Refused, Unavailable: some are left.
+    """
+    folders = [f"/apis/policy/v1/namespaces/{name}" for name in namespaces] or ["/apis/policy/v1"]
+    query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED.items())))}
+    for folder in folders:
+        async for part in api.list(f"{folder}/poddisruptionbudgets", query):
+            await asyncio.gather(*(_delete(api, budget["metadata"]) for budget in part["items"]))
+
+
+async def _delete(api: Api, metadata: Object) -> None:
+    path = f"/apis/policy/v1/namespaces/{metadata['namespace']}/poddisruptionbudgets/{metadata['name']}"
+    with suppress(NotFound, Conflict):
+        await api.request("DELETE", path, {"preconditions": {"uid": metadata["uid"]}})
+
+
+def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
+    """Lets only the job's own pods connect to its workers, and Prometheus to their metrics; the user may allow more by
+    another policy."""
+    own = {"matchLabels": {JOB_LABEL: job.metadata.name}}
+    ingress: list[Object] = [{"from": [{"podSelector": own}]}]
+    if scraper:
+        namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scraper}}}
+        ingress.append({"from": [namespace], "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job),
+        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress},
+    }
+
+
+def disruption_budget(job: PipeTrainingJob, min_available: int, *, keeps_unready: bool) -> Object:
+    """Lets evictions pass as long as `min_available` workers stay.
+
+    It is a number and no share: for a share, or `maxUnavailable`, the cluster would multiply by the job's scale, a
+    ceiling. Who asks for a pod that runs and is not ready gets it at once with AlwaysAllow, and not at all with
+    IfHealthyBudget while too few are ready, which may be for ever. Pods that do not run are let go either way.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job),
+        "spec": {
+            "selector": {"matchLabels": {JOB_LABEL: job.metadata.name}},
+            "minAvailable": min_available,
+            "unhealthyPodEvictionPolicy": "IfHealthyBudget" if keeps_unready else "AlwaysAllow",
+        },
+    }
+
+
+def _metadata(job: PipeTrainingJob) -> Object:
+    return {
+        "name": f"{job.metadata.name}-workers",
+        "namespace": job.metadata.namespace,
+        "labels": {JOB_LABEL: job.metadata.name, **MANAGED},
+        "ownerReferences": [owner_reference(job)],
+    }

@@ -1,0 +1,103 @@
+"""What a job may have by what its queue said: who uses which request's quota, and when to ask for more.
+
+Quota counts as used until the worker's pod is gone, so a replacement waits for the end of the one that it replaces. A
+start does not wait for a pod that may stay for days: all its other workers would wait with it, warm.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
+
+from pipetransformer_contract.api.status import JobStatus, QuotaRequest
+from pipetransformer_operator.plan.types import Observed, Queue
+
+
+def lost(status: JobStatus, observed: Observed) -> list[QuotaRequest]:
+    """Requests whose quota is wanted back, or was taken. Silence of the queue takes nothing."""
+    queue = observed.queue
+    if queue is None or queue.problem:
+        return []
+    admitted = {name for name, answer in queue.answers.items() if answer.admitted}
+    return [request for request in status.quota_requests if request.admitted and request.name not in admitted]
+
+
+def lost_ids(status: JobStatus, observed: Observed) -> frozenset[int]:
+    """Workers that have to leave, for their quota is wanted back."""
+    return frozenset(key for request in lost(status, observed) for key in request.worker_ids)
+
+
+class Room(NamedTuple):
+    """Quota of one kind, of the starting size or of claims, in workers.
+
+    Attributes:
+        free: that nobody uses.
+        coming: of workers that are not wanted any more and whose pods are not gone yet.
+        waiting: asked for, and not granted yet.
+    """
+
+    free: int
+    coming: int
+    waiting: int
+
+    @property
+    def granted(self) -> int:
+        """What new workers may use, now or soon."""
+        return self.free + self.coming
+
+
+def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Room:
+    """Quota for workers of the starting size (`own`), or for claims. `stuck` are ids of workers whose pods may not end
+    for long."""
+    gone, kind = lost(status, observed), _of_kind(status, own=own)
+    usable = [request for request in kind if request.admitted and request not in gone]
+    others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.plan is None else ())}
+    used = (key for request in usable for key in request.worker_ids)
+    return Room(
+        free=sum(request.free for request in usable),
+        coming=sum(key not in others for key in used),
+        waiting=sum(request.workers for request in kind if not request.admitted),
+    )
+
+
+def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own: bool) -> list[QuotaRequest]:
+    """The requests with new workers on their free quota of one kind, the oldest first."""
+    left = list(created)
+    gone, kind = lost(status, observed), {request.name for request in _of_kind(status, own=own)}
+    requests = []
+    for request in status.quota_requests:
+        if request.name in kind and request.admitted and request not in gone:
+            taken, left = left[: request.free], left[request.free :]
+            request = request.model_copy(update={"worker_ids": [*request.worker_ids, *taken]})
+        requests.append(request)
+    assert not left, "more workers than quota"
+    return requests
+
+
+def without_waiting(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
+    """The requests without those of one kind that wait, the first excepted."""
+    waiting = {request.name for request in _of_kind(status, own=own) if not request.admitted}
+    return [*status.quota_requests[:1], *(one for one in status.quota_requests[1:] if one.name not in waiting)]
+
+
+def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
+    """The requests with up to `most` of one kind's quota returned that nobody uses; without those that are empty then,
+    the first excepted."""
+    kind = {request.name for request in _of_kind(status, own=own)}
+    requests = []
+    for request in status.quota_requests:
+        if request.name in kind and request.admitted and (given := min(most, request.free)) > 0:
+            most -= given
+            request = request.model_copy(update={"returned": request.returned + given})
+        requests.append(request)
+    return [*requests[:1], *(request for request in requests[1:] if request.granted)]
+
+
+def words(requests: Iterable[QuotaRequest], queue: Queue | None) -> str:
+    """What the queue says to the requests."""
+    answers = queue.answers if queue else {}
+    each = dict.fromkeys(answers[request.name].message for request in requests if request.name in answers)
+    return "; ".join(filter(None, each))
+
+
+def _of_kind(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
+    names = {request.name for request in status.own_requests}
+    return [request for request in status.quota_requests if (request.name in names) is own]

@@ -1,0 +1,58 @@
+"""Counts what the job holds, what it gave back and what that saved. A worker counts until its pod is gone."""
+
+from datetime import datetime
+
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
+from pipetransformer_operator.plan.draft import Draft
+
+
+def count(draft: Draft) -> None:
+    """Brings the figures of the status up to date; time alone changes none of them."""
+    status = draft.status
+    there = {worker.id for worker in draft.observed.workers}
+    gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]
+    # After the end nobody deletes pods that have ended, and they hold no device.
+    held = sum(worker.holds for worker in draft.observed.workers) if status.finished else len(there)
+    training = status.plan is not None and not status.finished and bool(status.worker_ids)  # else all of them end
+    saved = _saved(draft, held) if training else 0
+    gpus = Gpus(held=held, released=status.gpus.released + len(gone), saved=saved)
+    if gone:
+        draft.tell(Reason.GPUS_RELEASED, f"{len(gone)} workers are gone, {held} are held")
+    changed = (gpus.held, gpus.saved) != (status.gpus.held, status.gpus.saved) or training != (
+        status.gpu_seconds_time is not None
+    )
+    if changed:
+        draft.update(
+            gpu_seconds_saved=gpu_seconds_saved(status, draft.now),
+            gpu_seconds_time=draft.now if training else None,
+        )
+    draft.update(
+        gpus=gpus,
+        workers=len(there),
+        priority=max((worker.priority for worker in draft.observed.workers), default=status.priority),
+        releasing_ids=[worker_id for worker_id in status.releasing_ids if worker_id in there],
+        selector=f"{JOB_LABEL}={draft.observed.name}",
+        observed_generation=draft.observed.metadata_generation,
+    )
+
+
+def _saved(draft: Draft, held: int) -> int:
+    """Workers that packing spares: by as many the job's pipelines are shorter, at its starting width, as far as those
+    are not held. What a ceiling or a failure takes is not among them."""
+    plan, spec = draft.status.plan, draft.spec
+    if plan is None:
+        return 0
+    stages = spec.pipeline.stages
+    pipelines = min(draft.status.initial_workers, spec.elastic_policy.ceiling) // stages
+    return max(0, min(pipelines * (stages - plan.stages), pipelines * stages - held))
+
+
+def gpu_seconds_saved(status: JobStatus, now: datetime) -> float:
+    """GPU-seconds that packing left to others until `now`."""
+    if status.gpu_seconds_time is None:
+        return status.gpu_seconds_saved
+    saved = status.gpus.saved
+    if saved is None:  # of an operator that did not note it
+        saved = max(0, status.initial_workers - status.gpus.held)
+    return status.gpu_seconds_saved + saved * max(0.0, (now - status.gpu_seconds_time).total_seconds())

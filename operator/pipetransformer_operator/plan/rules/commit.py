@@ -1,0 +1,121 @@
+"""The second phase of a resize: a generation is published, and the trainers' vote decides; it is never taken back.
+
+Workers say with each heartbeat what they have committed and whether they wait for a newer generation: then their group
+broke, or never met. When all of them live, another generation follows: with the same layout if anyone has committed
+this one, else with the layout before it, and the attempt is slept over. Where each breaks without a step the job says
+so, and in the end it fails: they cannot reach each other, or each of them fails alike. Where one of them comes to none,
+the others wait for that one, until it is lost (`stall`).
+"""
+
+from datetime import datetime, timedelta
+
+from pipetransformer_contract.api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
+from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.losses import count
+from pipetransformer_operator.plan.types import EventType
+
+from .prepare import back_off
+from .stall import last_words
+
+#: Between generations in which no step is made, at most; from two seconds on, doubled each time.
+LONGEST_PAUSE_SECONDS = 300
+#: So many in a row, in two minutes at least, are a failure of the job, and so is each that follows: networks come back.
+BROKEN_IN_A_ROW = 6
+#: So many in a row may break while a worker is still in an older group; it comes to none of them: it is slow, or hangs.
+MISSED_IN_A_ROW = 3
+#: Generations that have no layout to go back to.
+_FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
+
+
+def under_way(draft: Draft) -> bool:
+    """Watches over the published generation; whether it is not confirmed yet, or another had to follow."""
+    plan = draft.status.plan
+    assert plan is not None
+    since = draft.broken_since
+    if since is not None:
+        _mend(draft, plan, since)
+    elif not plan.confirmed:
+        _check_deadline(draft, plan)
+    return draft.status.finished or draft.status.plan is not plan or not plan.confirmed
+
+
+def _mend(draft: Draft, plan: PublishedPlan, since: datetime) -> None:
+    if not all(_is_outside(draft, plan, member, since) for member in draft.state_holders):
+        return  # the others notice soon, or are lost
+    due, broken = since, plan.broken_before + 1
+    if (broken > 1 or not plan.confirmed) and plan.published_time:
+        due = max(due, plan.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
+    if draft.now < due:
+        draft.wake_at(due)
+    elif plan.confirmed or plan.reason in _FINAL or _committed_by_some(draft, plan):
+        words = last_words(draft)
+        message = f"Generation {plan.layout_generation} lost its connections{words}"
+        draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
+        if broken >= BROKEN_IN_A_ROW:
+            count(draft, f"{broken} generations in a row broke although all members live{words}")
+        if not draft.status.finished:
+            draft.publish(plan.layout, [*plan.members, *plan.leavers], ResizeReason.FAILURE, broken)
+    else:
+        _go_back(draft, plan, "its members could not meet, or could not move their state")
+
+
+def _is_outside(draft: Draft, plan: PublishedPlan, member: Member, since: datetime) -> bool:
+    """Whether the worker is not in the published generation's group: it waits, or is still in the old group."""
+    if draft.waits(member):
+        return True
+    if plan.broken_before >= MISSED_IN_A_ROW:
+        return False
+    beat = draft.observed.beats.get(member.uid)
+    return beat is not None and beat.time > since and beat.layout_generation < plan.layout_generation
+
+
+def _check_deadline(draft: Draft, plan: PublishedPlan) -> None:
+    resize = draft.status.resize
+    if resize is None or resize.phase is not ResizePhase.COMMIT or resize.deadline is None or plan.reason in _FINAL:
+        return
+    deadline = resize.deadline
+    if draft.observed.since is not None:  # another operator's clock may differ
+        deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
+    if draft.now < deadline:
+        draft.wake_at(deadline)
+    elif not _committed_by_some(draft, plan):
+        _go_back(draft, plan, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
+
+
+def _committed_by_some(draft: Draft, plan: PublishedPlan) -> bool:
+    beats = [draft.observed.beats.get(member.uid) for member in (*plan.members, *plan.leavers) if draft.alive(member)]
+    return any(beat is not None and beat.layout_generation >= plan.layout_generation for beat in beats)
+
+
+def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
+    """Publishes the layout before this one. Who joined for this one comes last, and so leaves again.
+
+    Those of the old layout must be heard: silence may be the operator's own deafness, and proves nothing.
+    """
+    resize = draft.status.resize
+    assert resize is not None and resize.from_ is not None
+    old = resize.from_.layout
+    stayed = len(plan.members) - max(0, plan.layout.workers - old.workers)
+    holders = [*plan.members[:stayed], *plan.leavers]
+    joined = [member for member in plan.members[stayed:] if draft.alive(member) and _is_heard(draft, member)]
+    if not all(_is_heard(draft, member) for member in holders if draft.alive(member)):
+        return
+    candidates = [*(member for member in holders if draft.alive(member)), *joined]
+    layout = old if old.workers <= len(candidates) else layouts.best(draft, len(candidates))
+    if layout is None:
+        return
+    wait = back_off(draft)
+    draft.update(not_committed=LayoutSize.of(plan.layout))
+    draft.tell(
+        Reason.NOT_COMMITTED,
+        f"Generation {plan.layout_generation}: {why}; next attempt in {wait.total_seconds():.0f} s{last_words(draft)}",
+        EventType.WARNING,
+    )
+    draft.publish(layout, candidates, ResizeReason.UNDO)
+
+
+def _is_heard(draft: Draft, member: Member) -> bool:
+    beat = draft.observed.beats.get(member.uid)
+    return beat is not None and beat.time > draft.now - draft.patience(member.uid)

@@ -1,0 +1,267 @@
+"""Says in conditions what the other rules decided, and in one word for the printer column what the conditions say."""
+
+from collections.abc import Iterable
+
+from pipetransformer_contract.api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    LayoutSize,
+    PublishedPlan,
+    Reason,
+    Resize,
+    ResizePhase,
+    State,
+)
+from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.types import EventType, Queue
+
+from . import stop, undeleted
+from .finish import says_succeeded
+from .prepare import queue_says, why_not_ready
+from .stall import hears_nobody, stall_time, stall_timeout, why_broken
+
+_STATES = (
+    (ConditionType.FAILED, ConditionStatus.TRUE, State.FAILED),
+    (ConditionType.COMPLETE, ConditionStatus.TRUE, State.COMPLETE),
+    (ConditionType.SUSPENDED, ConditionStatus.TRUE, State.SUSPENDED),
+    (ConditionType.STALLED, ConditionStatus.TRUE, State.STALLED),
+    (ConditionType.STALLED, ConditionStatus.UNKNOWN, State.UNHEARD),
+    (ConditionType.RESIZING, ConditionStatus.TRUE, State.RESIZING),
+    (ConditionType.RUNNING, ConditionStatus.TRUE, State.RUNNING),
+    (ConditionType.ADMITTED, ConditionStatus.TRUE, State.STARTING),
+)
+#: Reasons that a silent queue does not take back.
+_OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
+_SILENT = (
+    "no member is heard, so none is taken for lost: they may train on and not reach the operator;"
+    " those whose pods the cluster takes away are replaced"
+)
+_PHASES = {
+    ResizePhase.PREPARE: Reason.PREPARING,
+    ResizePhase.COMMIT: Reason.COMMITTING,
+    ResizePhase.CLEAN: Reason.RELEASING,
+}
+
+
+def derive_state(conditions: Iterable[Condition]) -> State:
+    """The state that a person would name: what the first condition says that outranks the others."""
+    found = {(condition.type, condition.status) for condition in conditions}
+    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train without those it prepares
+        found -= {(ConditionType.RESIZING, ConditionStatus.TRUE)}
+    return next((state for kind, status, state in _STATES if (kind, status) in found), State.PENDING)
+
+
+def describe(draft: Draft) -> None:
+    """Sets Admitted, Running, Resizing and Stalled, and the state."""
+    _admitted(draft)
+    if draft.status.finished:
+        for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED):
+            _clear(draft, kind)
+    else:
+        _running(draft)
+        _resizing(draft)
+        _stalled(draft)
+    undeleted.describe(draft)
+    generation = draft.observed.metadata_generation  # what no rule changed still holds
+    conditions = [one.model_copy(update={"observed_generation": generation}) for one in draft.status.conditions]
+    draft.update(state=derive_state(conditions), conditions=conditions)
+
+
+def _admitted(draft: Draft) -> None:
+    conflicts = sorted(draft.observed.conflicts)
+    if draft.spec_errors:
+        message = "; ".join(map(str, draft.spec_errors))
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
+    elif conflicts:
+        message = f"pods of others have the names of workers: {', '.join(conflicts[:8])}"
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.NAME_CONFLICT, message)
+    elif draft.observed.queue is None:
+        draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE)
+    elif not draft.status.finished:
+        _admitted_by(draft, draft.observed.queue)
+
+
+def _admitted_by(draft: Draft, queue: Queue) -> None:
+    requests, before = draft.status.quota_requests, draft.status.condition(ConditionType.ADMITTED)
+    lost = quota.lost(draft.status, draft.observed)
+    if lost and (draft.status.stop is not None or not draft.status.worker_ids):
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
+    elif requests and requests[0].admitted:
+        workers = sum(request.granted for request in requests if request.admitted)
+        message = f"{requests[0].queue}: quota for {workers} workers"
+        draft.set_condition(ConditionType.ADMITTED, True, Reason.QUOTA_RESERVED, message)
+    elif draft.status.plan is not None:
+        message = "the job started without its queue: the label counts from its next start on"
+        draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE, message)
+    elif queue.problem:
+        if before is None or before.reason not in _OF_QUEUES:
+            draft.set_condition(ConditionType.ADMITTED, None, Reason.QUEUE_UNAVAILABLE, queue.problem)
+    elif draft.stopped:
+        reason = Reason.SUSPENDED_BY_USER if draft.observed.kept_by is None else Reason.BEING_DELETED
+        draft.set_condition(ConditionType.ADMITTED, False, reason)
+    else:
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
+
+
+def _clear(draft: Draft, kind: ConditionType) -> None:
+    if draft.status.condition(kind):
+        draft.set_condition(kind, False, Reason.FINISHED)
+
+
+def _running(draft: Draft) -> None:
+    status = draft.status
+    plan = status.plan
+    suspended = status.condition(ConditionType.SUSPENDED)
+    if suspended is not None and suspended.status is ConditionStatus.TRUE:
+        draft.set_condition(ConditionType.RUNNING, False, suspended.reason)
+    elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
+        draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft))
+    elif plan is None:
+        if status.resize is not None and not draft.asleep and not _refused(draft, ConditionType.RUNNING, False):
+            reason, why = why_not_ready(draft)
+            message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
+            waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
+            draft.set_condition(ConditionType.RUNNING, False, waiting, message)
+    elif _recovering(draft, plan):
+        message = "too few workers are left for any layout; they hold their state until replacements are ready: "
+        draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft)[1])
+    elif broken := why_broken(draft):
+        draft.set_condition(ConditionType.RUNNING, False, Reason.GROUP_BROKEN, broken)
+    elif not plan.confirmed_generation:
+        message = f"generation {plan.layout_generation} is published: its members meet, and read what they go on from"
+        draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
+    else:
+        message = f"generation {plan.layout_generation}: {_size(plan)}"
+        draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
+
+
+def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
+    """Whether the cluster refuses to create workers; the condition then says why, and an event once."""
+    refusal, before = draft.observed.refusal, draft.status.condition(kind)
+    if refusal:
+        if before is None or before.reason != Reason.CREATION_REFUSED:
+            draft.tell(Reason.CREATION_REFUSED, refusal, EventType.WARNING)
+        draft.set_condition(kind, status, Reason.CREATION_REFUSED, refusal)
+    return bool(refusal)
+
+
+def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
+    """Whether members are lost and no layout could be published without them."""
+    return not all(draft.alive(member) or says_succeeded(draft.worker(member)) for member in plan.members)
+
+
+def _resizing(draft: Draft) -> None:
+    resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
+    if resize is None:
+        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft) or _pause(draft) or _no_room(draft)
+        settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
+        if settled and (before is not None or limit):
+            draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
+    elif resize.from_ is not None and not (
+        resize.phase is ResizePhase.PREPARE and (draft.asleep or _refused(draft, ConditionType.RESIZING, True))
+    ):
+        until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
+        message = f"{_size(resize.from_)} to {_size(resize.to)} ({resize.reason.value}){until}: "
+        draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft, resize))
+
+
+def _above_the_ceiling(draft: Draft) -> str:
+    """Why a job has more workers than its spec allows; empty when that is not so."""
+    plan, ceiling = draft.status.plan, draft.spec.elastic_policy.ceiling
+    if plan is None or plan.layout.workers <= ceiling or layouts.best(draft, plan.layout.workers):
+        return ""
+    words = "and no legal layout has so few workers: the job stays as it is"
+    return f"spec.elasticPolicy.maxWorkers allows {ceiling}, {words}"
+
+
+def _pause(draft: Draft) -> str:
+    """Until when a job does not try to grow; empty when it may, or is as large as its spec allows."""
+    plan, until = draft.status.plan, draft.status.next_resize_time
+    if plan is None or plan.layout.workers >= draft.spec.elastic_policy.ceiling or not draft.sleeps():
+        return ""
+    begins = f"the next attempt begins at {until:%Y-%m-%dT%H:%M:%SZ}"
+    return f"workers were taken away, or a layout was not committed: {begins}"
+
+
+def _no_room(draft: Draft) -> str:
+    """Why a job that would grow claims nothing now; empty when it does not wait for room."""
+    if not draft.waits_for_room:
+        return ""
+    if draft.observed.free is None:
+        why = "this operator serves namespaces alone and sees no nodes, so it knows of no free accelerator"
+        return f"{why}: spec.elasticPolicy.claimFrom: Autoscaler tries without"
+    return "no node has free accelerators for more workers; the job claims some once there are"
+
+
+def _limit_of_pipelines(draft: Draft) -> str:
+    """Why a job does not grow although its spec allows it; empty when that is not so."""
+    plan, most, elastic = draft.status.plan, draft.status.num_shards, draft.spec.elastic_policy
+    if plan is None or most is None or plan.pipelines < most or not draft.on_pack.widens:
+        return ""
+    allowed = min(draft.spec.max_pipelines, elastic.ceiling // plan.stages)
+    if allowed <= most:
+        return ""
+    durable = draft.status.checkpoint
+    if draft.spec.checkpoint is not None and (durable is None or (durable.num_shards or 0) > most):
+        return (
+            f"spec.elasticPolicy allows {allowed} pipelines, but allowed {most} when the job started: it has more"
+            " once it starts again from its checkpoint, as after a suspension"
+        )
+    return (
+        f"spec.elasticPolicy allows {allowed} pipelines, but when the job, or the one whose checkpoint it goes on from,"
+        f" started, it allowed {most}, and the data are in an order for as many; only a new job has more, if it goes"
+        " on from no checkpoint"
+    )
+
+
+def _awaited(draft: Draft, resize: Resize) -> str:
+    plan = draft.status.plan
+    assert plan is not None
+    if resize.phase is ResizePhase.PREPARE:
+        return why_not_ready(draft)[1]
+    if resize.phase is ResizePhase.COMMIT:
+        return f"generation {plan.layout_generation} is published"
+    return f"{len(draft.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {plan.boundary}"
+
+
+def _size(layout: PublishedPlan | LayoutSize) -> str:
+    return f"{layout.pipelines} pipelines of {layout.stages} stages"
+
+
+def _stalled(draft: Draft) -> None:
+    report, stall, before = draft.status.last_report, stall_time(draft), draft.status.condition(ConditionType.STALLED)
+    stood = draft.status.is_true(ConditionType.STALLED) and before is not None and before.reason == Reason.NO_PROGRESS
+    silent = hears_nobody(draft)
+    if broken := why_broken(draft):
+        draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
+    elif stall is None:
+        if before is not None:
+            draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
+    elif draft.now >= stall or (draft.suspects and not stood):
+        message = f"no step after step {report.step}" if report else "no step yet"
+        if draft.now >= stall:
+            default = ", its default" if draft.spec.run_policy.stall_timeout_seconds is None else ""
+            seconds = stall_timeout(draft).total_seconds()
+            message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds:.0f} s{default})"
+        message += "; "
+        suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
+        message += suspects or (_SILENT if silent else "every member is heard")
+        draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
+    elif stood and before is not None and (report is None or report.time < before.last_transition_time):
+        draft.wake_at(stall)  # somebody was replaced: it lasts until a step is made
+    elif silent:
+        draft.wake_at(stall)
+        _not_heard(draft)
+    else:
+        draft.wake_at(stall)
+        draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
+
+
+def _not_heard(draft: Draft) -> None:
+    before = draft.status.condition(ConditionType.STALLED)
+    if before is None or before.reason != Reason.NOT_HEARD:
+        draft.tell(Reason.NOT_HEARD, _SILENT, EventType.WARNING)
+    draft.set_condition(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)

@@ -1,0 +1,172 @@
+"""How a job ends: by its leader's word, by a worker that refuses the spec, or by its deadline."""
+
+from datetime import timedelta
+
+from pipetransformer_contract.api.job import CleanPodPolicy
+from pipetransformer_contract.api.status import MAX_CONDITION_REASON, ConditionType, Reason
+from pipetransformer_contract.messages import Outcome
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.last_words import MAX_WORDS, report_in
+from pipetransformer_operator.plan.types import Worker
+
+#: Exit code of a trainer that cannot do what its spec says.
+EXIT_USER_ERROR = 2
+#: What a trainer gives as the reason when its accelerator failed.
+DEVICE_FAILED = "DeviceFailed"
+#: Workers of a job whose leader told its end leave by themselves, and their logs stay; those that still run after so
+#: long are deleted.
+FINISH_GRACE = timedelta(seconds=30)
+
+
+def judge(draft: Draft) -> None:
+    """Sets Complete or Failed when the job has ended."""
+    status = draft.status
+    if status.finished:
+        return
+    report = status.last_report
+    if report and report.outcome is Outcome.SUCCEEDED:
+        _complete(draft, report.message)
+    elif report and report.outcome is Outcome.FAILED:
+        draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
+    elif refusal := _refusal(draft):
+        reason, message = _termination(refusal)
+        if not _parsed(refusal):  # the program's own, or Python's where the program is not there
+            message = ": ".join(filter(None, [f"{refusal.name} exited with code {EXIT_USER_ERROR}", message]))
+        draft.fail(reason or Reason.USER_ERROR, message)
+    elif _ended_in_success(draft):
+        _complete(draft, "")
+    else:
+        _check_deadline(draft)
+
+
+def clean(draft: Draft) -> None:
+    """After the end: nothing is created any more, workers go by `cleanPodPolicy`, the job by its time to live."""
+    status, policy = draft.status, draft.spec.run_policy
+    draft.update(resize=None, next_resize_time=None)
+    draft.keep_workers(draft.status.worker_ids if status.stop else [])
+    draft.spared_ids = frozenset(worker.id for worker in draft.observed.workers if not _goes(draft, worker))
+    if any(worker.holds for worker in draft.observed.workers):
+        draft.min_available = 0  # what is kept running keeps no node from being emptied
+    else:
+        draft.update(quota_requests=[])
+    ended = status.completion_time or draft.now
+    if draft.now < ended + FINISH_GRACE:
+        draft.wake_at(ended + FINISH_GRACE)
+    if policy.ttl_seconds_after_finished is not None:
+        expiry = ended + timedelta(seconds=policy.ttl_seconds_after_finished)
+        draft.expired = draft.now >= expiry and draft.observed.kept_by is None and status.stop is None
+        if draft.now < expiry:
+            draft.wake_at(expiry)
+
+
+def _goes(draft: Draft, worker: Worker) -> bool:
+    """Whether the worker's pod is deleted now that its job has ended."""
+    policy = draft.spec.run_policy.clean_pod_policy
+    if draft.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
+        policy = CleanPodPolicy.RUNNING  # pods that hold nothing go with the job
+    if policy is CleanPodPolicy.NONE:
+        return False
+    had_time = draft.now >= (draft.status.completion_time or draft.now) + FINISH_GRACE
+    if worker.alive:
+        report = draft.status.last_report
+        by_itself = draft.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
+        return had_time or not by_itself
+    return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
+
+
+def says_succeeded(worker: Worker | None) -> bool:
+    """Whether a worker exited because the training is done."""
+    return worker is not None and worker.exit_code == 0 and _outcome(worker) == Outcome.SUCCEEDED
+
+
+def says_left(worker: Worker) -> bool:
+    """Whether a worker exited because it was told to leave, although it is wanted again."""
+    return worker.exit_code == 0 and _outcome(worker) == "Left"
+
+
+def saved_step(worker: Worker) -> int:
+    """Committed steps of the durable checkpoint that a worker left before it ended as told; 0 where it left none."""
+    step = _parsed(worker).get("savedStep")
+    return step if isinstance(step, int) and step > 0 else 0
+
+
+def blames_device(worker: Worker) -> bool:
+    """Whether a worker ended because its accelerator failed."""
+    return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
+
+
+def out_of_memory_at(worker: Worker) -> int:
+    """Stages of the pipelines in which a worker had too little memory; 0 where that is not what ended it."""
+    stages = _parsed(worker).get("stages")
+    short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
+    return stages if short and isinstance(stages, int) and stages > 0 else 0
+
+
+def _refusal(draft: Draft) -> Worker | None:
+    """A worker that cannot do what its spec says, or that the longest pipeline leaves too much. While a job trains, a
+    joiner that cannot is a failed change: its node may lack what those of the members have."""
+    plan = draft.status.plan
+    judged = {member.uid for member in plan.members} if plan else {worker.uid for worker in draft.wanted}
+    longest = draft.spec.pipeline.stages
+    return next(
+        (
+            one
+            for one in draft.wanted
+            if one.uid in judged and (one.exit_code == EXIT_USER_ERROR or out_of_memory_at(one) >= longest)
+        ),
+        None,
+    )
+
+
+def _complete(draft: Draft, message: str) -> None:
+    draft.set_condition(ConditionType.COMPLETE, True, Reason.TRAINING_SUCCEEDED, message)
+    draft.tell(Reason.TRAINING_SUCCEEDED, message or "The model is trained and written")
+    draft.update(completion_time=draft.now)
+
+
+def _ended_in_success(draft: Draft) -> bool:
+    """How an end is found that was reported to nobody: members exit as successful only once the model is durable.
+
+    While the leader lives its report is waited for.
+    """
+    plan = draft.status.plan
+    if plan is None:
+        return False
+    leader = next(member for member in plan.members if member.name == plan.leader)
+    return not draft.alive(leader) and any(says_succeeded(draft.worker(member)) for member in plan.members)
+
+
+def _check_deadline(draft: Draft) -> None:
+    seconds, start = draft.spec.run_policy.active_deadline_seconds, draft.status.start_time
+    if seconds is None or start is None or draft.stopped or draft.status.is_true(ConditionType.SUSPENDED):
+        return
+    deadline = start + timedelta(seconds=seconds)
+    if draft.now >= deadline:
+        draft.fail(Reason.DEADLINE_EXCEEDED, f"spec.runPolicy.activeDeadlineSeconds: not done within {seconds} s")
+    else:
+        draft.wake_at(deadline)
+
+
+def words(worker: Worker) -> str:
+    """How a trainer that has ended explains it: what it wrote for us, or the end of its log."""
+    if worker.exit_code == 0 and not _outcome(worker):
+        return "nothing says that it trained to the end; the command of the pod template has to call train()"
+    reason, message = _termination(worker)
+    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
+
+
+def _parsed(worker: Worker) -> dict[str, object]:
+    return report_in(worker.message)
+
+
+def _outcome(worker: Worker) -> str:
+    return _text(worker, "outcome")
+
+
+def _termination(worker: Worker) -> tuple[str, str]:
+    return _text(worker, "reason")[:MAX_CONDITION_REASON], _text(worker, "message") or worker.message
+
+
+def _text(worker: Worker, field: str) -> str:
+    """A field of the termination message, as text that a status can hold."""
+    return str(_parsed(worker).get(field, "")).encode(errors="replace").decode()

@@ -1,0 +1,60 @@
+"""Says which steps are lost when no worker is left that holds them, and the job resumes from its checkpoint."""
+
+from pipetransformer_contract.api.status import Reason
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.types import EventType
+
+from .finish import saved_step
+
+
+def forget_plan(draft: Draft) -> None:
+    """Forgets the published plan, but never its number, because no worker holds its state.
+
+    Members that others take away may still leave a checkpoint. Then the next start tells what is lost.
+    """
+    plan = draft.status.plan
+    if plan is not None:
+        ending = [worker for member in plan.members if (worker := draft.worker(member)) and worker.exit_code is None]
+        if any(worker.terminating and worker.holds for worker in ending) and draft.spec.checkpoint is not None:
+            draft.update(unsettled_step=newest_step(draft))
+        else:
+            tell_lost(draft)
+    draft.update(plan=None, stop=None)
+
+
+def settle(draft: Draft, step: int) -> None:
+    """Tells what was lost, now that the job has resumed from `step`."""
+    reached = draft.status.unsettled_step
+    if reached is None:
+        return
+    if reached > step:
+        words = f"{reached - step} steps are lost: step {reached} was reached, and the job resumed from step {step}"
+        draft.tell(Reason.STEPS_LOST, words, EventType.WARNING)
+    draft.update(unsettled_step=None)
+
+
+def tell_lost(draft: Draft) -> None:
+    """Tells how many steps no checkpoint holds. A job whose first generation is not confirmed has made none."""
+    plan, stop, checkpoint = draft.status.plan, draft.status.stop, draft.status.checkpoint
+    if plan is None or not plan.confirmed_generation or (stop is not None and draft.spec.checkpoint is None):
+        return  # the stop began with the words that all are lost
+    durable = max(saved_by_members(draft), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
+    newest = newest_step(draft)
+    if newest > durable:
+        steps = f"{newest - durable} steps are lost: step {newest} was reached, and "
+        steps += f"the newest durable checkpoint is of step {durable}" if durable else "no checkpoint is durable"
+        draft.tell(Reason.STEPS_LOST, steps, EventType.WARNING)
+
+
+def saved_by_members(draft: Draft) -> int:
+    """Steps of the durable checkpoint that members left which have ended; 0 while none has. One that left a generation
+    before this one knows nothing of the steps since."""
+    plan = draft.status.plan
+    ended = [worker for member in plan.members if (worker := draft.worker(member))] if plan else []
+    return max(map(saved_step, ended), default=0)
+
+
+def newest_step(draft: Draft) -> int:
+    """Committed steps that the operator knows of; the workers may have made a few more."""
+    reports = (draft.status.last_report, draft.observed.report)
+    return max((one.step for one in reports if one is not None and one.job_uid == draft.observed.uid), default=0)

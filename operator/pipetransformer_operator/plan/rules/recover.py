@@ -1,0 +1,267 @@
+"""Lost workers: the rest trains on in the best layout that it carries, and replacements are grown back later.
+
+A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
+worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
+left as told is no failure of the job, nor is one whose stage was packed into too little memory, or whose node is lost
+(`losses`). A joiner that the scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from pipetransformer_contract.api.status import (
+    ConditionStatus,
+    ConditionType,
+    PublishedPlan,
+    Reason,
+    ResizePhase,
+    TooShort,
+)
+from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_operator.plan import layouts, losses
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.sharing.claim import is_in_vain
+from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType, Worker
+
+from . import start
+from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
+from .lost_steps import forget_plan
+from .prepare import (
+    back_off,
+    begin,
+    cancel,
+    enter,
+    expendable_last,
+    go_on,
+    is_late,
+    may_go_on,
+    sleep,
+    try_at_once,
+    why_not_ready,
+)
+from .stall import suspicion
+
+#: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
+UNATTENDED = timedelta(seconds=30)
+#: Where others fell silent lately.
+UNATTENDED_IN_DOUBT = timedelta(seconds=5)
+
+
+def recover(draft: Draft) -> None:
+    """Drops lost workers, counts the incident, and publishes a generation of the survivors if members were lost."""
+    plan = draft.status.plan
+    lost = find_lost(draft, plan) if plan else {}
+    too_short, wanted = draft.status.too_short, draft.status.worker_ids
+    counted = _drop(draft, lost)
+    if draft.status.finished or not lost:
+        return
+    assert plan is not None
+    survivors = draft.state_holders
+    if plan.confirmed:  # until then those come first that surely hold state
+        survivors = expendable_last(draft, survivors)
+    if not survivors:
+        forget_plan(draft)
+        draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
+        draft.keep_workers(worker.id for worker in draft.joiners)
+        return
+    candidates = [*survivors, *draft.ready_joiners]
+    candidates += draft.idle_leavers[: max(0, plan.layout.workers - len(candidates))]  # in the place of who is lost
+    if layout := layouts.best(draft, len(candidates)):
+        back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
+        draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)
+    else:
+        if any(draft.name_of(key) in lost for key in wanted):
+            try_at_once(draft)  # what was slept over, as over a claim, was not what nobody trains without
+        _wait_for_replacements(draft, survivors)
+
+
+def find_lost(draft: Draft, plan: PublishedPlan) -> dict[str, str]:
+    """Names of the holders of state that can train no more, and why."""
+    holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
+    leavers = {member.name for member in plan.leavers}
+    return {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
+
+
+def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
+    """Why a member or leaver can train no more; empty when it can, or did as told."""
+    worker = draft.worker(member)
+    if says_succeeded(worker):
+        return ""
+    if leaves and (draft.has_left(member) or (worker is not None and worker.exit_code == 0)):  # not yet confirmed
+        return ""
+    if not draft.alive(member):
+        return _describe(worker)
+    if suspect := suspicion(draft, member):
+        draft.suspects[member.name] = suspect
+    return suspect
+
+
+def _drop(draft: Draft, lost: dict[str, str]) -> bool:
+    """Takes lost members and failed joiners from the wanted workers: one incident, however many fell at once.
+
+    Returns whether it was a failure.
+    """
+    workers = {worker.id: worker for worker in draft.wanted}
+    wanted = {key: draft.name_of(key) for key in draft.status.worker_ids}
+    members = [key for key, name in wanted.items() if name in lost]
+    stranded = {
+        key: words for key in draft.joining_ids if key in workers and (words := _why_stranded(draft, workers[key]))
+    }
+    joiners = [key for key in draft.joining_ids if key in stranded or (key in workers and not workers[key].alive)]
+    if not members and not joiners:
+        return bool(lost)
+    why = {
+        key: lost.get(wanted[key]) or stranded.get(key) or _describe(workers.get(key)) for key in (*members, *joiners)
+    }
+    nodes = {key: workers[key].node for key in why if key in workers and workers[key].node}
+    named = {key: f"{wanted[key]} on {nodes[key]}" if key in nodes else wanted[key] for key in why}
+    preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
+    starting = draft.status.plan is None
+    short = _note_too_short(draft, {key: workers[key] for key in members if key in workers})
+    failed = [key for key in members if key not in short and not _is_excused(workers.get(key))]
+    ended = [workers[key] for key in joiners if not workers[key].alive]
+    failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
+    disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
+    gone = [workers[key] for key in why if key in workers]
+    draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
+    draft.broken = {worker.uid: worker.node for worker in gone if worker.node and blames_device(worker)}
+    _tell_avoided(draft)
+    if preparing and not starting and not members:
+        if at_fault := [*failed_joiners, *disrupted]:
+            key = at_fault[0]
+            cancel(draft, Reason.WORKER_FAILED, f"{named[key]} ({why[key]}) before it was ready")
+        else:
+            go_on(draft)
+    if any(key not in draft.status.claimed_ids for key in members):
+        try_at_once(draft)  # what the job lost of its own is no claim
+    elif members and not failed:
+        back_off(draft)
+    draft.keep_workers(key for key in wanted if key not in why)
+    described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
+    counts = bool(failed or (starting and failed_joiners))
+    silent = [workers[key] for key in failed if key in workers and losses.is_of_node(draft, workers[key])]
+    if counts:
+        draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
+        losses.note(draft, silent, described)
+        # Those that fall while others are awaited fell with them.
+        if len(failed) > len(silent) or (starting and failed_joiners and not draft.asleep):
+            losses.count(draft, described)
+    elif stranded or set(members) - short:
+        draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
+    if starting and not draft.status.finished:
+        start.replace(draft, described, start.RETRY_TAKEN if disrupted else start.RETRY if failed_joiners else None)
+    return counts
+
+
+def _tell_avoided(draft: Draft) -> None:
+    """Says which nodes are avoided from now on, because accelerators failed there more than once."""
+    for node in dict.fromkeys(draft.broken.values()):
+        failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
+        if failed > FAILURES_ALLOWED:
+            until = f"no worker of any job is sent there before {draft.now + AVOIDED:%Y-%m-%dT%H:%M:%SZ}"
+            draft.tell(Reason.NODE_AVOIDED, f"Node {node}: {failed} accelerators failed; {until}", EventType.WARNING)
+
+
+def _note_too_short(draft: Draft, members: Mapping[int, Worker]) -> set[int]:
+    """Of members that are lost, those whose pipelines were packed into too little memory: that is no failure of the
+    job, and longer ones follow."""
+    stages = {key: out_of_memory_at(worker) for key, worker in members.items()}
+    short = {key for key, count in stages.items() if 0 < count < draft.spec.pipeline.stages}
+    if short:
+        report, most, one = draft.status.last_report, max(stages[key] for key in short), members[min(short)]
+        boundary = report.boundary if report else 0
+        draft.update(too_short=TooShort(stages=most, boundary=boundary))
+        message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
+        until = f"longer ones follow until more than {boundary} blocks are frozen"
+        draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
+    return short
+
+
+def _why_stranded(draft: Draft, worker: Worker) -> str:
+    """Why a worker that is to join will not start where it is; empty when it may.
+
+    Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself,
+    if nothing else speaks against the node. It also keeps workers off a node that is emptied, but not those for long
+    that tolerate it and come back ever again.
+    """
+    if worker.draining and may_go_on(draft):
+        return f"its node {worker.node} takes no pods any more"
+    if draft.hears(worker.uid):
+        return ""
+    if worker.node_lost:
+        return "its node is lost"
+    if worker.unattended_since is None or not (worker.node_doubted or draft.status.plan):
+        return ""
+    patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
+    due = worker.unattended_since + patience
+    if draft.now >= due:
+        return f"its node has said nothing of it for {patience.seconds} s"
+    draft.wake_at(due)
+    return ""
+
+
+def _is_excused(worker: Worker | None) -> bool:
+    """Whether a worker's end is no failure: somebody took it away, maybe while nobody looked, or it had left as told. A
+    worker that fails leaves its pod behind."""
+    return worker is None or worker.disrupted or worker.terminating or says_left(worker)
+
+
+def _describe(worker: Worker | None) -> str:
+    if worker is None:
+        return "its pod is gone"
+    if worker.terminating or worker.disrupted:
+        return ": ".join(filter(None, ["taken away", "" if worker.exit_code == 0 else words(worker)]))
+    if worker.exit_code is not None:
+        return ": ".join(filter(None, [f"exit code {worker.exit_code}", words(worker)]))
+    return words(worker) or worker.phase.value
+
+
+def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
+    """Too few are left for any layout: they hold their state until the best layout that is no larger can be manned, or
+    the spec's where memory rules all of those out.
+
+    Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
+    job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
+    That deadline counts from the first turn in which they are too few, however often replacements end before they join.
+    Leavers that wait for a checkpoint stay: until it is durable the job may have to start again in its old size.
+    """
+    plan, status = draft.status.plan, draft.status
+    assert plan is not None
+    kept = draft.ids_of(survivors)
+    staying = [*kept, *status.leaving_ids]
+    to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
+    asleep = draft.sleeps() or is_in_vain(draft, to.workers)
+    if asleep and status.checkpoint is None:
+        draft.keep_workers(staying)
+        return
+    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
+    most = max(len(kept), most - len(draft.idle_leavers))
+    if asleep:
+        draft.keep_workers(staying)
+    else:
+        draft.want([*kept, *draft.joining_ids][:most], most)
+    begin(draft, ResizeReason.FAILURE)
+    enter(draft, to, ResizeReason.FAILURE)
+    if not is_late(draft):
+        return
+    reason, why = _why_not_replaced(draft)
+    if status.checkpoint is None:
+        cancel(draft, reason, f"too few workers are left, {why}")
+        draft.keep_workers(staying)
+        return
+    try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
+    wait = sleep(draft, reason)
+    message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
+    draft.set_condition(ConditionType.RUNNING, False, reason, message)
+    draft.tell(reason, message, EventType.WARNING)
+    forget_plan(draft)
+    draft.update(resize=None, leaving_ids=[])
+    draft.keep_workers([])
+
+
+def _why_not_replaced(draft: Draft) -> tuple[Reason, str]:
+    """What replacements wait for; between two attempts, what ended the last one."""
+    last = draft.status.condition(ConditionType.RESIZING)
+    if draft.asleep and last is not None and last.status is ConditionStatus.FALSE:
+        return Reason(last.reason), "nobody came to join them, and Resizing says why"
+    return why_not_ready(draft)

@@ -1,0 +1,88 @@
+"""Folds the leader's report into the status: what decides something at once, mere progress now and then."""
+
+from datetime import timedelta
+
+from pipetransformer_contract.api.status import LastReport, Reason
+from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
+from pipetransformer_operator.plan.draft import Draft
+
+from .lost_steps import settle
+from .prepare import forget_failures
+
+#: Progress alone is written this often; what decides something is written at once.
+PROGRESS_INTERVAL = timedelta(seconds=30)
+
+
+def fold(draft: Draft) -> None:
+    """Takes what is new from the newest report; a replay or a report of another life of the job changes nothing."""
+    report, last = draft.observed.report, draft.status.last_report
+    if report is None or report.job_uid != draft.observed.uid:
+        return
+    if report.layout_generation > draft.status.layout_generation or not report.newer_than(last):
+        return
+    plan, stepped = draft.status.plan, report.step > (last.step if last else 0)
+    mended = plan is not None and plan.broken_before > 0 and stepped
+    if last is not None and not mended and not _decides(report, last):
+        due = last.time + _interval(draft)
+        if draft.now < due:
+            draft.wake_at(due)
+            return
+    checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
+    shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
+    draft.update(
+        last_report=LastReport(**dict(report), time=draft.now),
+        frozen=f"{report.boundary}/{report.num_layers}",
+        checkpoint=checkpoint,
+        num_shards=min(shards, default=None),
+    )
+    if plan is not None and mended:
+        draft.update(plan=plan.model_copy(update={"broken_before": 0}))
+    before = last.boundary if last else 0
+    if report.boundary != before:
+        draft.tell(
+            Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
+            f"{report.boundary} of {report.num_layers} blocks are frozen at step {report.step}",
+        )
+    if plan is not None and not plan.confirmed_generation:
+        settle(draft, report.step)
+    _confirm(draft, report.layout_generation)
+
+
+def _confirm(draft: Draft, generation: int) -> None:
+    plan = draft.status.plan
+    if plan is None or generation <= plan.confirmed_generation:
+        return
+    draft.update(plan=plan.model_copy(update={"confirmed_generation": generation}))
+    if generation == plan.layout_generation:
+        if plan.reason is ResizeReason.CLAIM:  # only now: published, it could still be undone
+            forget_failures(draft)
+        draft.tell(
+            Reason.GENERATION_CONFIRMED,
+            f"Generation {generation} trains: {plan.pipelines} pipelines of {plan.stages} stages",
+        )
+
+
+def _decides(report: Report, last: Report) -> bool:
+    def key(one: Report) -> object:
+        return (
+            one.layout_generation,
+            one.boundary,
+            one.outcome,
+            one.checkpoint,
+            one.offers,
+            one.step_seconds,
+        )
+
+    return key(report) != key(last)
+
+
+def _interval(draft: Draft) -> timedelta:
+    """Not so long that silence in the status looks like a stall."""
+    stall = draft.spec.run_policy.stall_timeout_seconds
+    return PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
+
+
+def _newer(old: DurableCheckpoint | None, new: DurableCheckpoint | None) -> DurableCheckpoint | None:
+    if old is None or new is None:
+        return new or old
+    return max(old, new, key=lambda checkpoint: (checkpoint.layout_generation, checkpoint.step))

@@ -1,0 +1,19 @@
+"""Changing the layout of a job that trains: prepare, commit, clean; one change at a time, recomputed at every turn.
+
+What the present workers carry is published at once. For more workers pods are created, and the old layout trains until
+all of them are warm. What happens meanwhile is folded into the next change.
+"""
+
+from pipetransformer_operator.plan.draft import Draft
+
+from . import clean, commit, drain, prepare
+
+
+def resize(draft: Draft) -> None:
+    """Moves a training job one step closer to its best layout, unless members are lost or ending."""
+    plan = draft.status.plan
+    if plan is None or not all(draft.alive(member) for member in plan.members):
+        return
+    if commit.under_way(draft) or clean.under_way(draft) or drain.replace(draft) or prepare.publish(draft):
+        return
+    prepare.prepare(draft)

@@ -1,0 +1,201 @@
+"""Starting, and starting again: workers are created, and when all are warm a generation is published.
+
+All or none: workers of a start that the cluster cannot place whole, or whose containers it cannot start, are given back
+after a time, and tried again later; where it can, after six times that time. They are given back at once where another
+waiting job fits on them (`gangs`). One that ends before the job began is replaced, and the others stay warm meanwhile.
+"""
+
+from datetime import datetime, timedelta
+
+from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
+from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.sharing import share
+from pipetransformer_operator.plan.sharing.claim import is_in_vain
+from pipetransformer_operator.plan.types import EventType
+
+from . import undeleted
+from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
+
+#: Before one is replaced that failed, as with a Job's pods; doubled with each in a row, for the others wait.
+RETRY = timedelta(seconds=10)
+#: Before one is replaced that the cluster took away: what took it may still be there.
+RETRY_TAKEN = timedelta(seconds=30)
+LONGEST_RETRY = timedelta(minutes=4)
+#: So many times a start has its time anew, however far apart: what ends its workers ever again holds the others' nodes.
+RENEWALS = 16
+#: So many times `startTimeoutSeconds` a start has whose workers are all placed; doubled with each that was too slow.
+PLACED = 6
+
+
+def take_size(draft: Draft) -> Layout | None:
+    """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again; the
+    layout that comes of it, None if none is legal.
+
+    Workers that wait were told another size, so they make room for others. Once a generation was published, there are
+    no more pipelines than shards in the checkpoint's order of the data; or if there is none yet, than the first workers
+    were told of.
+    """
+    status, workers = draft.status, draft.spec.elastic_policy.workers
+    num_shards = draft.spec.max_pipelines
+    if status.layout_generation > 0 and status.num_shards is not None:
+        shards = status.checkpoint.num_shards if status.checkpoint else None
+        num_shards = min(max(num_shards, status.num_shards), shards or status.num_shards)
+        workers = min(workers, draft.spec.pipeline.stages * num_shards)
+    if (workers, num_shards) != (status.initial_workers, status.num_shards):
+        draft.update(initial_workers=workers, num_shards=num_shards)
+        draft.keep_workers([])
+    return layouts.starting(draft)
+
+
+def wait(draft: Draft) -> None:
+    """Holds nothing and says why, as long as no layout to start with lies within the spec's bounds."""
+    bounds, lengths = layouts.bounds_of(draft), dict.fromkeys(layouts.starting_lengths(draft))
+    message = (
+        f"spec.elasticPolicy allows no start: pipelines of {' or '.join(map(str, lengths))} stages,"
+        f" {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
+        f" {bounds.min_workers} to {bounds.max_workers} workers in all"
+    )
+    before = draft.status.condition(ConditionType.RUNNING)
+    if before is None or before.reason != Reason.NO_LEGAL_START:
+        draft.tell(Reason.NO_LEGAL_START, message, EventType.WARNING)
+    hold_nothing(draft, Reason.NO_LEGAL_START, message)
+
+
+def hold_nothing(draft: Draft, reason: Reason, message: str) -> None:
+    """Gives everything back until the job is another; the condition says why."""
+    draft.set_condition(ConditionType.RUNNING, False, reason, message)
+    draft.update(start_time=None, resize=None)
+    draft.keep_workers([])
+    if not draft.observed.workers:
+        draft.update(quota_requests=[])
+
+
+def start(draft: Draft, layout: Layout) -> None:
+    """Creates the workers of the starting layout and publishes it once each of them is ready."""
+    status = draft.status
+    if status.start_time is None:
+        draft.update(start_time=draft.now)
+    if draft.observed.gives_way_to and not _is_whole(draft):
+        _give_way(draft)
+        return
+    if draft.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
+        return
+    ready = draft.ready_joiners
+    if len(ready) >= layout.workers:
+        draft.publish(layout, ready, ResizeReason.START)
+        draft.keep_workers(draft.ids_of(ready[: layout.workers]))
+        forget_failures(draft)
+        return
+    alive = dict.fromkeys(worker.id for worker in draft.joiners)
+    ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
+    draft.want(ids[: layout.workers], layout.workers)
+    draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
+    _put_off_what_does_not_begin(draft)
+
+
+def _is_whole(draft: Draft) -> bool:
+    """Whether all workers of a start have their nodes, and can start there."""
+    return bool(draft.joining_ids) and all_scheduled(draft) and can_start(draft)
+
+
+def _give_way(draft: Draft) -> None:
+    """Holds nothing until the job that can start has all its workers."""
+    why = f"job {draft.observed.gives_way_to} can start on what this one would hold"
+    if draft.status.resize is not None:
+        _put_off(draft, Reason.GAVE_WAY, why)
+    elif not draft.sleeps():
+        message = f"{why}; the next attempt follows when it has started"
+        draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
+
+
+def _is_in_vain(draft: Draft, layout: Layout) -> bool:
+    """Whether the start waits until nodes have room for all of its workers; the condition says so."""
+    if not is_in_vain(draft, layout.workers):
+        return False
+    draft.waits_for_room = True
+    room = draft.num_placed + (draft.observed.reach or 0)
+    message = (
+        f"nodes have room for {room} of {layout.workers} workers, with what these may preempt; it starts once they do"
+    )
+    draft.set_condition(ConditionType.RUNNING, False, Reason.UNSCHEDULABLE, message)
+    return True
+
+
+def _put_off_what_does_not_begin(draft: Draft) -> None:
+    resize = draft.status.resize
+    assert resize is not None
+    placed = len(draft.joining_ids) == resize.to.layout.workers and all_scheduled(draft)
+    trouble = None if placed and can_start(draft) else resize.trouble_time or draft.now
+    resize = resize.model_copy(update={"trouble_time": trouble})
+    deadline = _deadline(draft, resize)
+    draft.update(resize=resize.model_copy(update={"deadline": deadline}))
+    if draft.now < deadline:
+        draft.wake_at(deadline)
+        return
+    reason, why = why_not_ready(draft)
+    if reason is Reason.UNSCHEDULABLE:
+        share.note_vain(draft)
+    elif placed and trouble is None:
+        draft.update(slow_starts=draft.status.slow_starts + 1)
+    _put_off(draft, reason, why)
+
+
+def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
+    """Lets a start go on after workers that ended before it began: others are created after a while, and have all the
+    time that a start has. All are given back where too many were lost, in a row or in all; those of one node, or of one
+    cause, end one after the other, so who ends while others are awaited is replaced with them.
+
+    Args:
+        draft: of a job that does not train yet.
+        lost: who ended, and how.
+        first: the wait for the first that is replaced; None, at once, if nothing speaks against it.
+    """
+    begin, again, resize = draft.now, draft.status.next_resize_time, draft.status.resize
+    if again is not None and draft.asleep:
+        begin = max(again, draft.now + (first or timedelta()))
+    else:
+        replacements, renewals = 0, 1
+        if resize is not None:
+            renewals += resize.renewals
+            if draft.now <= resize.start_time + LONGEST_RETRY:  # else the last one stayed
+                replacements = resize.replacements
+        if first is not None:
+            begin += first * (1 << min(replacements, 16))
+            replacements += 1
+        in_a_row = begin > draft.now + LONGEST_RETRY
+        if in_a_row or renewals > RENEWALS:
+            times = f"{replacements} times in a row" if in_a_row else f"{renewals} times"
+            _put_off(draft, Reason.WORKER_FAILED, f"{times} some ended, now {lost}")
+            return
+        if resize is not None:
+            draft.update(resize=resize.model_copy(update={"replacements": replacements, "renewals": renewals}))
+    if begin > draft.now:
+        draft.update(next_resize_time=begin)
+        message = f"{lost} before all were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"
+        draft.set_condition(ConditionType.RUNNING, False, Reason.WORKER_FAILED, message)
+    draft.prepare_anew(begin)
+
+
+def _deadline(draft: Draft, resize: Resize) -> datetime:
+    """When a start is put off. Where each worker is placed, images, init containers and models have longer, and longer
+    each time; but none holds its accelerator for ever. A pod may have vanished, and a container begun to fail, just
+    now: an image is pulled after the init containers, and what a registry refuses once it may give the next time."""
+    timeout = timedelta(seconds=draft.spec.run_policy.start_timeout_seconds)
+    if resize.trouble_time is not None:
+        times = (resize.start_time, resize.trouble_time, draft.observed.preferred_since)
+        return max(time for time in times if time is not None) + timeout
+    longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.slow_starts, 4))
+    since = draft.observed.since
+    return max(longer, since + timeout) if since else longer  # a new operator has to hear first who is ready
+
+
+def _put_off(draft: Draft, reason: Reason, why: str) -> None:
+    wait = sleep(draft, reason)
+    message = f"Start put off, its workers are to be given back: {why}; next attempt in {wait.total_seconds():.0f} s"
+    draft.set_condition(ConditionType.RUNNING, False, reason, message)
+    draft.tell(reason, message, EventType.WARNING)
+    draft.update(resize=None)
+    draft.keep_workers([])

@@ -1,0 +1,135 @@
+"""Ends a job that trains: its members are told to leave a checkpoint, and are deleted once it is durable.
+
+The channel tells them with the answers to their heartbeats. Each member ends by itself when the checkpoint is durable,
+so a pod that has ended proves it. Until then a member that is lost is left out by another generation, as in a job that
+trains on. Members that have not ended after `runPolicy.stopTimeoutSeconds` are deleted, and an event says how many
+steps are lost.
+"""
+
+from datetime import datetime, timedelta
+
+from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase, Stop
+from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.types import EventType
+
+from . import commit, recover
+from .lost_steps import forget_plan, newest_step, saved_by_members, tell_lost
+
+#: Members whose trouble with the storage a condition names.
+_MAX_NAMES = 3
+
+
+def begin(draft: Draft) -> None:
+    """Tells the members to leave a checkpoint and end, unless they were told already or nothing trains."""
+    if draft.status.stop is not None or draft.status.plan is None:
+        return
+    draft.update(stop=Stop(time=draft.now))
+    draft.wake_at(draft.now)
+    if draft.spec.checkpoint is None and (step := newest_step(draft)):
+        message = f"All {step} steps will be lost with the pods: the job has no spec.checkpoint"
+        draft.tell(Reason.STEPS_LOST, message, EventType.WARNING)
+
+
+def give_back(draft: Draft) -> None:
+    """Gives all workers back, members last: those that may still leave a checkpoint are kept until the stop's end.
+
+    Once no member is kept and no pod is left, the plan is forgotten, but never its number.
+    """
+    begin(draft)
+    draft.keep_workers(draft.ids_of(_saving(draft)))
+    draft.update(next_resize_time=None, resize_failures=0, slow_starts=0)
+    if not draft.status.worker_ids:
+        draft.update(resize=None)
+    if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
+        forget_plan(draft)
+
+
+def end_finished(draft: Draft) -> None:
+    """As `give_back`, of a job past its deadline: its plan stays, and its pods go as `cleanPodPolicy` says."""
+    failed = draft.status.condition(ConditionType.FAILED)
+    if failed is None or failed.reason != Reason.DEADLINE_EXCEEDED:
+        draft.update(stop=None)
+        return
+    if not draft.observed.status.finished:
+        begin(draft)
+    if draft.status.stop is None:
+        return
+    saving = _saving(draft)
+    draft.keep_workers(draft.ids_of(saving))
+    if not saving:
+        tell_lost(draft)
+        draft.update(stop=None)
+
+
+def words(draft: Draft) -> str:
+    """Says in a condition what the stop waits for; empty where it waits for nothing."""
+    stop, plan = draft.status.stop, draft.status.plan
+    if stop is None or plan is None or not draft.status.worker_ids:
+        return ""
+    unsaved = {
+        member.name: beat.unsaved
+        for member in plan.members
+        if (beat := draft.observed.beats.get(member.uid)) and beat.unsaved and draft.alive(member)
+    }
+    trouble = "; ".join(f"{name}: {why}" for name, why in list(unsaved.items())[:_MAX_NAMES])
+    waits = f"{len(draft.status.worker_ids)} workers have until {_deadline(draft, stop):%Y-%m-%dT%H:%M:%SZ} to leave"
+    checkpoint = draft.status.checkpoint
+    durable = f"the newest durable one is of step {checkpoint.step}" if checkpoint else "none is durable yet"
+    return ": ".join(filter(None, [f"{waits} a checkpoint, {durable}", trouble]))
+
+
+def _deadline(draft: Draft, stop: Stop) -> datetime:
+    """When members are deleted that have not ended. An operator that was away has all the time anew, because its
+    predecessor may not have told them."""
+    begin = max(stop.time, draft.observed.since or stop.time)
+    return begin + timedelta(seconds=draft.spec.run_policy.stop_timeout_seconds)
+
+
+def _saving(draft: Draft) -> list[Member]:
+    """Members that may still leave a checkpoint."""
+    stop, plan = draft.status.stop, draft.status.plan
+    if stop is None or plan is None:
+        return []
+    if draft.observed.status.stop is None:  # they go in the next turn, after the event that says what is lost
+        return draft.state_holders
+    _note_saved(draft, stop)
+    deadline = _deadline(draft, stop)
+    if draft.spec.checkpoint is None or _is_saved(draft) or draft.now >= deadline:
+        return []
+    draft.wake_at(deadline)
+    if draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE:
+        draft.update(resize=None)
+    if not draft.status.finished:
+        _regroup_survivors(draft)
+    return draft.state_holders
+
+
+def _note_saved(draft: Draft, stop: Stop) -> None:
+    saved = saved_by_members(draft)
+    if saved > stop.saved_step:
+        draft.update(stop=stop.model_copy(update={"saved_step": saved}))
+
+
+def _is_saved(draft: Draft) -> bool:
+    """Whether a member has ended after it left a checkpoint, which holds the state of all of them."""
+    return draft.status.stop is not None and draft.status.stop.saved_step > 0
+
+
+def _regroup_survivors(draft: Draft) -> None:
+    """Publishes a generation of the members that are left, if some were lost or lost each other. The survivors are let
+    go where they are too few, or hold no copy of what was lost."""
+    plan = draft.status.plan
+    assert plan is not None
+    lost = recover.find_lost(draft, plan)
+    if not lost:
+        commit.under_way(draft)
+        return
+    draft.keep_workers(key for key in draft.status.worker_ids if draft.name_of(key) not in lost)
+    survivors = draft.state_holders
+    layout = layouts.best(draft, len(survivors))
+    if layout is None or (plan.pipelines == 1 and draft.spec.mirror is None):
+        draft.keep_workers([])
+    else:
+        draft.publish(layout, survivors, ResizeReason.FAILURE)

@@ -1,0 +1,64 @@
+"""Says of workers that the cluster refuses to delete that they are still there, and in the cluster's words why.
+
+It is said where the job's state is: on Suspended while that is True, else on Running, also of a job that trains on or
+has ended. What the condition says besides stays in its message as long as a rule says it anew at each turn.
+"""
+
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.types import EventType, Worker
+
+MAX_NAMES = 8
+#: They say why nothing trains, and that it was told: the refusal is only added to their words.
+_STAYS = (Reason.CREATION_REFUSED, Reason.NO_LEGAL_START)
+
+
+def leaks(draft: Draft) -> bool:
+    """Whether no attempt begins, for workers of one that failed hold what they had: it would hold as much besides."""
+    return (
+        bool(draft.status.resize_failures)
+        and not draft.joining_ids
+        and any(worker.holds for worker in _undeleted(draft))
+    )
+
+
+def describe(draft: Draft) -> None:
+    """Sets the reason of a condition while workers cannot be deleted, and takes it back when they can."""
+    workers = _undeleted(draft)
+    suspended = draft.status.is_true(ConditionType.SUSPENDED) and not draft.status.finished
+    where = ConditionType.SUSPENDED if suspended else ConditionType.RUNNING
+    for condition in draft.status.conditions:
+        stale = condition.reason == Reason.DELETION_REFUSED and condition.type not in draft.said
+        if stale and not (workers and condition.type is where):
+            _take_back(draft, condition)
+    if not workers:
+        return
+    names = ", ".join(worker.name for worker in workers[:MAX_NAMES])
+    more = f" and {len(workers) - MAX_NAMES} more" if len(workers) > MAX_NAMES else ""
+    words = f"the cluster refuses to delete {names}{more}: {draft.observed.undeleted[workers[0].uid]}"
+    present = draft.status.condition(where)
+    status, reason, message = False, "", ""
+    if present is not None:
+        status = present.status is ConditionStatus.TRUE
+        if where in draft.said:
+            reason, message = present.reason, present.message
+    full = "; ".join(filter(None, [message, words]))
+    if reason in _STAYS:
+        draft.set_condition(where, status, reason, full)
+        return
+    if all(condition.reason != Reason.DELETION_REFUSED for condition in draft.observed.status.conditions):
+        draft.tell(Reason.DELETION_REFUSED, words, EventType.WARNING)
+    draft.set_condition(where, status, Reason.DELETION_REFUSED, full)
+
+
+def _undeleted(draft: Draft) -> list[Worker]:
+    refused = draft.observed.undeleted
+    return [worker for worker in draft.unwanted if worker.uid in refused] if refused else []
+
+
+def _take_back(draft: Draft, condition: Condition) -> None:
+    """What it said before is not known any more."""
+    again = draft.status.next_resize_time
+    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.asleep else ""
+    reason = Reason.FINISHED if draft.status.finished else Reason.WAITING_FOR_WORKERS
+    draft.set_condition(condition.type, condition.status is ConditionStatus.TRUE, reason, message)

@@ -1,0 +1,1 @@
+"""Several jobs on one cluster: shares, claims, and room for pods of other owners."""

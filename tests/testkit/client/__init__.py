@@ -1,0 +1,1 @@
+"""A cluster that the client talks to."""

@@ -1,0 +1,1 @@
+"""A real cluster: its objects, its tools, and a user's terminal."""

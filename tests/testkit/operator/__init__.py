@@ -1,0 +1,1 @@
+"""Jobs, clusters and trainers as the operator meets them: built, simulated or scripted."""

@@ -1,0 +1,35 @@
+"""An API server that keeps one Lease."""
+
+import copy
+from typing import Any
+
+from pipetransformer_operator.controller.ports import Conflict, Unavailable
+from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+
+
+class FakeApi(Api):
+    """Keeps one object with its version, as the API server does."""
+
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.object: Object | None = None
+        self.away = False
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        if self.away:
+            raise Unavailable("away")
+        if method == "GET":
+            if self.object is None:
+                raise NotFound(path)
+            return copy.deepcopy(self.object)
+        sent, now = copy.deepcopy(dict(body)), self.object
+        if method == "POST" and now is not None:
+            raise Conflict(path)
+        if now is not None and method == "PATCH":
+            sent = now | sent
+        if now is not None and sent["metadata"]["resourceVersion"] != now["metadata"]["resourceVersion"]:
+            raise Conflict(path)
+        version = int(now["metadata"]["resourceVersion"]) + 1 if now else 1
+        sent["metadata"]["resourceVersion"] = str(version)
+        self.object = sent
+        return copy.deepcopy(sent)

@@ -1,0 +1,107 @@
+"""A test's own namespace on the API server, and waiting for what is seen in it."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, Object
+from tests.testkit.operator.builders import JobBuilder
+
+POLL_SECONDS = 0.05
+
+
+async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: float = 40) -> Any:
+    """Asks again and again until the condition gives something true, and returns that."""
+    try:
+        async with asyncio.timeout(timeout):
+            while not (result := await condition()):  # noqa: ASYNC110 - it waits for another process
+                await asyncio.sleep(POLL_SECONDS)
+            return result
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {timeout} s") from None
+
+
+class Namespace:
+    """A namespace of the test's own: jobs and pods in it."""
+
+    def __init__(self, api: Api, name: str, folder: Path) -> None:
+        self.api = api
+        self.name = name
+        self.folder = folder
+        self.jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{name}/{PLURAL}"
+        self.core = f"/api/v1/namespaces/{name}"
+
+    async def apply(self, job: JobBuilder) -> None:
+        """Creates the job; its record goes to the namespace's folder."""
+        manifest = job.set("output", {"location": str(self.folder)}).manifest()
+        manifest["metadata"]["namespace"] = self.name
+        await self.api.request("POST", self.jobs, manifest)
+
+    async def patch(self, job: str, spec: Object) -> None:
+        """Edits the job's spec."""
+        await self.api.request("PATCH", f"{self.jobs}/{job}", {"spec": spec}, content_type=MERGE_PATCH)
+
+    async def bind(self, pod: str, node: str) -> None:
+        """What a scheduler does."""
+        binding = {"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+        await self.api.request("POST", f"{self.core}/pods/{pod}/binding", binding)
+
+    async def status(self, job: str = "digits") -> Object:
+        """The job's status."""
+        status: Object = (await self.api.get(f"{self.jobs}/{job}")).get("status", {})
+        return status
+
+    async def pods(self) -> dict[str, Object]:
+        """Pods by name."""
+        return {pod["metadata"]["name"]: pod for pod in (await self.api.get(f"{self.core}/pods"))["items"]}
+
+    async def told(self, *reasons: str) -> None:
+        """Waits until there is an event of each reason; events are written after the status that they explain."""
+
+        async def all_there() -> bool:
+            events = (await self.api.get(f"{self.core}/events"))["items"]
+            return set(reasons) <= {event["reason"] for event in events}
+
+        await until(f"events {', '.join(reasons)}", all_there)
+
+    async def clear(self) -> None:
+        """Deletes its jobs and pods: nothing here collects garbage, and later operators would look after them."""
+        await self.api.request("DELETE", self.jobs, {})
+        await self.api.request("DELETE", f"{self.core}/pods", {"gracePeriodSeconds": 0})
+
+    def advance(self, step: int, job: str = "digits") -> None:
+        """Lets the job train up to `step`."""
+        folder = self.folder / job
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "advance-to").write_text(str(step))
+
+    async def layout(self, generation: int, job: str = "digits") -> tuple[int, int]:
+        """Waits until the generation is confirmed; its (stages, pipelines)."""
+
+        async def confirmed() -> Object | None:
+            plan: Object | None = (await self.status(job)).get("plan")
+            return plan if plan and plan.get("confirmedGeneration", 0) >= generation else None
+
+        plan = await until(f"generation {generation} is confirmed", confirmed)
+        return plan["stages"], plan["pipelines"]
+
+    async def state(self, state: str, job: str = "digits") -> Object:
+        """Waits for the job's state; its status."""
+
+        async def reached() -> Object | None:
+            status = await self.status(job)
+            return status if status.get("state") == state else None
+
+        result: Object = await until(f"state {state}", reached)
+        return result
+
+
+async def new_namespace(api: Api, folder: Path) -> Namespace:
+    """A namespace that nobody else uses; jobs' records go to `folder`."""
+    name = f"test-{secrets.token_hex(4)}"
+    await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    await api.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+    return Namespace(api, name, folder)

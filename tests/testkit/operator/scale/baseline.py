@@ -1,0 +1,100 @@
+"""The same pods without any operator: plain Jobs of Kubernetes, on the same nodes behind the same control plane.
+
+What they take is what this machine needs for the pods alone. Nobody listens to their workers.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.testkit.cluster.api_server import ApiServer, Object
+
+from .cluster import control_plane, make_namespaces, processor_seconds, requests, spent
+from .nodes import GPU, GPUS_PER_NODE, FakeNodes
+from .run import JOBS_PER_NAMESPACE, PHASE_SECONDS, STAGES, SUBMITTED_AT_ONCE
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What it took until all pods ran.
+
+    Attributes:
+        requests_per_job: of anybody to the API server, by verb and resource.
+        cpu_start: processor seconds by process; `clients` are the nodes.
+    """
+
+    jobs: int
+    workers: int
+    seconds_all_running: float
+    requests_per_job: dict[str, float]
+    cpu_start: dict[str, float]
+
+    def document(self) -> dict[str, Any]:
+        """For a result file."""
+        return asdict(self)
+
+
+async def run_baseline(jobs: int, say: Callable[[str], None] = lambda text: None) -> Baseline:
+    """Runs `jobs` Jobs of 8 pods from submission until all pods run.
+
+    Raises:
+        RuntimeError: they did not.
+    """
+    async with control_plane() as layout, ApiServer(layout.kubeconfig) as api:
+        namespaces = [f"team-{index}" for index in range(-(-jobs // JOBS_PER_NAMESPACE))]
+        await make_namespaces(api, namespaces)
+        started: list[str] = []
+        nodes = FakeNodes(api, lambda pod, token: started.append(token), lambda uid: None)
+        await nodes.create(-(-jobs * STAGES // GPUS_PER_NODE))
+        keeping = asyncio.create_task(nodes.run())
+        used, asked = processor_seconds(layout, clients=os.getpid()), await requests(api)
+        begun = time.monotonic()
+        try:
+            await _submit(api, jobs, namespaces)
+            while len(started) < jobs * STAGES:
+                if keeping.done():
+                    keeping.result()
+                if time.monotonic() > begun + PHASE_SECONDS:
+                    raise RuntimeError(f"after {PHASE_SECONDS} s {len(started)} of {jobs * STAGES} pods run")
+                await asyncio.sleep(0.1)
+            seconds = time.monotonic() - begun
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+        say(f"{jobs} plain Jobs: all pods running after {seconds:.1f} s")
+        now = await requests(api)
+        return Baseline(
+            jobs=jobs,
+            workers=jobs * STAGES,
+            seconds_all_running=seconds,
+            requests_per_job={call: count / jobs for call, count in sorted((now - asked).items())},
+            cpu_start=spent(used, processor_seconds(layout, clients=os.getpid())),
+        )
+
+
+async def _submit(api: ApiServer, jobs: int, namespaces: list[str]) -> None:
+    slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
+
+    async def one(index: int) -> None:
+        namespace = namespaces[index // JOBS_PER_NAMESPACE]
+        async with slots:
+            await api.send("POST", f"/apis/batch/v1/namespaces/{namespace}/jobs", _manifest(f"job-{index}"))
+
+    await asyncio.gather(*(one(index) for index in range(jobs)))
+
+
+def _manifest(name: str) -> Object:
+    container = {"name": "trainer", "image": "trainer", "resources": {"limits": {GPU: 1}}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "parallelism": STAGES,
+            "completions": STAGES,
+            "template": {"spec": {"containers": [container], "restartPolicy": "Never"}},
+        },
+    }

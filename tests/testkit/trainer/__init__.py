@@ -1,0 +1,1 @@
+"""Runs of the trainer in processes of this machine, and what checks them."""

@@ -1,0 +1,405 @@
+"""Runs real workers as processes, with generations from a script instead of an operator.
+
+Workers start from a forkserver that has imported torch already. The script publishes a generation once the leader of
+the present one has committed a given number of steps, or once a worker is lost; everything else (rendezvous, groups,
+transfer) is the real thing.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipetransformer.hooks import Moment
+from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
+from pipetransformer_contract.spec import TrainerSpec
+from tests.testkit import forked
+
+#: Of the workers' collectives and rendezvous, where no watchdog comes before it.
+CONNECTION_TIMEOUT = datetime.timedelta(seconds=60)
+_BROKE = "broke"
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A generation to publish after `at_step` committed steps, or once worker `after_loss` is lost. Workers are
+    numbers; the first member leads."""
+
+    stages: int
+    pipelines: int
+    members: Sequence[int]
+    at_step: int = 0
+    leavers: Sequence[int] = ()
+    after_loss: int | None = None
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong in one worker.
+
+    Attributes:
+        killed_at: the process dies at that moment of that step (from 0) or generation.
+        stopped_at: it hangs there for ever. Nobody is told before another worker has lost its group: the operator
+            drops nobody for silence alone.
+        loses_vote_of: its connection seems to break after the vote of that step (from 0), before its commit.
+        loses_decision_after: it seems to break after the commit of that step, before what follows it.
+        loses_commit_of: it seems to break in the vote for that generation, for which all have voted.
+    """
+
+    killed_at: tuple[Moment, int] | None = None
+    stopped_at: tuple[Moment, int] | None = None
+    loses_vote_of: int | None = None
+    loses_decision_after: int | None = None
+    loses_commit_of: int | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether this worker is lost."""
+        return self.killed_at is not None or self.stopped_at is not None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A generation, and when a worker may see it."""
+
+    generation: Generation
+    at_step: int
+    after_loss: int | None
+
+    def names(self, worker: str) -> bool:
+        return any(member.name == worker for member in [*self.generation.members, *self.generation.leavers])
+
+
+class ScriptedSource:
+    """Generations from a list; a worker sees those that name it, after their step or their loss."""
+
+    def __init__(self, worker: str, published: Sequence[Published]) -> None:
+        self._published = [entry for entry in published if entry.names(worker)]
+        self._condition = threading.Condition()
+        self._step = 0
+        self._is_member = False
+        self._lost: set[int] = set()
+        self._closed = False
+
+    def stepped(self, step: int) -> None:
+        with self._condition:
+            self._step = step
+            self._condition.notify_all()
+
+    def joined(self) -> None:
+        with self._condition:
+            self._is_member = True
+
+    def lose(self, worker: int) -> None:
+        with self._condition:
+            self._lost.add(worker)
+            self._condition.notify_all()
+
+    def next_generation(self, after: int) -> Generation:
+        from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or self._visible(after) is not None)
+            found = self._visible(after)
+        if found is None:
+            raise RendezvousClosedError
+        return found
+
+    def newest(self) -> int:
+        with self._condition:
+            return max((e.generation.layout_generation for e in self._published if self._is_out(e)), default=0)
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def _is_out(self, entry: Published) -> bool:
+        return self._step >= entry.at_step if entry.after_loss is None else entry.after_loss in self._lost
+
+    def _visible(self, after: int) -> Generation | None:
+        newer = [entry for entry in self._published if entry.generation.layout_generation > after]
+        out = [entry for entry in newer if self._is_out(entry)]
+        if out:
+            return out[-1].generation
+        # A worker that has never been a member waits in the rendezvous for the others.
+        return newer[0].generation if newer and not self._is_member else None
+
+
+class Reports:
+    """A reporter that acknowledges everything and remembers it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Report] = []
+
+    def submit(self, report: Report, *, urgent: bool) -> None:
+        self.sent.append(report)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return True
+
+
+class Usage(NamedTuple):
+    """What a process used at one moment; `memory` is in bytes."""
+
+    generation: int
+    memory: int
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def now(cls, generation: int) -> "Usage":
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        tasks = len(list(Path("/proc/self/task").iterdir()))
+        return cls(generation, pages * os.sysconf("SC_PAGESIZE"), len(list(Path("/proc/self/fd").iterdir())), tasks)
+
+
+@dataclass
+class Ran:
+    """What a run left behind.
+
+    Attributes:
+        endings: how each worker ended that was not lost.
+        lost_at: seconds since the epoch when each of the others was.
+        usage: what each worker used after each round.
+    """
+
+    run_dir: Path
+    endings: dict[int, str] = field(default_factory=dict)
+    lost_at: dict[int, float] = field(default_factory=dict)
+    reports: list[Report] = field(default_factory=list)
+    usage: dict[int, list["Usage"]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        lines = (self.run_dir / "steps.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def ended_at(self) -> float:
+        """Seconds since the epoch when the newest event was noted."""
+        return float(json.loads((self.run_dir / "events.jsonl").read_text().splitlines()[-1])["time"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return content
+
+
+def _worker(
+    number: int,
+    spec_json: str,
+    run_dir: str,
+    pipe: Connection,
+    faults: Faults,
+    watchdog_seconds: float,
+    checks_model: bool,
+) -> None:
+    forked.end_with_tests()
+    import logging
+    from unittest import mock
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, format=f"w{number} %(asctime)s %(message)s")
+    from pipetransformer.checkpoint.resume import in_order_of_checkpoint
+    from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
+    from pipetransformer.elastic.generations.watcher import GenerationWatcher
+    from pipetransformer.elastic.regroup import transaction as regroup_module
+    from pipetransformer.elastic.transport.groups import Transport
+    from pipetransformer.elastic.transport.watchdog import Watchdog
+    from pipetransformer.hooks import Hooks
+    from pipetransformer.job.job import Job
+    from pipetransformer.worker.trainer import Trainer
+    from tests.testkit.trainer.undrawn import undrawn
+
+    undrawn().start()
+    if not checks_model:
+        mock.patch("pipetransformer.worker.warm_up._check_dropout").start()
+    try:
+        spec, num_shards = in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json))
+        job = Job.load(spec, num_shards=num_shards)
+        store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
+        pipe.send(address)
+        name = f"job-w{number}"
+        source = ScriptedSource(name, pipe.recv())
+        handler = GenerationRendezvousHandler(name, store, source, timeout=CONNECTION_TIMEOUT)
+        reports = Reports()
+        over = threading.Event()
+        usage: list[Usage] = []
+
+        def listen() -> None:
+            """Take the numbers of lost workers, and None at the end."""
+            while (lost := pipe.recv()) is not None:
+                source.lose(lost)
+            over.set()
+
+        def reached(moment: Moment, at: int) -> None:
+            if moment is Moment.AGREED:
+                source.joined()
+            if moment is Moment.ENDED:
+                source.stepped(at + 1)
+                usage.append(Usage.now(trainer.generation))
+            if (moment, at) in (faults.killed_at, faults.stopped_at):
+                pipe.send(time.time())
+                os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
+            if moment is Moment.VOTED and at == faults.loses_vote_of and trainer.generation == 1:
+                raise RuntimeError("injected: connection closed by peer")
+            if moment is Moment.COMMITTED and at == faults.loses_decision_after and trainer.generation == 1:
+                raise RuntimeError("injected: connection closed by peer")
+
+        def vote_for_generation(transfer: dist.ProcessGroup) -> None:
+            commit(transfer)
+            if handler.current == faults.loses_commit_of:
+                raise RuntimeError("injected: connection closed by peer")
+
+        commit = regroup_module._commit
+        regroup_module._commit = vote_for_generation
+        threading.Thread(target=listen, daemon=True).start()
+        watchdog = Watchdog(floor_seconds=watchdog_seconds)
+        trainer = Trainer(
+            job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", CONNECTION_TIMEOUT), reports,
+            Path(run_dir), Hooks(reached=reached, broke=lambda: pipe.send(_BROKE)), watchdog,
+        )  # fmt: skip
+        ending = trainer.run()
+        pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
+        over.wait()  # the store that this worker hosts serves the others until all have ended
+    except BaseException:
+        pipe.send((traceback.format_exc(), [], []))
+        raise
+
+
+def run_job(
+    spec: TrainerSpec,
+    script: Sequence[Scripted],
+    run_dir: Path,
+    *,
+    faults: Mapping[int, Faults] | None = None,
+    first_generation: int = 1,
+    job_uid: str = "job",
+    watchdog_seconds: float = 300.0,
+) -> Ran:
+    """Train `spec` through the generations of `script`, with `faults` by worker.
+
+    Args:
+        spec: of the job.
+        script: its generations.
+        run_dir: for the record.
+        faults: by worker.
+        first_generation: number of the script's first.
+        job_uid: of the job; another one's is a new job.
+        watchdog_seconds: floor of the workers' watchdogs. Beyond the harness's patience by default: a death has to be
+            noticed by the connections that it closes.
+    """
+    faults = faults or {}
+    context = forked.context(*forked.TRAINER)
+    numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
+    pipes: dict[int, Connection] = {}
+    processes: dict[int, ForkServerProcess] = {}
+    for number in numbers:
+        pipes[number], theirs = context.Pipe()
+        processes[number] = context.Process(
+            target=_worker,
+            args=(
+                number,
+                spec.model_dump_json(by_alias=True),
+                str(run_dir),
+                theirs,
+                faults.get(number, Faults()),
+                watchdog_seconds,
+                number == numbers[0],  # all hold the same model, and each would take a tenth of its time
+            ),
+        )
+        processes[number].start()
+        theirs.close()
+    try:
+        members = {number: Member(name=f"job-w{number}", uid=f"u{number}", address=_receive(pipes[number]))
+                   for number in numbers}  # fmt: skip
+        published = [
+            Published(
+                Generation(
+                    job_uid=job_uid,
+                    layout_generation=first_generation + index,
+                    stages=entry.stages,
+                    pipelines=entry.pipelines,
+                    members=[members[number] for number in entry.members],
+                    leavers=[members[number] for number in entry.leavers],
+                    leader=members[entry.members[0]].name,
+                    nonce="n",
+                    reason=ResizeReason.START if index == 0 else ResizeReason.PACK,
+                ),
+                entry.at_step,
+                entry.after_loss,
+            )
+            for index, entry in enumerate(script)
+        ]
+        for number in numbers:
+            pipes[number].send(published)
+        return _follow(Ran(run_dir), pipes, processes, faults)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.join()
+
+
+def _follow(
+    ran: Ran,
+    pipes: Mapping[int, Connection],
+    processes: Mapping[int, ForkServerProcess],
+    faults: Mapping[int, Faults],
+) -> Ran:
+    """Collect how the workers end, and tell the others of each that is lost."""
+    running = dict(pipes)
+    silent: list[int] = []
+    broke = False
+
+    def tell(lost: int) -> None:
+        for pipe in pipes.values():
+            with contextlib.suppress(OSError):
+                pipe.send(lost)
+
+    while running:
+        heard = wait(list(running.values()), timeout=120)
+        if not heard:
+            raise TimeoutError(f"workers {sorted(running)} said nothing for 120 s")
+        for number in [number for number, pipe in running.items() if pipe in heard]:
+            said = running[number].recv()
+            if said == _BROKE:
+                broke = True
+            elif isinstance(said, tuple):
+                ran.endings[number] = said[0]
+                ran.reports += [Report.model_validate_json(content) for content in said[1]]
+                ran.usage[number] = said[2]
+                del running[number]
+            else:
+                ran.lost_at[number] = said
+                del running[number]
+                if faults[number].killed_at:
+                    processes[number].join(60)
+                    tell(number)
+                else:
+                    silent.append(number)
+        while broke and silent:
+            tell(silent.pop())
+    for pipe in pipes.values():
+        with contextlib.suppress(OSError):
+            pipe.send(None)
+    return ran
+
+
+def _receive(pipe: Connection) -> Any:
+    if not pipe.poll(120):
+        raise TimeoutError("a worker said nothing for 120 s")
+    return pipe.recv()

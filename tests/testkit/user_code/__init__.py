@@ -1,0 +1,1 @@
+"""Models, data and metrics as a user would write them, the broken ones too."""

@@ -1,0 +1,173 @@
+"""The site can be built, needs nobody else, and says what is so."""
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from pipetransformer.data import load_dataset as load_dataset_of
+from pipetransformer.errors import SpecError
+from pipetransformer_client.cli.app import app
+from pipetransformer_contract.api.schema import Schema, pruned, root_schema
+from pipetransformer_contract.api.validate import validate_manifest
+from pipetransformer_contract.spec import Data
+from tests.testkit import ROOT
+from tests.testkit.documented import pages
+from tools.docs import values, write
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a link or anchor to nowhere, or a page that is not in the navigation, ends it."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_the_site_is_read_without_any_other_server(site: Path) -> None:
+    loads = re.compile(
+        r'<(?:script|img|iframe)\b[^>]*\ssrc="?(?:https?:)?//'
+        r'|<link\b(?=[^>]*rel="?(?:stylesheet|preload|preconnect|icon))[^>]*href="?(?:https?:)?//'
+    )
+    found = {page.name: loads.findall(page.read_text()) for page in site.rglob("*.html")}
+    assert len(found) > 30
+    assert not {page: what for page, what in found.items() if what}
+    assert not [style for style in site.rglob("*.css") if re.search(r"url\(['\"]?(?:https?:)?//", style.read_text())]
+
+
+@pytest.mark.parametrize("path", write.rendered(), ids=lambda path: path.name)
+def test_what_is_generated_is_what_make_generate_writes(path: Path) -> None:
+    assert path.read_text() == write.rendered()[path], "run `make generate`"
+
+
+def test_every_field_of_a_job_has_a_description_and_every_value_of_the_chart_or_its_group_a_comment() -> None:
+    spec, status = (root_schema()["properties"][name] for name in ("spec", "status"))
+    assert not [path for path, field in [*fields(spec), *fields(status)] if not field.get("description")]
+    commented = {path for path, comment in values.comments((values.CHART / "values.yaml").read_text()) if comment}
+    keys = [path for path, _ in values.comments((values.CHART / "values.yaml").read_text()) if len(path) == 1]
+    assert not [key for key in keys if not any(path[:1] == key for path in commented)]
+
+
+def fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field
+        yield from fields(field.get("items", field), f"{path}.{name}")
+
+
+def test_a_command_in_a_sentence_exists_with_its_options() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    texts = {(path.name, text) for path in pages() for text in re.findall(r"`([^`\n]+)`", path.read_text())}
+    ours = [(page, text.split()) for page, text in texts if re.match(r"(kubectl )?pipetransformer [a-z]", text)]
+    assert len(ours) > 10
+    for page, words in ours:
+        words = words[words.index("pipetransformer") + 1 :]
+        assert words[0] in group.commands, f"{page}: {words}"
+        known = {option for parameter in group.commands[words[0]].params for option in parameter.opts}
+        used = {word.strip("[]") for word in words if word.startswith(("-", "[-"))}
+        assert used <= known, f"{page}: {words}"
+    targets = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, flags=re.MULTILINE))
+    made = [(page, text.split()[1:]) for page, text in texts if text.startswith("make ")]
+    assert not [
+        (page, words) for page, words in made if not {w for w in words if re.fullmatch("[a-z-]+", w)} <= targets
+    ]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Pages and their blocks of code in a language."""
+    fenced = re.compile(rf"^( *)```{language}\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+    return [(path.name, textwrap.dedent(block)) for path in pages() for _, block in fenced.findall(path.read_text())]
+
+
+def test_a_job_in_a_page_is_one_that_the_operator_takes_and_a_part_of_one_has_fields_that_there_are() -> None:
+    written = [(page, yaml.safe_load(block)) for page, block in blocks("yaml")]
+    jobs = [(page, job) for page, job in written if job.get("kind") == "PipeTrainingJob"]
+    parts = [(page, job["spec"]) for page, job in written if job.keys() == {"spec"}]
+    assert len(jobs) >= 2 and len(parts) >= 2
+    for page, job in jobs:
+        assert validate_manifest(job) == [], page
+    for page, spec in parts:
+        assert pruned(root_schema()["properties"]["spec"], spec) == spec, page
+
+
+def test_the_dataset_of_a_job_in_a_page_is_asked_for_as_its_loader_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(path: str, *_: object, **__: object) -> None:
+        asked.append(path)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    jobs = [yaml.safe_load(block) for _, block in blocks("yaml")]
+    found = [job["spec"]["data"] for job in jobs if job.get("spec", {}).get("data", {}).get("name") == "huggingface"]
+    for data in found:
+        with pytest.raises(SpecError, match=r"spec\.data\.path: huggingface: FileNotFoundError"):
+            load_dataset_of(Data.model_validate(data), dtype=torch.float32)
+    assert asked and asked == [data["path"] for data in found]
+
+
+def test_python_in_a_page_imports_what_there_is() -> None:
+    imports = [
+        (page, node)
+        for page, block in blocks("python")
+        if "--8<--" not in block
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pipetransformer")
+    ]
+    assert len(imports) >= 3
+    for page, node in imports:
+        module = importlib.import_module(str(node.module))
+        assert not [name.name for name in node.names if not hasattr(module, name.name)], page
+
+
+def test_the_architecture_names_every_room() -> None:
+    paths = re.findall(r"`([\w/]+)`", (ROOT / "docs" / "architecture.md").read_text())
+    named = {room for path in paths for room in path.split("/")}
+    packages = (ROOT / "trainer_image" / "pipetransformer", ROOT / "operator" / "pipetransformer_operator")
+    rooms = [path for package in packages for path in package.rglob("*") if path.is_dir()]
+    rooms += [path for package in packages for path in package.glob("*.py")]
+    rooms = [room for room in rooms if not room.name.startswith("__")]
+    assert len(rooms) > 40
+    assert not [room.stem for room in rooms if room.stem not in named]
+
+
+def test_one_room_imports_the_stock_pipelining() -> None:
+    package = ROOT / "trainer_image" / "pipetransformer"
+    imports = re.compile(r"^\s*(?:from|import) torch\.distributed\.pipelining", re.MULTILINE)
+    found = {file.parent.name for file in package.rglob("*.py") if imports.search(file.read_text())}
+    assert found == {"pipeline"}
+
+
+def test_every_example_is_shown_in_a_page() -> None:
+    text = "".join(path.read_text() for path in pages())
+    examples = [path for path in (ROOT / "examples").rglob("*") if path.is_file()]
+    assert len(examples) > 5
+    assert not [path.name for path in examples if path.name not in text]
+
+
+def test_the_readmes_figures_are_those_of_the_page_that_it_links() -> None:
+    cases = json.loads((ROOT / "benchmarks/results/regroup.json").read_text())["cases"]
+    moves = [move for case in cases.values() for move in case.values()]
+    pauses = [move["pause_seconds"]["median"] for move in moves]
+    restarts = [move["torchrun_seconds"]["median"] for move in moves if move["torchrun_seconds"]]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"The pause is {min(pauses):.2f} to {max(pauses):.2f} s for 10 MB to 1 GB of state" in readme
+    assert f"restart from a checkpoint takes {min(restarts):.0f} to {max(restarts):.0f} s" in readme

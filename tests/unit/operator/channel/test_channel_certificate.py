@@ -1,0 +1,265 @@
+"""Certificates of the channel: workers trust the server at every instant while authorities follow each other."""
+
+import asyncio
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectorCertificateError, ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from pipetransformer_operator.channel.tls.certificate import (
+    AUTHORITY_LIFETIME,
+    RENEWAL,
+    SPREAD,
+    Authority,
+    MountedCertificate,
+    load_new_certificate,
+    new_authority,
+    renewed,
+    server_context,
+    signing,
+)
+from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.kube.client.api import NotFound, Object
+from pipetransformer_operator.kube.trust.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
+from tests.testkit.operator.fake_lease_api import FakeApi
+
+pytestmark = pytest.mark.timeout(60)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_workers_know_an_authority_for_a_day_before_it_signs_and_the_old_one_until_it_ends() -> None:
+    authorities: tuple[Authority, ...] = ()
+    published: dict[bytes, datetime] = {}
+    signers: list[bytes] = []
+    for hours in range(0, 3 * 365 * 24, 12):
+        now = NOW + timedelta(hours=hours)
+        authorities = renewed(authorities, now)
+        signer = signing(authorities, now)
+        for one in authorities:
+            published.setdefault(one.certificate, now)
+        assert signer.end > now + RENEWAL - SPREAD - timedelta(days=1)
+        assert len(published) == 1 or now - published[signer.certificate] >= SPREAD or signer == authorities[0]
+        if signer.certificate not in signers:
+            signers.append(signer.certificate)
+        assert len(authorities) <= 2
+    assert len(signers) == 5  # every eight months
+
+
+def trusting(*authorities: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata="".join(one.certificate.decode() for one in authorities))
+
+
+async def test_a_running_server_changes_its_certificate_and_workers_that_know_both_never_notice() -> None:
+    now = datetime.now(UTC)
+    old, new = new_authority(now), new_authority(now)
+    context = server_context()
+
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.add_routes([web.get("/", hello)])
+    server = TestServer(app, scheme="https", host="127.0.0.1")
+    load_new_certificate(context, old, ["127.0.0.1"], now)
+    await server.start_server(ssl=context)
+
+    async def asked(trusted: ssl.SSLContext) -> int:
+        async with ClientSession() as session, session.get(server.make_url("/"), ssl=trusted) as response:
+            return response.status
+
+    assert await asked(trusting(old, new)) == 200
+    with pytest.raises(ClientConnectorCertificateError):
+        await asked(trusting(new))
+    load_new_certificate(context, new, ["127.0.0.1"], now)
+    assert await asked(trusting(old, new)) == 200
+    with pytest.raises(ClientConnectorCertificateError):
+        await asked(trusting(old))
+    await server.close()
+
+
+async def test_the_authorities_outlive_the_operator_and_are_renewed_where_they_are_kept() -> None:
+    api, times = FakeApi(), [NOW]
+    first = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
+    await first.refresh()
+    next_one = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
+    await next_one.refresh()
+    assert next_one.trusted == first.trusted
+    assert first.trusted.count(b"BEGIN CERTIFICATE") == 1
+    times.append(NOW + AUTHORITY_LIFETIME - RENEWAL + timedelta(days=1))
+    await next_one.refresh()
+    assert next_one.trusted.startswith(first.trusted)
+    assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 2
+    assert api.object is not None and api.object["metadata"]["name"] == SECRET
+    del api.object["data"]  # somebody emptied it
+    await next_one.refresh()
+    assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 1 and next_one.trusted not in first.trusted
+
+
+async def test_namespaces_are_told_again_only_when_there_is_something_new() -> None:
+    api, trusted = FakeApi(), [b"old"]
+    publisher = Publisher(api, lambda: trusted[-1])
+    await publisher.publish("team")
+    await publisher.publish("team")
+    assert api.object is not None
+    assert api.object["metadata"]["resourceVersion"] == "1"
+    trusted.append(b"old and new")
+    await publisher.publish("team")
+    assert api.object["data"] == {"ca.crt": "old and new"}
+    api.object = None  # the namespace was deleted with its jobs, and made again
+    publisher.forget("team")
+    await publisher.publish("team")
+    assert api.object is not None
+
+
+async def test_what_others_wrote_is_put_back_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    api = FakeApi()
+    mine, theirs = Publisher(api, lambda: b"mine"), Publisher(api, lambda: b"theirs")
+
+    async def restored() -> Object:
+        assert api.object is not None
+        await mine.restore(api.object | {"metadata": {"namespace": "team"}}, deleted=False)
+        return api.object
+
+    await mine.publish("team")
+    assert (await restored())["metadata"]["resourceVersion"] == "1"
+    assert pauses == []
+    await theirs.publish("team")
+    assert (await restored())["data"] == {"ca.crt": "mine"}
+    assert pauses == [RESTORE_SECONDS]
+
+
+async def test_a_namespace_that_refuses_or_is_slow_keeps_nobody_else_from_what_is_new() -> None:
+    told: list[str] = []
+    others = asyncio.Event()
+
+    class Refusing(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            if "/slow/" in path:
+                await others.wait()
+            if "/two/" in path:
+                others.set()
+            if "/closed/" in path:
+                raise Refused("a quota says no")
+            if "/gone/" in path:
+                raise NotFound("no such namespace")
+            told.append(path.split("/")[4])
+            return {}
+
+    publisher = Publisher(Refusing(), lambda: b"new")
+    await publisher.publish_anew(["one", "slow", "closed", "gone", "two"])
+    assert told == ["one", "two", "slow"]
+
+
+async def test_a_namespace_whose_quota_is_full_is_told_what_is_new_where_it_has_the_object() -> None:
+    class Full(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            if method == "POST":
+                raise Refused("exceeded quota")
+            if self.object is None:
+                raise NotFound(path)
+            return await super().request(method, path, body, **options)
+
+    api = Full()
+    publisher = Publisher(api, lambda: b"new")
+    with pytest.raises(Refused, match="exceeded quota"):
+        await publisher.publish("team")
+    api.object = {"metadata": {"resourceVersion": "1"}, "data": {"ca.crt": "old"}}
+    await publisher.publish("team")
+    assert api.object["data"] == {"ca.crt": "new"}
+
+
+def mount(folder: Path, authority: Authority, trusted: bytes = b"") -> None:
+    """As cert-manager would, with the authority's own certificate as the server's."""
+    files = {"ca.crt": trusted or authority.certificate, "tls.crt": authority.certificate, "tls.key": authority.key}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+async def test_a_mounted_certificate_of_a_new_authority_is_shown_only_when_workers_had_time_to_trust_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, newest = (new_authority(NOW) for _ in range(3))
+    mounted = MountedCertificate(tmp_path)
+    loaded: list[bytes] = []
+
+    class Context(ssl.SSLContext):
+        def load_cert_chain(self, certfile: Any, keyfile: Any = None, password: Any = None) -> None:
+            loaded.append(Path(certfile).read_bytes())
+
+    monkeypatch.setattr(mounted, "_context", Context(ssl.PROTOCOL_TLS_SERVER))
+
+    def trusts() -> list[Authority]:
+        return [one for one in (old, new, newest) if one.certificate.strip() in mounted.trusted]
+
+    mount(tmp_path, old)
+    await mounted.refresh()
+    mount(tmp_path, new)
+    await mounted.refresh()
+    assert (loaded, trusts()) == ([old.certificate], [old, new])
+    await mounted.refresh()
+    assert (loaded[1:], trusts()) == ([new.certificate], [new])
+    mount(tmp_path, newest)
+    await mounted.refresh()
+    mount(tmp_path, old)  # taken back meanwhile
+    await mounted.refresh()
+    assert (loaded[2:], trusts()) == ([], [old, new])
+    mount(tmp_path, new, trusted=old.certificate + new.certificate)
+    await mounted.refresh()
+    assert (loaded[2:], trusts()) == ([new.certificate], [old, new])
+
+
+async def test_who_waits_for_a_namespace_that_refuses_shares_one_attempt_and_the_next_is_another() -> None:
+    attempts = 0
+
+    class Slow(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            nonlocal attempts
+            attempts += method == "POST"
+            await asyncio.sleep(0)
+            raise Refused("a webhook does not answer")
+
+    publisher = Publisher(Slow(), lambda: b"new")
+    for each in (1, 2):
+        answers = await asyncio.gather(*(publisher.publish("team") for _ in range(8)), return_exceptions=True)
+        assert all(isinstance(answer, Refused) for answer in answers) and len(answers) == 8
+        assert attempts == each
+
+
+async def test_who_asks_while_an_older_certificate_is_written_gets_the_new_one() -> None:
+    trusted, written = [b"old"], []
+
+    class Renewed(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            written.append(body["data"]["ca.crt"])
+            trusted.append(b"new")
+            await asyncio.sleep(0)
+            return {}
+
+    publisher = Publisher(Renewed(), lambda: trusted[-1])
+    await asyncio.gather(publisher.publish("team"), publisher.publish("team"))
+    assert written == ["old", "new"]
+
+
+async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
+    mounted = MountedCertificate(tmp_path)
+    with pytest.raises(ValueError, match=r"tls\.crt, tls\.key and ca\.crt are needed"):
+        await mounted.refresh()
+    made = new_authority(NOW)
+    for name, content in (("ca.crt", made.certificate), ("tls.crt", made.certificate), ("tls.key", made.key)):
+        (tmp_path / name).write_bytes(content)
+    await mounted.refresh()
+    assert mounted.trusted == made.certificate
+    (tmp_path / "ca.crt").write_text("torn")
+    with pytest.raises(ValueError, match="needed"):
+        await mounted.refresh()
+    assert mounted.trusted == made.certificate

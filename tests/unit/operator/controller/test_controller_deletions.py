@@ -1,0 +1,137 @@
+"""Deletions that the cluster refuses: said in the status, tried ever more rarely, and in nobody's way."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.status import Condition, ConditionType
+from pipetransformer_operator.channel.limits import pulse
+from pipetransformer_operator.controller.deletions import Deletions
+from pipetransformer_operator.controller.loop import Pace
+from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.controller import KEY, make_loop
+from tests.testkit.operator.shared_cluster import Cluster
+
+WORDS = "DELETE pods: 403 a policy says no"
+
+
+@pytest.fixture(autouse=True)
+def no_words_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of conditions alone are written at once."""
+    monkeypatch.setattr(pulse, "SHORTEST_WORDS_SECONDS", 0.0)
+    monkeypatch.setattr(pulse, "WORDS_PER_SECOND", math.inf)
+
+
+class Keeping(Cluster):
+    """It refuses to delete pods of these names."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(9, make_job().stages(2).workers(2).job())
+        self.kept = set(names)
+        self.asked: list[str] = []
+        self.told: list[str] = []
+
+    async def delete(self, job: PipeTrainingJob, name: str = "", uid: str = "") -> None:
+        self.asked.append(name)
+        if name in self.kept:
+            raise Refused(WORDS)
+        await super().delete(job, name, uid)
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        self.told.append(event.reason)
+
+    def change(self, *, suspended: bool = False) -> None:
+        """Somebody edits the spec."""
+        job = self.jobs[KEY]
+        self.jobs[KEY] = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": suspended})})
+
+    def suspended(self) -> Condition:
+        found = self.status("digits").condition(ConditionType.SUSPENDED)
+        assert found is not None
+        return found
+
+
+async def test_a_deletion_that_is_refused_fails_no_turn_and_is_said_with_the_clusters_words() -> None:
+    cluster = Keeping("digits-w0")
+    loop = make_loop(cluster)
+    for _ in range(2):
+        await loop.turn(cluster.jobs[KEY])
+    cluster.change(suspended=True)
+    for _ in range(3):
+        again = await loop.turn(cluster.jobs[KEY])
+
+    assert [worker.name for worker in cluster.list(cluster.jobs[KEY])] == ["digits-w0"]
+    assert cluster.suspended().reason == "DeletionRefused"
+    assert cluster.suspended().message == f"spec.suspend is true; the cluster refuses to delete digits-w0: {WORDS}"
+    assert cluster.told.count("DeletionRefused") == 1
+    assert cluster.status("digits").gpus.held == 1
+    assert cluster.asked == ["digits-w0", "digits-w1"], "turns for other reasons ask for nothing again"
+    assert again is not None and 0 < again <= 0.5
+
+
+async def test_it_is_asked_again_in_time_and_forgotten_when_it_passes() -> None:
+    cluster = Keeping("digits-w0")
+    loop = make_loop(cluster, Pace(first_retry=0.0))
+    for _ in range(2):
+        await loop.turn(cluster.jobs[KEY])
+    cluster.change(suspended=True)
+    for _ in range(2):
+        await loop.turn(cluster.jobs[KEY])
+    assert cluster.suspended().reason == "DeletionRefused"
+    cluster.kept.clear()
+    for _ in range(2):
+        await loop.turn(cluster.jobs[KEY])
+    assert cluster.suspended().reason == "SuspendedByUser"
+    assert cluster.status("digits").gpus.held == 0
+    assert cluster.told.count("DeletionRefused") == 1
+
+
+async def test_one_that_somebody_else_deletes_is_not_named_any_more() -> None:
+    cluster = Keeping("digits-w0", "digits-w1")
+    loop = make_loop(cluster)
+    for _ in range(2):
+        await loop.turn(cluster.jobs[KEY])
+    cluster.change(suspended=True)
+    for _ in range(2):
+        await loop.turn(cluster.jobs[KEY])
+    pods = cluster.workers["digits"]
+    pods[:] = [replace(pod, terminating=True) for pod in pods]
+    await loop.turn(cluster.jobs[KEY])
+    assert cluster.suspended().reason == "SuspendedByUser"
+
+
+async def test_workers_that_are_not_refused_are_deleted_while_others_wait() -> None:
+    cluster = Keeping("digits-w7")
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7", WorkerPhase.RUNNING, scheduled=True)]
+    loop = make_loop(cluster)
+    for _ in range(2):
+        await loop.turn(cluster.jobs[KEY])
+    assert len(cluster.workers["digits"]) == 3, "others are created"
+    running = cluster.status("digits").condition(ConditionType.RUNNING)
+    assert running is not None and running.reason == "DeletionRefused"
+    cluster.change(suspended=True)
+    await loop.turn(cluster.jobs[KEY])
+    assert [worker.name for worker in cluster.workers["digits"]] == ["digits-w7"]
+    assert sorted(cluster.asked) == ["digits-w0", "digits-w1", "digits-w7"]
+
+
+def test_each_refusal_doubles_the_pause_up_to_the_longest() -> None:
+    deletions, wanted = Deletions(1.0, 5.0), [("a", "uid-a"), ("b", "uid-b")]
+    assert deletions.due(wanted, 0.0) == wanted
+    assert deletions.wait(0.0) is None
+    now, pauses = 0.0, []
+    for _ in range(4):
+        pauses.append(deletions.refuse("uid-a", WORDS, now))
+        assert deletions.due(wanted, now) == [("b", "uid-b")]
+        assert deletions.wait(now) == pauses[-1]
+        now += pauses[-1]
+        assert deletions.due(wanted, now) == wanted
+    assert pauses == [1.0, 2.0, 4.0, 5.0]
+    deletions.accept("uid-a")
+    assert deletions.refused == {}
+    assert deletions.refuse("uid-a", WORDS, now) == 1.0
+    assert deletions.due([("b", "uid-b")], now) == [("b", "uid-b")] and deletions.refused == {}

@@ -1,0 +1,532 @@
+"""What a turn of a job's loop writes, and what may wait."""
+
+import asyncio
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+from pipetransformer_contract.messages import Heartbeat, Ready, Report
+from pipetransformer_operator.channel.board import Ended, NotYetDurable, Reporter
+from pipetransformer_operator.channel.limits import pulse
+from pipetransformer_operator.channel.limits.pulse import Pulse
+from pipetransformer_operator.controller.loop import JobLoop, Pace
+from pipetransformer_operator.controller.manager import Controller
+from pipetransformer_operator.controller.ports import (
+    Conflict,
+    Invalid,
+    NameConflict,
+    Recorder,
+    Refused,
+    TurnResult,
+    Unavailable,
+)
+from pipetransformer_operator.controller.slots import Slots
+from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.controller import KEY, NOW, make_loop
+from tests.testkit.operator.shared_cluster import Cluster
+
+
+class Turns(Recorder):
+    """Those that a loop took and that nobody has waited for."""
+
+    def __init__(self) -> None:
+        self._taken = asyncio.Semaphore(0)
+
+    def turned(self, result: TurnResult, seconds: float) -> None:
+        self._taken.release()
+
+    async def taken(self, count: int = 1) -> None:
+        """Waits until the loop took so many more."""
+        for _ in range(count):
+            await self._taken.acquire()
+
+    def none(self) -> bool:
+        """Whether it took no more."""
+        return self._taken.locked()
+
+
+class Written(Cluster):
+    """Counts writes."""
+
+    statuses = 0
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        self.statuses += 1
+        await super().write_status(job, status)
+
+
+@pytest.mark.parametrize(("jobs", "written"), [(1000, False), (0, True)])
+async def test_words_that_change_with_every_pod_are_written_now_and_then(
+    jobs: int, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "SHORTEST_WORDS_SECONDS", 0.0)
+    others = Pulse()
+    others.add(workers=0, jobs=jobs - 1)  # and this one
+    cluster = Written(0, make_job().workers(4).job())
+    loop = make_loop(cluster, pulse=others)
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    settled = cluster.statuses
+    pods = cluster.workers["digits"]
+    pods[0] = replace(pods[0], waiting="Unschedulable: no node is left")
+
+    again = await loop.turn(cluster.jobs[KEY])
+
+    assert cluster.statuses == settled + written
+    assert again is not None and (written or 0 < again <= 100), "it is written once the time is over"
+
+
+async def test_what_is_more_than_words_is_written_at_once() -> None:
+    cluster = Written(0, make_job().workers(4).job())
+    loop = make_loop(cluster)
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    settled = cluster.statuses
+    pods = cluster.workers["digits"]
+    pods[0] = replace(pods[0], terminating=True)
+
+    await loop.turn(cluster.jobs[KEY])
+
+    assert cluster.statuses == settled + 1
+    assert cluster.status("digits").worker_ids == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("ending", "ended"), [("suspend", False), ("fail", True)])
+async def test_members_hear_that_their_job_has_failed_and_not_that_it_is_suspended(ending: str, ended: bool) -> None:
+    cluster = Cluster(0, make_job().workers(4).job())
+    loop = make_loop(cluster)
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    job, member = cluster.jobs[KEY], Reporter("digits-w0", "digits-w0")
+    if ending == "suspend":
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True})})
+    else:
+        failed = Condition(
+            type=ConditionType.FAILED, status=ConditionStatus.TRUE, reason="Broken", last_transition_time=NOW
+        )
+        job = job.model_copy(update={"status": job.status.model_copy(update={"conditions": [failed]})})
+    cluster.jobs[KEY] = job
+
+    await loop.turn(job)
+
+    with pytest.raises(Ended) if ended else nullcontext():
+        loop.board.put_heartbeat(member, Heartbeat(layout_generation=1, step=1))
+
+
+class Contested(Written):
+    """Somebody else writes the job just before its first status is written."""
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        if self.statuses == 0:
+            self.statuses += 1
+            raise Conflict("the object has been modified")
+        await super().write_status(job, status)
+
+
+async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_again() -> None:
+    cluster = Contested(4, make_job().workers(4).job())
+    turns: list[TurnResult] = []
+
+    class Told(Recorder):
+        def turned(self, result: TurnResult, seconds: float) -> None:
+            turns.append(result)
+            assert result is not TurnResult.CONFLICT or not cluster.workers["digits"], "pods without a durable status"
+
+    loop = make_loop(cluster, Pace(debounce=0.001), Told())
+    running = asyncio.create_task(loop.run())
+    while len(cluster.workers["digits"]) < 4:
+        await cluster.next_change()
+    running.cancel()
+    assert turns[0] is TurnResult.CONFLICT
+
+
+async def test_a_job_that_takes_the_name_of_a_deleted_one_finds_nothing_of_what_that_ones_workers_said() -> None:
+    first = make_job().workers(2).job()
+    second = first.model_copy(update={"metadata": first.metadata.model_copy(update={"uid": "second"})})
+    cluster = Cluster(4, first)
+    controller = Controller(cluster, cluster, pace=Pace(debounce=0.001))
+    controller.wake(KEY)
+    while len(cluster.workers["digits"]) < 2:
+        await cluster.next_change()
+    old = controller.boards[KEY]
+    old.put_ready(Reporter("digits-w0", "uid-digits-w0"), Ready(address="10.0.0.1:1"))
+
+    cluster.jobs[KEY], cluster.workers["digits"] = second, []
+    controller.wake(KEY)
+    while len(cluster.workers["digits"]) < 2:
+        await cluster.next_change()
+
+    assert controller.boards[KEY] is not old and not controller.boards[KEY].ready
+    await controller.stop()
+
+
+class Particular(Cluster):
+    """Takes no status with a report of that step: by default for good, as by bounds that are not known here."""
+
+    error: Exception | None = Invalid("422 status.lastReport: Duplicate value")
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        if self.error is not None and status.last_report is not None and status.last_report.step == 7:
+            raise self.error
+        await super().write_status(job, status)
+
+
+class Leader:
+    """A job of two workers whose first generation is published, and what one of them reports."""
+
+    def __init__(self) -> None:
+        job = make_job().stages(1).workers(2).job()
+        job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "job"})})
+        self.cluster = Particular(4, job)
+        self.loop = make_loop(self.cluster)
+
+    async def turn(self) -> None:
+        await self.loop.turn(self.cluster.jobs[KEY])
+
+    async def start(self) -> None:
+        await self.turn()
+        await self.turn()
+        for number in range(2):
+            self.loop.board.put_ready(self._worker(number), Ready(address="10.0.0.1:1"))
+        await self.turn()
+
+    async def report(self, step: int, timeout: float = 10.0) -> asyncio.Task[None]:
+        said = Report(job_uid="job", layout_generation=1, step=step, boundary=0, num_layers=2, bytes_budget=1)
+        sending = asyncio.create_task(self.loop.board.put_report(self._worker(0), said, timeout=timeout))
+        await asyncio.sleep(0)
+        return sending
+
+    def last_step(self) -> int | None:
+        last = self.cluster.status("digits").last_report
+        return last.step if last else None
+
+    def _worker(self, number: int) -> Reporter:
+        return Reporter(f"digits-w{number}", f"uid-digits-w{number}")
+
+
+async def test_a_report_that_no_status_can_hold_is_left_out_and_holds_up_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leader = Leader()
+    await leader.start()
+    refused = await leader.report(7, timeout=0.05)
+    leader.cluster.workers["digits"].pop()
+
+    await leader.turn()
+
+    assert leader.cluster.status("digits").worker_ids != [0, 1], "the lost one is replaced"
+    assert "without the leader's report of step 7 in generation 1: 422" in caplog.text
+    with pytest.raises(NotYetDurable):
+        await refused
+    taken = await leader.report(8)
+    await leader.turn()
+    await taken
+    assert leader.last_step() == 8
+
+
+@pytest.mark.parametrize("error", [Refused("500 etcdserver: leader changed"), Unavailable("503")])
+async def test_a_report_that_cannot_be_written_now_is_in_the_next_attempt(error: Exception) -> None:
+    leader = Leader()
+    await leader.start()
+    leader.cluster.error = error
+    sent = await leader.report(7)
+    with pytest.raises(type(error)):
+        await leader.turn()
+    assert leader.last_step() is None
+    leader.cluster.error = None
+    await leader.turn()
+    await sent
+    assert leader.last_step() == 7
+
+
+class Failing(Cluster):
+    """Takes no new pod."""
+
+    error: Exception
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.told: list[str] = []
+        self.deleted: list[str] = []
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        raise self.error
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        self.told.append(event.message)
+
+    async def delete(self, job: PipeTrainingJob, name: str = "", uid: str = "") -> None:
+        self.deleted.append(name)
+        await super().delete(job, name, uid)
+
+
+@pytest.fixture
+def failing() -> Failing:
+    """Two workers are wanted, and one that is there is not."""
+    cluster = Failing(4, make_job().workers(2).job())
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
+    return cluster
+
+
+@pytest.mark.parametrize("error", [Unavailable("503"), Conflict("409")])
+async def test_what_cannot_be_written_now_is_tried_again_and_holds_up_neither_deletions_nor_events(
+    error: Exception, failing: Failing
+) -> None:
+    failing.error = error
+
+    with pytest.raises(type(error)):
+        await make_loop(failing, writes=2).turn(failing.jobs[KEY])
+
+    assert failing.deleted == ["digits-w7"]
+    assert failing.told == ["Creating 2 workers, 2 in all"]
+
+
+async def test_what_is_refused_holds_up_neither_deletions_nor_events_and_shows_in_the_status(failing: Failing) -> None:
+    failing.error = Refused("500 failed calling webhook")
+    loop = make_loop(failing, writes=2)
+
+    await loop.turn(failing.jobs[KEY])
+
+    assert failing.deleted == ["digits-w7"]
+    assert failing.told == ["Creating 2 workers, 2 in all"]
+    with pytest.raises(Refused):  # the words are in the status by then
+        await loop.turn(failing.jobs[KEY])
+    running = failing.status("digits").condition(ConditionType.RUNNING)
+    assert running is not None and (running.reason, running.message) == ("CreationRefused", str(failing.error))
+
+
+class Unfit(Failing):
+    """Its namespace does not take what workers need, and it takes long to say so."""
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.preparations = 0
+        self.asked = asyncio.Event()
+        self.answered = asyncio.Event()
+
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        self.preparations += 1
+        self.asked.set()
+        await self.answered.wait()
+        raise self.error
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        raise AssertionError("its pods would never start")
+
+
+@pytest.mark.parametrize("error", [Refused("500 failed calling webhook"), Unavailable("503")])
+async def test_a_namespace_that_does_not_take_what_workers_need_is_asked_once_a_turn_and_keeps_nobody_from_writing(
+    error: Exception,
+) -> None:
+    cluster = Unfit(4, make_job().workers(3).job())
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
+    cluster.error = error
+    writes = Slots(1)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+
+    turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
+    await cluster.asked.wait()
+    async with writes.of("default"):
+        """Other jobs create and delete meanwhile."""
+    cluster.answered.set()
+    outcome = (await asyncio.gather(turn, return_exceptions=True))[0]
+
+    assert cluster.preparations == 1
+    assert cluster.deleted == ["digits-w7"]
+    if isinstance(error, Refused):
+        with pytest.raises(Refused):
+            await loop.turn(cluster.jobs[KEY])
+        running = cluster.status("digits").condition(ConditionType.RUNNING)
+        assert running is not None and (running.reason, running.message) == ("CreationRefused", str(error))
+    else:
+        assert outcome is error
+
+
+class Protected(Failing):
+    """Notes what it is asked for, and refuses what workers need."""
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.asked: list[str] = []
+
+    async def prepare(self, job: PipeTrainingJob) -> None:
+        self.asked.append("prepare")
+        raise Refused("a quota says no")
+
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+        self.asked.append("protect")
+
+
+async def test_workers_that_run_get_what_new_ones_need_and_their_protection_where_that_is_refused() -> None:
+    cluster = Protected(4, make_job().workers(1).job())
+    status = JobStatus(worker_ids=[0], next_worker_id=1, initial_workers=1, num_shards=1)
+    cluster.jobs[KEY] = cluster.jobs[KEY].model_copy(update={"status": status})
+    cluster.workers["digits"] = [Worker(0, "digits-w0", "uid-0", WorkerPhase.RUNNING, scheduled=True)]
+    loop = make_loop(cluster)
+
+    await loop.turn(cluster.jobs[KEY])
+
+    assert sorted(cluster.asked) == ["prepare", "protect"]
+    assert cluster.status("digits").worker_ids == [0]
+
+
+class Lagging(Written):
+    """Somebody else wrote the job, and the watch does not show it."""
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        self.statuses += 1
+        raise Conflict("the object has been modified")
+
+
+async def test_a_change_that_is_not_seen_for_long_is_asked_for_ever_more_rarely() -> None:
+    cluster = Lagging(4, make_job().workers(4).job())
+    turns = Turns()
+    loop = make_loop(cluster, Pace(debounce=0.01, longest_conflict=0.16), turns)
+    running = asyncio.create_task(loop.run())
+    started = asyncio.get_running_loop().time()
+    await turns.taken(7)
+    assert asyncio.get_running_loop().time() - started >= 0.01 + 0.02 + 0.04 + 0.08 + 0.16 + 0.16
+    loop.notice()  # the watch has caught up
+    await turns.taken()
+    assert cluster.statuses == 8
+    running.cancel()
+
+
+class Slow(Cluster):
+    """It does not answer to a creation."""
+
+    def __init__(self, nodes: int, *jobs: PipeTrainingJob) -> None:
+        super().__init__(nodes, *jobs)
+        self.asked = asyncio.Event()
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_namespace_whose_creations_take_long_keeps_no_other_from_writing() -> None:
+    cluster, writes = Slow(8, make_job().workers(8).job()), Slots(4)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+    turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
+    await cluster.asked.wait()
+    async with writes.of("another"):
+        turn.cancel()
+
+
+class Taken(Cluster):
+    """All names of workers are taken by pods of others."""
+
+    attempts = 0
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        self.attempts += 1
+        raise NameConflict(worker_name(job.metadata.name, worker_id))
+
+
+async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None:
+    cluster = Taken(4, make_job().workers(2).job())
+    turns, pace = Turns(), Pace(debounce=0.001, resync=0.2)
+    loop = make_loop(cluster, pace, turns, writes=2)
+    running = asyncio.create_task(loop.run())
+    await turns.taken(2)  # tried, and said
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(pace.resync / 2):
+            await turns.taken()
+    assert cluster.attempts == 4
+    await turns.taken()
+    running.cancel()
+    conditions = {condition.reason for condition in cluster.status("digits").conditions}
+    assert Reason.NAME_CONFLICT in conditions and cluster.attempts == 6
+
+
+class TakenAtFirst(Cluster):
+    """The first worker's name is taken by a pod of others."""
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        if worker_id == 0:
+            raise NameConflict(worker_name(job.metadata.name, worker_id))
+        await super().create(job, worker_id, status)
+
+
+async def test_a_taken_name_is_forgotten_once_the_job_goes_on_under_other_names() -> None:
+    cluster = TakenAtFirst(9, make_job().workers(2).job())
+    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), Recorder(), Pulse(), Slots(2))
+
+    async def admitted() -> str:
+        for _ in range(4):
+            await loop.turn(cluster.jobs[KEY])
+        condition = cluster.status("digits").condition(ConditionType.ADMITTED)
+        assert condition is not None
+        return condition.reason
+
+    assert await admitted() == Reason.NAME_CONFLICT
+    cluster.now += timedelta(seconds=601)
+    await admitted()
+    cluster.now += timedelta(seconds=61)
+    assert await admitted() == Reason.NO_QUEUE
+    assert cluster.status("digits").worker_ids == [2, 3]
+
+
+async def test_a_change_is_looked_at_with_those_that_follow_it_and_a_question_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulse, "NOTICES_PER_SECOND", 1 / 60)  # this one job's changes wait for a minute
+    cluster = Cluster(4, make_job().workers(4).job())
+    turns = Turns()
+    loop = make_loop(cluster, Pace(debounce=0.0), turns)
+    running = asyncio.create_task(loop.run())
+    loop.wake()
+    await turns.taken()
+    loop.notice()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert turns.none(), "it waits for more changes"
+    loop.wake()
+    await turns.taken()
+    monkeypatch.setattr(pulse, "NOTICES_PER_SECOND", 1000)
+    loop.notice()
+    await turns.taken()
+    running.cancel()
+
+
+def being_deleted(job: PipeTrainingJob, *finalizers: str) -> PipeTrainingJob:
+    """The job as it is shown once somebody deleted it and others keep it."""
+    changes = {"deletion_timestamp": "2026-01-01T00:00:00Z", "finalizers": list(finalizers)}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update=changes)})
+
+
+async def test_a_job_that_is_being_deleted_and_kept_by_others_ends_its_workers_and_answers_its_leader() -> None:
+    leader = Leader()
+    await leader.start()
+    leader.cluster.jobs[KEY] = being_deleted(leader.cluster.jobs[KEY], "example.com/parent")
+    sent = await leader.report(8)
+
+    await leader.turn()
+    assert leader.loop.board.stop
+    await leader.turn()
+
+    await sent
+    assert leader.cluster.workers["digits"] == []
+    suspended = leader.cluster.status("digits").condition(ConditionType.SUSPENDED)
+    assert suspended is not None and suspended.reason == "BeingDeleted"
+
+
+async def test_of_a_job_that_is_being_deleted_nothing_is_made_again_that_the_cluster_deletes() -> None:
+    cluster = Protected(4, make_job().workers(2).job())
+    cluster.jobs[KEY] = being_deleted(cluster.jobs[KEY], "foregroundDeletion")
+    await make_loop(cluster).turn(cluster.jobs[KEY])
+    assert cluster.asked == []
+
+
+async def test_workers_of_a_job_that_is_deleted_without_them_are_left_alone() -> None:
+    cluster = Failing(4, make_job().workers(2).job())
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7", WorkerPhase.RUNNING, scheduled=True)]
+    cluster.jobs[KEY] = being_deleted(cluster.jobs[KEY], "orphan", "example.com/parent")
+
+    assert await make_loop(cluster).turn(cluster.jobs[KEY]) is None
+    assert (cluster.deleted, cluster.told) == ([], [])

@@ -1,0 +1,95 @@
+"""The controller's look at all jobs together: shares reach the status of those jobs that compete, and no others."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from pipetransformer_contract.api.status import Share
+from pipetransformer_operator.controller import manager
+from pipetransformer_operator.controller.manager import Controller
+from pipetransformer_operator.controller.ports import JobKey, Recorder
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.shared_cluster import PACE, Cluster
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def test_of_a_job_that_is_gone_the_recorder_is_told() -> None:
+    gone: asyncio.Queue[JobKey] = asyncio.Queue()
+
+    class Told(Recorder):
+        def gone(self, key: JobKey) -> None:
+            gone.put_nowait(key)
+
+    cluster = Cluster(1, make_job().workers(1).job())
+    (key,) = cluster.jobs
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE, recorder=Told())
+    controller.wake(key)
+    await cluster.next_change()
+    assert gone.empty()
+    del cluster.jobs[key]
+    controller.wake(key)
+    assert await gone.get() == key
+
+
+async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_more_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(manager, "allocate", lambda demands, weigh_namespaces: {demand.key: 0 for demand in demands})
+    cluster = Cluster(3, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key in cluster.jobs:
+        controller.wake(key)
+    while not len(cluster.workers["first"]) == len(cluster.workers["second"]) == 2:
+        await cluster.next_change()
+    await controller.share()
+    assert cluster.status("second").share is None, "a scheduler needs a moment"
+    cluster.now += timedelta(seconds=10)
+    while cluster.status("second").share is None:
+        await cluster.next_change()
+    assert cluster.status("second").share == Share(workers=0, layout_generation=0)
+    assert cluster.status("first").share is None
+    await controller.stop()
+
+
+async def test_what_another_job_releases_wakes_one_that_sleeps_because_it_found_no_nodes() -> None:
+    cluster = Cluster(2, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    first, second = cluster.jobs
+    controller.wake(first)
+    while len(cluster.workers["first"]) < 2:
+        await cluster.next_change()
+    controller.wake(second)
+    while len(cluster.workers["second"]) < 2:
+        await cluster.next_change()
+    cluster.now += timedelta(seconds=601)
+    controller.wake(second)
+    while cluster.workers["second"]:
+        await cluster.next_change()
+    cluster.now += timedelta(seconds=1)
+    cluster.workers["first"].clear()
+    controller.released(first)
+    while len(cluster.workers["second"]) < 2:
+        await cluster.next_change()
+    assert all(worker.scheduled for worker in cluster.workers["second"])
+    await controller.stop()
+
+
+async def test_a_job_that_cannot_start_gives_its_workers_back_for_one_that_can() -> None:
+    waiting = "Unschedulable: 0/3 nodes are available"
+    cluster = Cluster(3, make_job("large").workers(4).job(), make_job("small").workers(2).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key, number in zip(cluster.jobs, (4, 2), strict=True):
+        controller.wake(key)
+        while len(cluster.workers[key.name]) < number:
+            await cluster.next_change()
+    for workers in cluster.workers.values():
+        workers[:] = [worker if worker.scheduled else replace(worker, waiting=waiting) for worker in workers]
+    assert sum(worker.scheduled for worker in cluster.workers["large"]) == 3
+    cluster.now += timedelta(seconds=11)
+    while cluster.workers["large"]:
+        await cluster.next_change()
+    assert "job default/small can start" in str(cluster.status("large").conditions)
+    await controller.stop()

@@ -1,0 +1,228 @@
+"""What a job needs besides its pods, where others deleted or changed it while no watch saw that."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Object, Query
+from pipetransformer_operator.kube.trust import authority
+from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE, Publisher
+from pipetransformer_operator.kube.watches import follow
+from pipetransformer_operator.kube.watches.keeper import Keeper
+from pipetransformer_operator.kube.workers.protection import Protection
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.scripted_api import Listed, ScriptedApi
+
+pytestmark = pytest.mark.timeout(60)
+BROKEN = Unavailable("the connection broke")
+
+
+class Cluster(Api):
+    """One kind is listed and watched by a script; of everything else nothing is heard. What is written is kept."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.script, self.others = kind, ScriptedApi(), ScriptedApi()
+        self.there: dict[str, Object] = {}
+
+    def _of(self, path: str) -> ScriptedApi:
+        return self.script if path.endswith(f"/{self.kind}") else self.others
+
+    async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+        return await self._of(path).get(path, query)
+
+    async def watch(self, path: str, version: str, seconds: int, *rest: Any, **options: Any) -> AsyncIterator[Object]:
+        async for event in self._of(path).watch(path, version, seconds):
+            yield event
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        assert method == "POST"
+        namespace, name = path.split("/namespaces/")[1].split("/")[0], body["metadata"]["name"]
+        added = {"namespace": namespace, "uid": f"{namespace}/{name}", "generation": 1}
+        made = {"spec": body.get("spec"), "data": body.get("data"), "metadata": {**body["metadata"], **added}}
+        self.there[f"{namespace}/{name}"] = made
+        answer: Object = body | made
+        return answer
+
+
+def changed(one: Object, **metadata: Any) -> Object:
+    return {**one, "metadata": {**one["metadata"], **metadata}}
+
+
+class Slow(Cluster):
+    """One of its namespaces takes long to answer; what a second watch shows happens meanwhile."""
+
+    def __init__(self, kind: str, slow: str) -> None:
+        super().__init__(kind)
+        self.slow = slow
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+        self.written = asyncio.Queue[str]()
+
+    async def watch(self, path: str, version: str, seconds: int, *rest: Any, **options: Any) -> AsyncIterator[Object]:
+        if version == "6":
+            await self.asked.wait()
+        async for event in super().watch(path, version, seconds):
+            yield event
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        if f"/namespaces/{self.slow}/" in path and not self.answers.is_set():
+            self.asked.set()
+            await self.answers.wait()
+        written = await super().request(method, path, body, **options)
+        self.written.put_nowait(path.split("/namespaces/")[1].split("/")[0])
+        return written
+
+
+async def no_pause(seconds: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("namespaces", [(), ("default",)])
+async def test_a_list_after_a_broken_watch_wakes_the_jobs_whose_policy_was_touched_and_no_other(
+    namespaces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FIRST_RETRY_SECONDS", 0)
+    api, woken = Cluster("networkpolicies"), list[JobKey]()
+    protection = Protection(api)
+    jobs = {name: make_job(name).job() for name in ("same", "changed", "deleted", "recreated")}
+    for job in jobs.values():
+        await protection.apply(job, None, keeps_unready=False)
+    policies = {name: api.there[f"default/{name}-workers"] for name in jobs}
+    unseen = [
+        policies["same"],
+        changed(policies["changed"], generation=2),
+        changed(policies["recreated"], uid="another"),
+    ]
+    api.script = ScriptedApi(Listed([]), BROKEN, Listed(unseen, 9), parts=2)
+    keeper = Keeper(api, namespaces, protection, Publisher(api, lambda: b""), woken.append)
+
+    await api.script.answer(keeper.run())
+
+    assert api.script.asked == ["list", "watch from 5", "list", "watch from 9"]
+    assert sorted(key.name for key in woken) == ["changed", "deleted", "recreated"]
+    written = protection.written("/apis/networking.k8s.io/v1", "")
+    assert [one["metadata"]["name"] for one in written] == ["same-workers"], "the others are applied anew"
+
+
+class Edited(Cluster):
+    """Somebody changes each object at once, and the watch shows that before the writer has its answer."""
+
+    protection: Protection
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        made = await super().request(method, path, body, **options)
+        folder = path.split("/namespaces/")[0]
+        for generation in (1, 2):
+            metadata = {**made["metadata"], "generation": generation}
+            assert not self.protection.forget_if_touched(JobKey("default", "digits"), folder, metadata, deleted=False)
+        return made
+
+
+async def test_what_others_change_while_it_is_written_is_written_again() -> None:
+    api = Edited("networkpolicies")
+    api.protection = Protection(api)
+    with pytest.raises(Unavailable, match=r"NetworkPolicy digits-workers was changed by others"):
+        await api.protection.apply(make_job().job(), None, keeps_unready=False)
+    assert api.protection.written("/apis/networking.k8s.io/v1", "default") == [], "the next turn writes it"
+
+
+class Lossy(Cluster):
+    """Where an answer is lost, what was asked for is done all the same."""
+
+    loses = False
+
+    async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+        return self.there[f"default/{path.rsplit('/', 1)[1]}"]
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        name = f"default/{body['metadata']['name']}"
+        if body["kind"] != "PodDisruptionBudget":
+            return await Cluster("networkpolicies").request(method, path, body)
+        if method == "POST" and name in self.there:
+            raise Conflict(name)
+        generation = self.there[name]["metadata"]["generation"] + 1 if name in self.there else 1
+        self.there[name] = changed(body, uid="uid", generation=generation)
+        if self.loses:
+            raise Unavailable("the answer is lost")
+        return self.there[name]
+
+
+async def test_after_a_write_whose_answer_was_lost_a_budget_is_what_is_wanted() -> None:
+    api = Lossy("poddisruptionbudgets")
+    protection, job = Protection(api), make_job().job()
+    await protection.apply(job, 4, keeps_unready=True)
+    api.loses = True
+    with pytest.raises(Unavailable):
+        await protection.apply(job, 3, keeps_unready=True)
+    api.loses = False
+    await protection.apply(job, 4, keeps_unready=True)
+    assert api.there["default/digits-workers"]["spec"]["minAvailable"] == 4
+
+
+async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncio.sleep", no_pause)
+    api = Cluster("configmaps")
+    publisher = Publisher(api, lambda: b"trusted")
+    for namespace in ("one", "two", "three"):
+        await publisher.publish(namespace)
+    left = api.there[f"one/{CA_CONFIG_MAP}"]
+    api.there.clear()
+    api.script = ScriptedApi(Listed([]), BROKEN, Listed([left]))
+
+    await api.script.answer(Keeper(api, (), Protection(api), publisher, lambda key: None).run())
+
+    assert sorted(api.there) == [f"three/{CA_CONFIG_MAP}", f"two/{CA_CONFIG_MAP}"]
+
+
+async def test_a_namespace_whose_certificates_are_changed_again_and_again_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(authority, "RESTORE_SECONDS", 0)
+    api = Slow("configmaps", "one")
+    publisher = Publisher(api, lambda: b"trusted")
+    for namespace in ("one", "two"):
+        await publisher.publish(namespace)
+        await api.written.get()
+    theirs = changed(api.there[f"one/{CA_CONFIG_MAP}"], resourceVersion="6") | {"data": {CA_FILE: "nobody's"}}
+    gone = changed(api.there[f"two/{CA_CONFIG_MAP}"], resourceVersion="6")
+    again = [{"type": "MODIFIED", "object": theirs}] * 5
+    api.script = ScriptedApi(Listed([]), [*again, {"type": "DELETED", "object": gone}], again)
+    api.there.clear()
+    api.answers.clear()
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(Keeper(api, (), Protection(api), publisher, lambda key: None).run())
+        await api.script.done.wait()
+        assert await api.written.get() == "two", "while the other does not answer"
+        api.answers.set()
+        assert [await api.written.get() for _ in range(2)] == ["one", "one"], "anew for what came meanwhile"
+        running.cancel()
+    assert api.there[f"one/{CA_CONFIG_MAP}"]["data"] == {CA_FILE: "trusted"}
+
+
+async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> None:
+    job = make_job().job()
+
+    class Taken(Api):
+        """Each object is there already, and another's."""
+
+        def __init__(self) -> None:
+            self.patched = 0
+
+        async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+            owner = {"kind": "Deployment", "name": "web", "uid": "another", "controller": True}
+            return {"metadata": {"name": path.rpartition("/")[2], "uid": "u", "ownerReferences": [owner]}, "spec": {}}
+
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            if method == "POST":
+                raise Conflict(path)
+            self.patched += 1
+            return {"metadata": {"uid": "u", "generation": 2}}
+
+    api = Taken()
+    with pytest.raises(Refused, match="belongs to someone else"):
+        await Protection(api).apply(job, 1, keeps_unready=False)
+    assert not api.patched

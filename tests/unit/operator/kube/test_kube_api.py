@@ -1,0 +1,185 @@
+"""The client of the API server: how it is connected."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
+from pipetransformer_operator.kube.client import api as kube_api
+from pipetransformer_operator.kube.client.api import Api, NotFound
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def serve(answer: web.Request) -> web.StreamResponse:
+    if "watch" in answer.query:  # of what does not change: without a word until its time is over
+        silent = web.StreamResponse()
+        await silent.prepare(answer)
+        await asyncio.sleep(float(answer.query["timeoutSeconds"]))
+        return silent
+    if "/namespaces/slow/" in answer.path:
+        await asyncio.Event().wait()
+    if answer.path.startswith("/codes/"):
+        return web.json_response({"message": "the webhook is down"}, status=int(answer.path.rpartition("/")[2]))
+    return web.json_response({"host": answer.host, "user": answer.headers.get("Authorization")})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", serve)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield int(runner.addresses[0][1])
+    await runner.cleanup()
+
+
+def kubeconfig(folder: Path, server: str, name: str = "kubeconfig") -> str:
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    content = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+    }
+    file.write_text(json.dumps(content))
+    return str(file)
+
+
+async def test_a_netrc_file_is_not_looked_into(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("default login other password other")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    api = await Api.connect()
+    try:
+        assert (await api.get("/version"))["user"] == "Bearer secret"
+    finally:
+        await api.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        *[(404, NotFound), (409, Conflict), (403, Refused), (500, Refused), (429, Unavailable), (503, Unavailable)],
+        *[(400, Invalid), (413, Invalid), (422, Invalid)],
+    ],
+)
+async def test_an_answer_that_is_no_success_is_sorted_by_what_to_do_about_it(
+    code: int, kind: type[Exception], port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    api = await Api.connect()
+    try:
+        with pytest.raises(kind, match=f"{code} the webhook is down") as raised:
+            await api.get(f"/codes/{code}")
+        assert raised.type is kind
+    finally:
+        await api.close()
+
+
+async def test_a_namespace_that_does_not_answer_holds_up_no_other(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    monkeypatch.setattr(kube_api, "PARALLEL", 4)
+    api = await Api.connect()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            slow = [tasks.create_task(api.get(f"/api/v1/namespaces/slow/pods/{number}")) for number in range(4)]
+            await asyncio.sleep(0)
+            assert await api.get("/api/v1/namespaces/quick/pods/0")
+            assert await api.get("/version")
+            for one in slow:
+                one.cancel()
+    finally:
+        await api.close()
+
+
+async def test_any_number_of_watches_leaves_connections_for_requests(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    api, opened = await Api.connect(), asyncio.Semaphore(0)
+
+    async def watch(namespace: int) -> None:
+        async for _ in api.watch(f"/api/v1/namespaces/{namespace}/pods", "1", 60, opened=opened.release):
+            pass
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watches = [tasks.create_task(watch(namespace)) for namespace in range(101)]
+            for _ in watches:
+                await opened.acquire()
+            assert await api.get("/version")
+            for one in watches:
+                one.cancel()
+    finally:
+        await api.close()
+
+
+async def test_the_environments_proxy_is_used_unless_the_server_is_exempt(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, "http://kubernetes.example"))
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    api = await Api.connect()
+    try:
+        assert (await api.get("/version"))["host"] == "kubernetes.example"
+    finally:
+        await api.close()
+    monkeypatch.setenv("no_proxy", ".example")
+    api = await Api.connect()
+    try:
+        assert not api._client.configuration.proxy
+    finally:
+        await api.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+async def test_a_server_on_loopback_is_not_looked_for_behind_a_proxy(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"https://{host}:6443"))
+    monkeypatch.setenv("https_proxy", "http://proxy.example")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    api = await Api.connect()
+    try:
+        assert not api._client.configuration.proxy
+    finally:
+        await api.close()
+
+
+async def test_an_empty_variable_means_the_file_at_home(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig(tmp_path, f"http://127.0.0.1:{port}", ".kube/config")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", "")
+    api = await Api.connect()
+    try:
+        assert (await api.get("/version"))["host"] == f"127.0.0.1:{port}"
+    finally:
+        await api.close()
+
+
+async def test_a_watch_may_be_silent_for_its_whole_life_until_the_server_sends_bookmarks(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    monkeypatch.setattr(kube_api, "BOOKMARK_SECONDS", 0.1)
+    monkeypatch.setattr(kube_api, "TIMEOUT_SECONDS", 0.3)
+    api = await Api.connect()
+    try:
+        assert [event async for event in api.watch("/watched", "1", 1)] == []
+        with pytest.raises(Unavailable):
+            [event async for event in api.watch("/watched", "1", 1, bookmarked=True)]
+    finally:
+        await api.close()

@@ -1,0 +1,265 @@
+"""Free accelerators: what nodes have, less what pods hold there, and which pods they would take."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators, free_by_node, pod_view
+from pipetransformer_operator.kube.capacity.node_fit import allows, node_view, requests_of, shape_of
+from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room
+from pipetransformer_operator.kube.watches.other_pods import OtherPods
+from tests.testkit.operator.scripted_api import Listed, ScriptedApi
+
+pytestmark = pytest.mark.timeout(60)
+GPU = "nvidia.com/gpu"
+
+
+def node(name: str, gpus: int = 8, *, taints: tuple[dict[str, str], ...] = (), **labels: str) -> dict[str, Any]:
+    allocatable = {GPU: str(gpus), "cpu": "64", "memory": "256Gi", "pods": "110"}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": allocatable},
+    }
+
+
+def container(gpus: int = 1, **amounts: str) -> dict[str, Any]:
+    return {"name": "main", "resources": {"limits": {GPU: str(gpus)}, "requests": amounts}}
+
+
+def pod(uid: str, on: str = "", gpus: int = 1, phase: str = "Running", nominated: str = "") -> dict[str, Any]:
+    status = {"phase": phase, **({"nominatedNodeName": nominated} if nominated else {})}
+    spec = {"containers": [container(gpus)], **({"nodeName": on} if on else {})}
+    return {"metadata": {"uid": uid, "resourceVersion": "1"}, "spec": spec, "status": status}
+
+
+def test_pods_of_all_owners_take_accelerators_and_those_that_have_ended_do_not() -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a"))
+    free.note_node(node("b", 2))
+    free.note_pod(pod("1", "a", 3))
+    free.note_pod(pod("2", "a", 4, "Succeeded"))
+    free.note_pod(pod("3", "b", 2))
+    free.note_pod(pod("4"))
+    free.note_pod(pod("5", "unknown", 2))
+    assert free.by_node(GPU) == {"a": 5}
+    free.note_pod(pod("3", "b", 2, "Failed"))
+    free.drop_pod("1")
+    free.drop_pod("1")
+    assert free.by_node(GPU) == {"a": 8, "b": 2}
+
+
+def test_a_pod_for_which_others_are_preempted_holds_its_place_already() -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a", 2))
+    free.note_pod(pod("1", nominated="a", phase="Pending"))
+    assert free.by_node(GPU) == {"a": 1}
+    free.note_pod(pod("1", "a"))
+    assert free.by_node(GPU) == {"a": 1}
+    worker = pod("2", nominated="a", phase="Pending")
+    worker["metadata"]["labels"] = {JOB_LABEL: "digits"}
+    free.note_pod(worker)
+    assert free.by_node(GPU) == {"a": 1}, "its job reserved that place"
+
+
+def test_a_node_that_takes_no_pods_or_is_gone_has_nothing_free() -> None:
+    closed: set[str] = set()
+    free = FreeAccelerators(closed.__contains__)
+    shape = shape_of({"containers": [container()]})
+    for name in "ab":
+        free.note_node(node(name, 1))
+    assert free.room_by_node(shape) == {"a": 1, "b": 1}
+    closed.add("a")
+    free.note_node(node("a", 1))
+    assert (free.by_node(GPU), free.room_by_node(shape)) == ({"b": 1}, {"b": 1})
+    free.note_node(node("b", 1), deleted=True)
+    assert (free.by_node(GPU), free.room_by_node(shape)) == ({}, {})
+
+
+def test_a_free_accelerator_is_no_room_where_memory_is_missing() -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a", 8))
+    assert free.room_by_node(shape_of({"containers": [container(cpu="1", memory="100Gi")]})) == {"a": 2}
+    assert free.room_by_node(shape_of({"containers": [container(cpu="20500m")]})) == {"a": 3}
+    assert free.room_by_node(shape_of({"containers": [container(1, **{"example.com/nic": "1"})]})) == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({}, "plain"),
+        ({"nodeSelector": {"gpu": "a100"}}, "a100"),
+        ({"nodeSelector": {"gpu": "a100"}, "tolerations": [{"operator": "Exists"}]}, "a100 tainted"),
+        ({"tolerations": [{"key": "team", "value": "ml", "effect": "NoSchedule"}]}, "plain tainted"),
+        ({"tolerations": [{"key": "team", "value": "web"}]}, "plain"),
+        ({"tolerations": [{"key": "team", "operator": "Exists", "effect": "NoExecute"}]}, "plain"),
+    ],
+    ids=["nothing", "selector", "selector and toleration", "equal", "another value", "another effect"],
+)
+def test_selectors_and_taints_say_which_nodes_take_a_pod(spec: dict[str, Any], allowed: str) -> None:
+    ml = {"key": "team", "value": "ml", "effect": "NoSchedule"}
+    soft = {"key": "old", "effect": "PreferNoSchedule"}
+    nodes = [node("plain", taints=(soft,)), node("a100", gpu="a100"), node("tainted", taints=(ml,), gpu="a100")]
+    found = [one["metadata"]["name"] for one in nodes if allows(node_view(one), spec)]
+    expected = {"plain": ["plain", "a100"], "plain tainted": ["plain", "a100", "tainted"]}
+    assert found == expected.get(allowed, allowed.split())
+
+
+@pytest.mark.parametrize(
+    ("term", "matches"),
+    [
+        ({"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}, True),
+        ({"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "none", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "none", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "none", "operator": "DoesNotExist"}]}, True),
+        ({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["39"]}]}, True),
+        ({"matchExpressions": [{"key": "memory", "operator": "Lt", "values": ["40"]}]}, False),
+        ({"matchExpressions": [{"key": "zone", "operator": "Gt", "values": ["1"]}]}, False),
+        ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}, True),
+        ({"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}]}, False),
+        ({}, False),
+    ],
+)
+def test_required_node_affinity_is_read_as_the_scheduler_reads_it(term: dict[str, Any], matches: bool) -> None:
+    view = node_view(node("n", zone="a", memory="40"))
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    assert allows(view, {"affinity": {"nodeAffinity": required}}) == matches
+    either = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}, term]}}
+    assert allows(view, {"affinity": {"nodeAffinity": either}}) == matches
+
+
+def test_a_pod_holds_what_its_containers_and_sidecars_hold_together_or_the_largest_init_container() -> None:
+    spec = {
+        "initContainers": [
+            {"resources": {"requests": {"cpu": "3"}}},
+            {"restartPolicy": "Always", "resources": {"requests": {"cpu": "500m", GPU: "1"}}},
+            {"resources": {"requests": {"cpu": "3"}}},
+        ],
+        "containers": [container(2, cpu="1"), {"name": "helper"}],
+        "overhead": {"cpu": "250m"},
+    }
+    assert requests_of(spec) == {"cpu": 3750, GPU: 3000, "pods": 1000}
+    assert requests_of({"containers": [container(0)], "resources": {"requests": {"cpu": "2"}}}) == {
+        "cpu": 2000,
+        "pods": 1000,
+    }
+
+
+def test_whoever_waits_is_told_of_accelerators_and_of_nothing_else() -> None:
+    told: list[str] = []
+    free = FreeAccelerators(freed=lambda: told.append("freed"))
+    free.note_node(node("a"))
+    assert told == ["freed"], "a node appeared"
+    free.note_node(node("a"))
+    free.note_pod(pod("1", "a"))
+    free.note_pod(pod("2", "a") | {"spec": {"nodeName": "a", "containers": [{"name": "web"}]}})
+    free.drop_pod("2")
+    assert told == ["freed"], "a heartbeat, and pods without accelerators, change nothing"
+    free.drop_pod("1")
+    assert told == ["freed"] * 2
+    free.note_node(node("a", 9))
+    assert told == ["freed"] * 3, "a device is back"
+
+
+PODS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["", "a", "b"]), st.integers(0, 4), st.booleans()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(PODS)
+def test_what_is_kept_by_changes_is_what_is_counted_from_scratch(changes: list[tuple[int, str, int, bool]]) -> None:
+    free = FreeAccelerators()
+    shape = shape_of({"containers": [container()]})
+    nodes = [node("a", 4), node("b", 6)]
+    for one in nodes:
+        free.note_node(one)
+    free.room_by_node(shape)
+    there: dict[str, dict[str, Any]] = {}
+    for number, on, gpus, gone in changes:
+        uid = str(number)
+        if gone:
+            there.pop(uid, None)
+            free.drop_pod(uid)
+        else:
+            there[uid] = pod(uid, on, gpus)
+            free.note_pod(there[uid])
+    views = [view for one in there.values() if (view := pod_view(one)) is not None]
+    left = free_by_node([node_view(one) for one in nodes], views)
+    expected = {name: of[GPU] // 1000 for name, of in left.items() if of[GPU] >= 1000}
+    assert free.by_node(GPU) == free.room_by_node(shape) == expected
+
+
+def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a", 3))
+    free.note_node(node("b", 2, gpu="v100"))
+    shape = shape_of({"containers": [container()]})
+    elsewhere = shape_of({"containers": [container()], "nodeSelector": {"gpu": "v100"}})
+    released: list[str] = []
+    room = Reservations(free, lambda: True, lambda: released.append("room"))
+    first, second = JobKey("default", "a"), JobKey("default", "b")
+    room.reserve(first, shape, 2)
+    assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None), (5, 3, None)]
+    assert room.room(second, elsewhere) == (2, 0, None)
+    room.reserve(first, shape, 1)
+    assert (room.room(second, shape).unreserved, released) == (4, ["room"])
+    room.forget(first)
+    assert (room.room(second, shape).unreserved, released) == (5, ["room"] * 2)
+
+
+def test_before_all_pods_are_listed_there_is_no_room() -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a", 3))
+    shape = shape_of({"containers": [container()]})
+    assert Reservations(free, lambda: False).room(JobKey("default", "a"), shape) == (None, 0, None)
+
+
+def test_within_reach_is_what_pods_of_lower_priority_hold_as_well() -> None:
+    free = FreeAccelerators()
+    shape = shape_of({"containers": [container(2)]})
+    free.note_node(node("a", 4))
+    for uid, priority in (("1", -11), ("2", 0), ("3", 1000)):
+        one = pod(uid, "a")
+        free.note_pod(one | {"spec": one["spec"] | {"priority": priority}})
+    assert [free.reach(shape, priority) for priority in (-11, 0, 1, 2000)] == [0, 1, 1, 2]
+
+
+def test_what_a_node_lacks_for_a_pod_counts_where_the_node_would_take_it_at_all() -> None:
+    free = FreeAccelerators()
+    for name, gpus, labels in (("large", 8, {}), ("small", 2, {}), ("other", 8, {"gpu": "v100"})):
+        free.note_node(node(name, gpus, taints=(), **labels))
+        free.note_pod(pod(name, name, 2))
+    shape = shape_of({"containers": [container(4)]})
+    assert free.lacking(shape, GPU) == {"large": 0, "other": 0}
+    free.note_pod(pod("more", "large", 5))
+    assert free.lacking(shape, GPU) == {"large": 3, "other": 0}
+    chosen = shape_of({"containers": [container(4)], "nodeSelector": {"gpu": "a100"}})
+    assert free.lacking(chosen, GPU) == {}
+    assert (free.holders("large"), free.holders("none")) == (2, 0)
+
+
+def scheduler_says(message: str) -> dict[str, Any]:
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return pod("1", phase="Pending") | {"status": {"conditions": [said]}}
+
+
+def test_a_pod_that_no_node_takes_for_other_reasons_reserves_nothing() -> None:
+    assert awaits_room(pod("1", phase="Pending"))
+    assert awaits_room(scheduler_says("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."))
+    assert not awaits_room(scheduler_says("0/2 nodes are available: 2 node(s) had volume node affinity conflict."))
+    assert not awaits_room(pod("1", "a"))
+
+
+async def test_a_pod_of_others_that_went_unseen_holds_nothing_after_the_next_list() -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a", 4))
+    both = Listed([pod("1", "a"), pod("2", "a")])
+    api = ScriptedApi(both, [{"type": "DELETED", "object": pod("2", "a")}], [])
+    others = OtherPods(api, free)
+    assert not others.listed
+    await api.answer(others.run())
+    assert (others.listed, free.by_node(GPU)) == (True, {"a": 3})

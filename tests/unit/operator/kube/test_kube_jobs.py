@@ -1,0 +1,88 @@
+"""What is known of jobs, and that the end of one is found which no watch showed."""
+
+import asyncio
+
+import pytest
+
+from pipetransformer_operator.controller.ports import JobKey, Unavailable
+from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_operator.kube.watches import jobs
+from pipetransformer_operator.kube.watches.jobs import KnownJobs
+from tests.testkit.operator.scripted_api import Listed, ScriptedApi
+
+pytestmark = pytest.mark.timeout(60)
+ALL = "/apis/training.pipetransformer.io/v1alpha1/pipetrainingjobs"
+KEY = JobKey("a", "digits")
+
+
+def job(version: int, uid: str = "old", key: JobKey = KEY) -> Object:
+    metadata = {"namespace": key.namespace, "name": key.name, "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata}
+
+
+class World(ScriptedApi):
+    """An API server that answers lists, two jobs an answer, and who was told of what."""
+
+    def __init__(self, *answers: Listed | Exception) -> None:
+        super().__init__(*answers, parts=2)
+        self.gone: list[JobKey] = []
+        self.known = KnownJobs(self, lambda key, job: dict(job), lambda key: None, self.gone.append)
+
+    async def listed(self, path: str = ALL) -> None:
+        """The watch begins anew, and what follows from it is done."""
+        self.known.listed(path)
+        running = asyncio.create_task(self.known.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not running.done()
+        running.cancel()
+
+
+async def test_a_job_that_was_deleted_while_its_watch_was_broken_is_gone_once_the_watch_begins_anew() -> None:
+    others = [job(2, f"other-{number}", JobKey("a", f"other-{number}")) for number in range(3)]
+    world = World(Listed(others, 10))
+    for one in (job(1), *others):
+        world.known.note(one)
+    await world.listed()
+    assert world.gone == [KEY]
+    assert world.known.of(KEY) is None
+    assert len(world.known.keys()) == 3
+
+
+async def test_of_two_jobs_of_one_name_the_newer_counts_whatever_is_said_of_the_other() -> None:
+    world = World(Listed([job(8, "new")], 10))
+    world.known.note(job(1))
+    world.known.note(job(8, "new"))
+    assert world.known.of(KEY) == job(8, "new")
+    await world.listed()
+    assert world.known.of(KEY) == job(8, "new")
+    world.known.drop(job(1))
+    assert world.known.of(KEY) == job(8, "new")
+    assert world.gone == []
+    world.known.drop(job(9, "new"))
+    assert world.gone == [KEY]
+
+
+async def test_a_list_says_nothing_of_jobs_that_are_newer_nor_of_other_namespaces() -> None:
+    newer, elsewhere = job(11), job(1, "b", JobKey("b", "digits"))
+    world = World(Listed([], 10), Listed([], 10))
+    world.known.note(newer)
+    world.known.note(elsewhere)
+    await world.listed(ALL.replace("v1alpha1", "v1alpha1/namespaces/a"))
+    assert world.gone == []
+    await world.listed()
+    assert world.gone == [JobKey("b", "digits")]
+
+
+async def test_a_list_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", 0.0)
+    world = World(Unavailable("503"), Unavailable("503"), Listed([], 10))
+    world.known.note(job(1))
+    await world.listed()
+    assert world.gone == [KEY]
+
+
+async def test_the_first_list_is_not_compared_with_anything() -> None:
+    world = World()
+    await world.listed()
+    assert world.asked == []

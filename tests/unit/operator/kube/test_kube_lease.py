@@ -1,0 +1,138 @@
+"""The lease: who may write, told by clocks that disagree and an API server that is away."""
+
+from typing import Any
+
+import pytest
+
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Object, Query
+from pipetransformer_operator.kube.client.lease import Lease, LeaseLost
+from tests.testkit.operator.fake_lease_api import FakeApi
+
+pytestmark = pytest.mark.timeout(60)
+SECONDS = 15
+
+
+class Clock:
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease(api: Api, identity: str, clock: Clock, seconds: int = SECONDS) -> Lease:
+    return Lease(api, "system", identity, seconds=seconds, clock=clock)
+
+
+async def test_the_first_holds_it_and_the_second_waits() -> None:
+    api, clock = FakeApi(), Clock()
+    first, second = lease(api, "a", clock), lease(api, "b", clock)
+    await first.acquire()
+    assert first.held
+    assert await second.attempt() == "a"
+    assert not second.held
+
+
+async def test_a_holder_that_falls_silent_stops_writing_before_another_takes_over() -> None:
+    api, here, there = FakeApi(), Clock(), Clock(1e6)  # the clocks agree on nothing but speed
+    first, second = lease(api, "a", here), lease(api, "b", there)
+    await first.acquire()
+    for _ in range(11 * SECONDS):
+        here.now, there.now = here.now + 0.1, there.now + 0.1
+        await second.attempt()
+        assert not (first.held and second.held)
+    assert second.held
+    assert api.object is not None
+    assert api.object["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_holder_learns_that_another_took_over() -> None:
+    api, clock = FakeApi(), Clock()
+    first, second = lease(api, "a", clock, seconds=1), lease(api, "b", clock, seconds=1)
+    await first.acquire()
+    await second.attempt()
+    clock.now += 1
+    assert await second.attempt() == "b"
+    with pytest.raises(LeaseLost, match="b took over"):
+        await first.keep()
+    assert not first.held
+
+
+async def test_a_renewed_lease_is_never_taken() -> None:
+    api, clock = FakeApi(), Clock()
+    first, second = lease(api, "a", clock), lease(api, "b", clock)
+    await first.acquire()
+    for _ in range(100):
+        clock.now += 2
+        assert await first.attempt() == "a"
+        assert await second.attempt() == "a"
+        assert first.held
+
+
+async def test_one_that_starts_again_under_its_name_goes_on_at_once() -> None:
+    api, clock = FakeApi(), Clock()
+    await lease(api, "a", clock).acquire()
+    again = lease(api, "a", clock)
+    assert await again.attempt() == "a"
+    assert again.held
+    assert api.object is not None and api.object["spec"]["leaseTransitions"] == 0
+
+
+async def test_nothing_is_written_while_the_server_is_away_and_again_once_it_is_back() -> None:
+    api, clock = FakeApi(), Clock()
+    gained: list[float] = []
+    first = Lease(api, "system", "a", seconds=SECONDS, gained=lambda: gained.append(clock.now), clock=clock)
+    await first.acquire()
+    for _ in range(2):
+        clock.now += 1
+        await first.attempt()
+    api.away = True
+    for _ in range(SECONDS):
+        clock.now += 1
+        assert await first.attempt() == ""
+    assert not first.held
+    assert gained == [0], "a renewal gains nothing"
+    api.away = False
+    assert await first.attempt() == "a"
+    assert gained == [0, 2 + SECONDS], "whoever could not write meanwhile may try again at once"
+    assert first.held
+
+
+async def test_a_released_lease_is_taken_at_once() -> None:
+    api, clock = FakeApi(), Clock()
+    first, second = lease(api, "a", clock), lease(api, "b", clock)
+    await first.acquire()
+    await first.release()
+    assert not first.held
+    assert await second.attempt() == "b"
+    assert second.held
+
+
+async def test_two_that_start_at_once_are_not_both_the_one() -> None:
+    api, clock = FakeApi(), Clock()
+    first, second = lease(api, "a", clock), lease(api, "b", clock)
+
+    async def both_read(path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+        raise NotFound(path)
+
+    api.get = both_read  # type: ignore[method-assign]  # both see that there is none
+    assert [await first.attempt(), await second.attempt()] == ["a", ""]
+    assert (first.held, second.held) == (True, False)
+
+
+async def test_a_lease_counts_from_before_it_was_asked_for() -> None:
+    api, clock = FakeApi(), Clock()
+    answer = api.request
+
+    async def slowly(method: str, path: str, body: Any = None, **options: Any) -> Object:
+        clock.now += 2
+        return await answer(method, path, body, **options)
+
+    api.request = slowly  # type: ignore[method-assign]
+    first = lease(api, "a", clock)
+    assert await first.attempt() == "a"
+
+    clock.now = SECONDS * 2 / 3 - 0.1
+    assert first.held
+    clock.now = SECONDS * 2 / 3
+    assert not first.held, "another operator may count from the moment that it was sent"

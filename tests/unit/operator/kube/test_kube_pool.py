@@ -1,0 +1,289 @@
+"""What the pool remembers of pods beside what the watch shows, and for how long."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import PublishedPlan
+from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
+from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.workers.placement import GROUP_LABEL
+from pipetransformer_operator.kube.workers.pods import WORKER_LABEL
+from pipetransformer_operator.kube.workers.pool import KubePool
+from pipetransformer_operator.plan import Worker
+from tests.testkit.operator.builders import make_job
+
+pytestmark = pytest.mark.timeout(60)
+KEY = JobKey("default", "digits")
+
+
+class World(Api):
+    """An API server that makes pods, and a pool whose watch is the test, or where `quick` is quicker than an answer."""
+
+    def __init__(self, *, quick: bool = False) -> None:
+        self.quick = quick
+        self.watched: list[Object] = []
+        self.prepared: list[str] = []
+        self.made: list[Object] = []
+        self.pool = KubePool(self, lambda key: self.watched, "https://channel", self.prepare)
+
+    async def prepare(self, namespace: str) -> None:
+        """Only notes whom."""
+        self.prepared.append(namespace)
+
+    async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+        assert method == "POST" and isinstance(body, dict)
+        self.made.append(body)
+        created: Object = {**body, "status": {}}
+        created["metadata"] |= {"uid": "uid-0", "resourceVersion": "1", "generation": 1}
+        if self.quick:
+            self.pool.gone(KEY, "uid-0")
+        return created
+
+
+def job(stages: int = 2) -> PipeTrainingJob:
+    made = make_job().stages(stages).job()
+    return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": "job-uid"})})
+
+
+async def test_a_pod_is_there_from_its_creation_until_the_watch_shows_its_end() -> None:
+    world = World()
+    await world.pool.create(job(), 0, JobStatus())
+    assert [worker.uid for worker in world.pool.list(job())] == ["uid-0"]
+    world.pool.gone(KEY, "uid-0")
+    assert world.pool.list(job()) == ()
+
+
+async def test_a_node_in_doubt_takes_nearness_from_new_workers_of_the_jobs_alone_that_have_workers_there() -> None:
+    world, nodes, later = World(), Nodes(), datetime.max.replace(tzinfo=UTC)
+    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    nodes.doubt("another", {"node-1": later}, {})
+    for of_the_job, kinds in (("node-2", {"nodeAffinity", "podAffinity"}), ("node-1", {"nodeAffinity"})):
+        await world.pool.create(job(), 0, JobStatus())
+        ((_, there),) = world.pool._written[KEY].items()
+        there["spec"]["nodeName"] = of_the_job
+        await world.pool.prepare(job())
+        await world.pool.create(job(), 1, JobStatus())
+        assert world.made[-1]["spec"]["affinity"].keys() == kinds
+        assert "node-1" in json.dumps(world.made[-1]["spec"]["affinity"]["nodeAffinity"])
+        world.pool.forget(KEY)
+
+
+async def test_creations_do_not_look_at_all_workers_of_the_job_each_while_a_node_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, nodes = World(), Nodes()
+    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    nodes.doubt("another", {"node-1": datetime.max.replace(tzinfo=UTC)}, {})
+    looks = 0
+    look = world.pool.list
+
+    def counting(of: PipeTrainingJob) -> tuple[Worker, ...]:
+        nonlocal looks
+        looks += 1
+        return look(of)
+
+    monkeypatch.setattr(world.pool, "list", counting)
+    await world.pool.prepare(job())
+    for number in range(8):
+        await world.pool.create(job(), number, JobStatus())
+    assert looks == 1
+    assert all("node-1" in json.dumps(pod["spec"]["affinity"]["nodeAffinity"]) for pod in world.made)
+
+
+async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: int = 2, **status: Any) -> list[str]:
+    """The groups of new workers, beside those that are there already; more than four stages may not be."""
+    world, nodes = World(), Nodes()
+    nodes.cordoned = {"cordoned"}
+    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    await world.pool.prepare(job(4))
+    for number, group in there.items():
+        await world.pool.create(job(4), number, JobStatus())
+        pod = world.pool._written[KEY].pop("uid-0")
+        node = "cordoned" if group.endswith("cordoned") else "node"
+        labels = pod["metadata"]["labels"] | {GROUP_LABEL: group.removesuffix(" cordoned")}
+        pod["metadata"] |= {"uid": f"uid-w{number}", "labels": labels}
+        pod["spec"]["nodeName"] = node
+        world.watched.append(pod)
+    await world.pool.prepare(job(4))
+    members = [Member(name="digits-w0", uid="uid-w0", address="10.0.0.1:29500")]
+    published = PublishedPlan(
+        layout_generation=1,
+        stages=stages,
+        pipelines=1,
+        members=members,
+        leader="digits-w0",
+        nonce="0" * 32,
+        reason=ResizeReason.FAILURE,
+    )
+    wanted = JobStatus(worker_ids=sorted({*there, *created}), plan=published, **status)
+    world.made.clear()
+    for number in created:
+        await world.pool.create(job(4), number, wanted)
+    return [pod["metadata"]["labels"][GROUP_LABEL] for pod in world.made]
+
+
+FOUR = {0: "2-0", 1: "2-0", 2: "2-1", 3: "2-1"}
+
+
+async def test_workers_that_are_created_one_after_the_other_make_a_pipeline() -> None:
+    assert await groups_of([0, 1, 2, 3], {}) == ["2-0", "2-0", "2-1", "2-1"]
+    assert await groups_of([3, 4], {0: "2-0", 2: "2-0"}) == ["2-1", "2-1"], "a claim after a replacement"
+    assert await groups_of([5, 6, 7, 8], {}, stages=4) == ["4-0"] * 4, "a start after a suspension"
+
+
+async def test_a_replacement_takes_the_place_of_the_one_that_was_lost() -> None:
+    lost_first, lost_last = ({key: FOUR[key] for key in FOUR if key != lost} for lost in (0, 3))
+    assert await groups_of([4], lost_first) == ["2-0"]
+    assert await groups_of([4], lost_last) == ["2-1"]
+    assert await groups_of([4], dict.fromkeys((0, 2, 3), "4-0")) == ["4-0"], "who lay together before lies there now"
+
+
+async def test_who_is_on_the_way_out_leaves_a_place() -> None:
+    assert await groups_of([4], FOUR | {1: "2-0 cordoned"}) == ["2-0"]
+    assert await groups_of([4, 5], FOUR, leaving_ids=[2, 3]) == ["2-1", "2-1"]
+
+
+@pytest.mark.parametrize("label", ["", "x", "-1", "9999-7", "99999999999999999999-0", "\u00b2-0"])
+async def test_a_label_that_somebody_changed_makes_no_group_larger_than_a_pipeline(label: str) -> None:
+    groups = await groups_of(range(1, 9), {0: label})
+    assert groups[3:] == sorted(groups[3:]) and set(groups[3:]) <= {"2-0", "2-1", "2-2", "2-3"}
+
+
+async def test_a_pod_whose_end_was_seen_before_the_answer_to_its_creation_is_not_there() -> None:
+    world = World(quick=True)
+    await world.pool.create(job(), 0, JobStatus())
+    assert world.pool.list(job()) == ()
+
+
+async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> None:
+    world = World()
+    empty = World().pool
+    await world.pool.prepare(job())
+    await world.pool.create(job(), 0, JobStatus())
+    world.pool.forget(KEY)
+    world.pool.gone(KEY, "uid-0")
+    for memory in ("_written", "_gone", "_asking", "_unattended", "_avoided", "_groups"):
+        assert vars(world.pool)[memory] == vars(empty)[memory]
+
+
+async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> None:
+    world = World()
+    await world.pool.prepare(job())
+    await world.pool.create(job(), 0, JobStatus())
+    assert world.prepared == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "error", "words"),
+    [
+        ("digits", Refused, "pod digits-w0 of a deleted job of this name is still there"),
+        ("other", NameConflict, "digits-w0 exists and belongs to someone else"),
+    ],
+)
+async def test_a_pod_of_a_deleted_job_of_this_name_is_awaited_and_one_of_another_has_the_name(
+    owner: str, error: type[Exception], words: str
+) -> None:
+    class Taken(World):
+        async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+            if method == "POST":
+                raise Conflict("exists")
+            controller = {"kind": "PipeTrainingJob", "name": owner, "uid": "earlier", "controller": True}
+            return {"metadata": {"name": "digits-w0", "uid": "uid-9", "ownerReferences": [controller]}}
+
+    with pytest.raises(error, match=words):
+        await Taken().pool.create(job(), 0, JobStatus())
+
+
+class Admitting(World):
+    """An API server whose admission changes what is created, and that says the end of pods in its own way."""
+
+    def __init__(self, took: str = "") -> None:
+        super().__init__()
+        self.took = took
+        self.there: Object | None = None
+        self.deleted: list[tuple[str, object]] = []
+        self.answer: Object = {"kind": "Status"}
+
+    async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+        if method == "DELETE":
+            self.deleted.append((path.rpartition("/")[2], body))
+            return self.answer
+        if method == "GET":
+            assert self.there is not None
+            return self.there
+        if self.there is not None:
+            raise Conflict("exists")
+        self.there = await super().request(method, path, body, **options)
+        metadata = self.there["metadata"] = dict(self.there["metadata"])
+        metadata["labels"] = {
+            key: value for key, value in metadata["labels"].items() if self.took not in (key, "labels")
+        }
+        if self.took == "ownerReferences":
+            del metadata[self.took]
+        return self.there
+
+
+@pytest.mark.parametrize(("own", "asked"), [(None, 30), (600, None)])
+async def test_a_worker_that_the_operator_deletes_has_had_its_time_unless_the_template_gives_more(
+    own: int | None, asked: int | None
+) -> None:
+    template = {"containers": [{"name": "trainer", "image": "x"}]}
+    made = make_job().set(
+        "podTemplate.spec", template | ({} if own is None else {"terminationGracePeriodSeconds": own})
+    )
+    world = Admitting()
+    await world.pool.delete(made.job(), "digits-w0", "uid-0")
+    ((name, options),) = world.deleted
+    assert name == "digits-w0" and isinstance(options, dict)
+    assert options.get("gracePeriodSeconds") == asked
+
+
+@pytest.mark.parametrize("took", [JOB_LABEL, WORKER_LABEL, "ownerReferences", "labels"])
+async def test_a_pod_that_an_admission_makes_unrecognisable_is_deleted_at_once_and_named(took: str) -> None:
+    world = Admitting(took)
+    words = "job, label training.pipetransformer.io/worker-id" if took == "labels" else took
+    with pytest.raises(Refused, match=f"pod digits-w0 is not kept: an admission .* took off its .*{words}"):
+        await world.pool.create(job(), 0, JobStatus())
+    assert world.deleted == [("digits-w0", {"preconditions": {"uid": "uid-0"}})]
+    assert world.pool.list(job()) == ()
+
+
+async def test_one_of_an_operator_that_died_before_it_deleted_it_is_deleted_by_the_next() -> None:
+    world = Admitting(WORKER_LABEL)
+    for _ in range(2):
+        with pytest.raises(Refused, match="took off its label"):
+            await world.pool.create(job(), 0, JobStatus())
+    assert len(world.deleted) == 2
+
+
+@pytest.mark.parametrize("orphan", [True, False])
+async def test_pods_of_a_deleted_job_are_deleted_unless_they_are_orphans_that_no_watch_has_shown(orphan: bool) -> None:
+    world, kept = Admitting(), job()
+    await world.pool.create(kept, 0, JobStatus())
+    assert world.there is not None
+    if orphan:
+        world.there = {**world.there, "metadata": {**world.there["metadata"], "ownerReferences": []}}
+    metadata = kept.metadata.model_copy(update={"deletion_timestamp": "2026-01-01T00:00:00Z"})
+    await world.pool.delete(kept.model_copy(update={"metadata": metadata}), "digits-w0", "uid-0")
+    assert len(world.deleted) == (not orphan)
+
+
+async def test_of_a_pod_that_is_gone_by_the_answer_to_its_deletion_nothing_is_kept() -> None:
+    world = Admitting()
+    await world.pool.create(job(), 0, JobStatus())
+    assert world.there is not None
+    metadata = {**world.there["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    del metadata["resourceVersion"]
+    world.answer = {**world.there, "kind": "Pod", "metadata": metadata}  # as where somebody else was quicker
+    await world.pool.delete(job(), "digits-w0", "uid-0")
+    assert world.pool.list(job()) == ()
+    world.watched = [world.there]
+    assert [worker.uid for worker in world.pool.list(job())] == ["uid-0"], "until the watch has shown its end"

@@ -1,0 +1,286 @@
+"""How a worker's pod is made: what is added to the user's template, and what is left alone."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
+from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.kube.workers.placement import GROUP_LABEL, PREFERRED
+from pipetransformer_operator.kube.workers.pods import controller_uid
+from pipetransformer_operator.kube.workers.protection import disruption_budget, network_policy
+from pipetransformer_operator.kube.workers.rendering import PriorityClasses, render
+from tests.testkit.operator.builders import JobBuilder, make_job
+from tests.testkit.operator.kubelet import without_escapes
+from tests.testkit.operator.rendered import CHANNEL, pod_of
+
+
+def with_containers(*containers: dict[str, Any], **spec: Any) -> JobBuilder:
+    return make_job().set("podTemplate", {"spec": {"containers": list(containers), **spec}})
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def test_a_worker_gets_its_job_its_name_and_the_way_to_the_channel() -> None:
+    pod = pod_of(make_job())
+    given = environment(pod["spec"]["containers"][0])
+    assert pod["metadata"]["name"] == given[Env.WORKER_NAME] == "digits-w3"
+    assert given[Env.CHANNEL_URL] == CHANNEL
+    assert given[Env.WORKER_UID] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+    assert TrainerSpec.model_validate(json.loads(given[Env.JOB_SPEC])).num_shards == 4
+
+
+def test_a_job_that_speaks_of_variables_reaches_the_worker_as_it_is() -> None:
+    job = make_job().set("data.options", {"pattern": "$(PIPETRANSFORMER_JOB_NAME)/$$[0-9]$"})
+    container = pod_of(job)["spec"]["containers"][0]
+    by_kubelet = without_escapes(environment(container)[Env.JOB_SPEC])
+    assert TrainerSpec.model_validate_json(by_kubelet).data == job.job().spec.data
+
+
+def test_the_trainer_is_the_container_of_that_name_and_sidecars_are_left_alone() -> None:
+    sidecar = {"name": "logs", "image": "logs"}
+    pod = pod_of(with_containers(sidecar, {"name": "trainer", "image": "trainer"}))
+    assert pod["spec"]["containers"][0] == sidecar
+    assert "env" in pod["spec"]["containers"][1]
+
+
+def test_what_the_user_wrote_in_the_template_is_kept() -> None:
+    container = {"name": "trainer", "image": "x", "env": [{"name": "TMPDIR", "value": "/big"}], "workingDir": "/src"}
+    pod = pod_of(with_containers(container, nodeSelector={"zone": "a"}, automountServiceAccountToken=True))
+    trainer = pod["spec"]["containers"][0]
+    assert environment(trainer)["TMPDIR"] == "/big"
+    assert trainer["workingDir"] == "/src"
+    assert pod["spec"]["nodeSelector"] == {"zone": "a"}
+    assert pod["spec"]["automountServiceAccountToken"] is True
+
+
+@pytest.mark.parametrize("field", ["env", "volumeMounts", "ports", "volumes"])
+def test_a_list_of_the_template_may_be_empty_or_wrong_and_nothing_else_comes_of_it(field: str) -> None:
+    def pod(value: Any) -> dict[str, Any]:
+        inside = field != "volumes"
+        container = {"name": "trainer", "image": "x"} | ({field: value} if inside else {})
+        return pod_of(with_containers(container, **({} if inside else {field: value})))
+
+    assert pod(None) == pod([])
+    (odd,) = [item for item in (pod([{"odd": 1}])["spec"], pod([{"odd": 1}])["spec"]["containers"][0]) if field in item]
+    assert {"odd": 1} in odd[field], "what it lacks is said by the API server"
+    for wrong in ({"A": "b"}, ["A=b"], "A=b"):
+        with pytest.raises(Refused, match=f"{field}: must be a list of objects"):
+            pod(wrong)
+
+
+def test_a_trainer_that_has_ended_is_not_started_again_whatever_its_container_says() -> None:
+    rules = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [2]}}]
+    again = {"restartPolicy": "Always", "restartPolicyRules": rules}
+    helper = {"name": "logs", "image": "x"} | again
+    pod = pod_of(with_containers({"name": "trainer", "image": "x"} | again, helper, restartPolicy="Always"))
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert not again.keys() & pod["spec"]["containers"][0].keys()
+    assert pod["spec"]["containers"][1] == helper
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(None, 120), (45, 45)])
+def test_a_pod_that_others_evict_has_the_time_that_a_checkpoint_may_take(own: int | None, seconds: int) -> None:
+    template = with_containers({"name": "trainer", "image": "x"}, terminationGracePeriodSeconds=own)
+    pod = pod_of(template.set("runPolicy.stopTimeoutSeconds", 120))
+    assert pod["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+@pytest.mark.parametrize(
+    ("said", "policy"), [({}, "FallbackToLogsOnError"), (None, "FallbackToLogsOnError"), ("File", "File")]
+)
+def test_a_trainer_that_crashes_leaves_the_end_of_its_log_unless_the_template_says_otherwise(
+    said: Any, policy: str
+) -> None:
+    own = {} if said == {} else {"terminationMessagePolicy": said}
+    pod = pod_of(with_containers({"name": "trainer", "image": "x"} | own))
+    assert pod["spec"]["containers"][0]["terminationMessagePolicy"] == policy
+
+
+def test_a_pod_has_the_labels_annotations_and_finalizers_of_its_template_and_a_name_and_an_owner_of_ours() -> None:
+    theirs = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["example.com/logs"]}
+    job = make_job().set("podTemplate.metadata", theirs | {"name": "x", "ownerReferences": [{"uid": "other"}]})
+    metadata = pod_of(job)["metadata"]
+    assert (metadata["labels"]["a"], metadata["annotations"]["c"]) == ("b", "d")
+    assert metadata["finalizers"] == ["example.com/logs"]
+    assert (metadata["name"], len(metadata["ownerReferences"])) == ("digits-w3", 1)
+    assert pod_of(make_job().set("podTemplate.metadata", {"finalizers": None})) == pod_of(make_job())
+
+
+def test_the_user_cannot_pretend_to_be_another_worker() -> None:
+    container = {"name": "trainer", "image": "x", "env": [{"name": Env.WORKER_NAME, "value": "other"}]}
+    pod = pod_of(with_containers(container))
+    assert environment(pod["spec"]["containers"][0])[Env.WORKER_NAME] == "digits-w3"
+
+
+def test_a_worker_has_no_kubernetes_token_but_one_for_the_channel() -> None:
+    spec = pod_of(make_job())["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    sources = next(volume for volume in spec["volumes"] if "projected" in volume)["projected"]["sources"]
+    assert sources[0]["serviceAccountToken"]["audience"] == TOKEN_AUDIENCE
+
+
+def test_shared_memory_has_a_size_unless_the_template_mounts_its_own() -> None:
+    volumes = {volume["name"]: volume for volume in pod_of(make_job())["spec"]["volumes"]}
+    assert volumes["pipetransformer-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    own = {"name": "trainer", "image": "x", "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm"}]}
+    names = [volume["name"] for volume in pod_of(with_containers(own, volumes=[{"name": "mine"}]))["spec"]["volumes"]]
+    assert "pipetransformer-shm" not in names
+
+
+@pytest.mark.parametrize(
+    ("location", "results", "run_dir"),
+    [
+        ("/mnt/out", "/mnt/out/digits", "/mnt/out/digits"),
+        ("s3://bucket/out/", "s3://bucket/out/digits", "/scratch/run/digits"),
+    ],
+)
+def test_a_job_has_a_folder_of_its_own_in_the_output_and_its_record_there_if_that_is_a_path(
+    location: str, results: str, run_dir: str
+) -> None:
+    pod = pod_of(make_job().set("output", {"location": location}))
+    given = environment(pod["spec"]["containers"][0])
+    assert json.loads(given[Env.JOB_SPEC])["output"]["location"] == results
+    assert given[Env.RUN_DIR] == run_dir
+
+
+def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() -> None:
+    pod = render(make_job().job(), 3, JobStatus(), channel_url=CHANNEL, group="2-1")
+    assert pod["metadata"]["labels"][GROUP_LABEL] == "2-1"
+    near = pod["spec"]["affinity"]["podAffinity"][PREFERRED]
+    assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][GROUP_LABEL] == "2-1"
+    container = {"name": "trainer", "image": "x"}
+    assert pod_of(with_containers(container, affinity={"podAffinity": {}}))["spec"]["affinity"] == {"podAffinity": {}}
+    assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]
+
+
+def test_a_null_in_a_template_is_as_if_nothing_was_said() -> None:
+    """Of a Helm value that was left empty, say. The API server, too, takes it for absent."""
+    unsaid = ("automountServiceAccountToken", "priorityClassName", "dnsPolicy", "topologySpreadConstraints", "affinity")
+    job = with_containers({"name": "trainer", "image": "x"}, hostNetwork=True, **dict.fromkeys(unsaid)).job()
+    plain = with_containers({"name": "trainer", "image": "x"}, hostNetwork=True).job()
+    rendered, expected = (
+        render(one, 3, JobStatus(), channel_url=CHANNEL, classes=PriorityClasses("base")) for one in (job, plain)
+    )
+    assert rendered == expected
+    assert rendered["spec"]["automountServiceAccountToken"] is False
+    assert rendered["spec"]["priorityClassName"] == "base"
+    near = with_containers({"name": "trainer", "image": "x"}, affinity={"podAffinity": None})
+    assert pod_of(near)["spec"]["affinity"]["podAffinity"]
+
+
+A100 = {"key": "gpu", "operator": "In", "values": ["a100"]}
+NEAR: dict[str, Any] = {"podAffinity": {PREFERRED: []}}
+
+
+@pytest.mark.parametrize("spread", [{}, {"topologySpreadConstraints": []}])
+@pytest.mark.parametrize("pods", [{}, NEAR])
+@pytest.mark.parametrize(
+    "nodes",
+    [{}, {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [A100]}]}}],
+)
+def test_what_a_template_says_of_nodes_is_kept_and_takes_neither_placement_nor_the_avoidance_of_bad_nodes_away(
+    nodes: dict[str, Any], pods: dict[str, Any], spread: dict[str, Any]
+) -> None:
+    wishes = {"nodeAffinity": nodes, **pods} if nodes else pods
+    job = with_containers({"name": "trainer", "image": "x"}, affinity=wishes, **spread)
+    placed = pod_of(job)["spec"]["affinity"]
+    assert placed.get("nodeAffinity", {}) == nodes
+    kinds = {"podAffinity", "podAntiAffinity"} & placed.keys()
+    assert kinds == (pods.keys() if pods or spread else {"podAffinity", "podAntiAffinity"})
+    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, doubted=["bad", "worse"])["spec"]["affinity"]
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("bad", "worse")]
+    assert avoiding == wishes | {
+        "nodeAffinity": nodes | {PREFERRED: [{"weight": 100, "preference": {"matchFields": fields}}]}
+    }
+
+
+def test_preferences_of_a_template_for_nodes_stand_beside_the_avoidance_of_bad_ones() -> None:
+    mine = {"weight": 7, "preference": {"matchExpressions": [A100]}}
+    job = with_containers({"name": "trainer", "image": "x"}, affinity={"nodeAffinity": {PREFERRED: [mine]}})
+    avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, doubted=["bad"])["spec"]["affinity"]
+    assert [term["weight"] for term in avoiding["nodeAffinity"][PREFERRED]] == [7, 100]
+    assert pod_of(job)["spec"]["affinity"]["nodeAffinity"] == {PREFERRED: [mine]}, "the template is as it was"
+
+
+@pytest.mark.parametrize("wrong", [[], "x", {"nodeAffinity": []}, {"nodeAffinity": {PREFERRED: {}}}])
+def test_an_affinity_that_is_none_is_refused_with_the_fields_name(wrong: Any) -> None:
+    job = with_containers({"name": "trainer", "image": "x"}, affinity=wrong).job()
+    with pytest.raises(Refused, match="must be a"):
+        render(job, 3, JobStatus(), channel_url=CHANNEL, doubted=["bad"])
+
+
+def test_an_autoscaler_may_add_nodes_for_claims_of_jobs_that_ask_for_it() -> None:
+    classes = PriorityClasses("base", "claimed", "autoscaled")
+    status = JobStatus(num_shards=4, claimed_ids=[3])
+    job = make_job().set("elasticPolicy.claimFrom", "Autoscaler").job()
+    pods = [render(one, 3, status, channel_url=CHANNEL, classes=classes) for one in (make_job().job(), job)]
+    assert [pod["spec"]["priorityClassName"] for pod in pods] == ["claimed", "autoscaled"]
+
+
+@pytest.mark.parametrize(
+    ("template", "claimed", "expected"),
+    [(None, False, "base"), (None, True, "claimed"), ("mine", False, "mine"), ("mine", True, "claimed")],
+)
+def test_claimed_workers_have_their_own_priority_class_and_others_that_of_the_template(
+    template: str | None, claimed: bool, expected: str
+) -> None:
+    spec = {"priorityClassName": template} if template else {}
+    job = with_containers({"name": "trainer", "image": "x"}, **spec).job()
+    status = JobStatus(num_shards=4, claimed_ids=[3] if claimed else [])
+    classes = PriorityClasses("base", "claimed")
+    pod = render(job, 3, status, channel_url=CHANNEL, classes=classes)
+    assert pod["spec"]["priorityClassName"] == expected
+    assert "priorityClassName" not in pod_of(make_job())["spec"]
+
+
+def test_the_job_controls_its_pods() -> None:
+    job = make_job().job()
+    assert controller_uid(pod_of(make_job())) == job.metadata.uid
+
+
+def test_a_worker_shows_its_metrics_on_a_port_with_a_name() -> None:
+    (container,) = pod_of(make_job())["spec"]["containers"]
+    assert environment(container)[Env.METRICS_PORT] == "9464"
+    assert container["ports"] == [{"name": "pt-metrics", "containerPort": 9464, "protocol": "TCP"}]
+
+
+def test_a_worker_takes_no_port_of_its_node() -> None:
+    (container,) = pod_of(with_containers({"name": "trainer", "image": "x"}, hostNetwork=True))["spec"]["containers"]
+    assert "ports" not in container
+    assert environment(container)[Env.METRICS_PORT] == "", "not what a Service of that name would set it to"
+
+
+def test_a_worker_may_be_given_a_port_of_its_node() -> None:
+    own = {"name": Env.METRICS_PORT, "value": "9000"}
+    trainer = {"name": "trainer", "image": "x", "env": [own]}
+    (container,) = pod_of(with_containers(trainer, hostNetwork=True))["spec"]["containers"]
+    assert [one for one in container["env"] if one["name"] == Env.METRICS_PORT] == [own]
+
+
+def test_a_worker_with_its_nodes_network_finds_the_channel_by_the_clusters_names() -> None:
+    trainer = {"name": "trainer", "image": "x"}
+    assert "dnsPolicy" not in pod_of(with_containers(trainer))["spec"]
+    assert pod_of(with_containers(trainer, hostNetwork=True))["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    own = with_containers(trainer, hostNetwork=True, dnsPolicy="None")
+    assert pod_of(own)["spec"]["dnsPolicy"] == "None"
+
+
+def test_prometheus_alone_may_connect_from_outside_and_to_the_metrics_only() -> None:
+    assert len(network_policy(make_job().job(), "")["spec"]["ingress"]) == 1
+    _, allowed = network_policy(make_job().job(), "monitoring")["spec"]["ingress"]
+    assert allowed["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert [port["port"] for port in allowed["ports"]] == [9464]
+
+
+def test_a_worker_whose_pod_is_not_ready_goes_at_once_only_where_it_is_not_kept() -> None:
+    policies = {
+        keeps: disruption_budget(make_job().job(), 2, keeps_unready=keeps)["spec"]["unhealthyPodEvictionPolicy"]
+        for keeps in (False, True)
+    }
+    assert policies == {False: "AlwaysAllow", True: "IfHealthyBudget"}

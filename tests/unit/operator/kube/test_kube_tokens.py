@@ -1,0 +1,116 @@
+"""TokenReviews: one for each token, few at a time, and forgotten with the pod."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.wire import TOKEN_AUDIENCE
+from pipetransformer_operator.channel.authenticator import Unauthenticated
+from pipetransformer_operator.kube.trust.tokens import PARALLEL_REVIEWS, TokenReviewer
+
+
+class Reviews:
+    """An API server that knows every token, and answers when the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.pending = 0
+        self.most_pending = 0
+        self.answer = asyncio.Event()
+        self.differs: dict[str, Any] = {}
+
+    async def request(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        token = body["spec"]["token"]
+        self.asked.append(token)
+        self.pending += 1
+        self.most_pending = max(self.most_pending, self.pending)
+        await self.answer.wait()
+        self.pending -= 1
+        extra = {f"authentication.kubernetes.io/pod-{key}": [f"{key}-{token}"] for key in ("name", "uid")}
+        user = {"username": "system:serviceaccount:team:default", "extra": extra}
+        return {"status": {"authenticated": True, "audiences": [TOKEN_AUDIENCE], "user": user} | self.differs}
+
+
+def token(number: int, expires: int = 100) -> str:
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": expires, "n": number}).encode()).decode().rstrip("=")
+    return f"header.{claims}.signature"
+
+
+@pytest.fixture
+async def reviews() -> Reviews:
+    return Reviews()
+
+
+async def test_requests_that_come_together_are_one_review(reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    together = [asyncio.create_task(tokens.identify(token(1))) for _ in range(3)]
+    await asyncio.sleep(0)
+    reviews.answer.set()
+    assert len(set(await asyncio.gather(*together))) == 1
+    assert await tokens.identify(token(1)) == together[0].result()
+    assert reviews.asked == [token(1)]
+
+
+async def test_a_review_that_somebody_stops_waiting_for_still_serves_the_others(reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    first, second = (asyncio.create_task(tokens.identify(token(1))) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    reviews.answer.set()
+    assert (await second).namespace == "team"
+
+
+async def test_a_thousand_unknown_tokens_do_not_flood_the_api_server(reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    reviews.answer.set()
+    await asyncio.gather(*(tokens.identify(token(number)) for number in range(1000)))
+    assert len(reviews.asked) == 1000
+    assert reviews.most_pending <= PARALLEL_REVIEWS
+
+
+async def test_of_a_pod_that_goes_while_its_token_is_reviewed_nothing_is_kept(reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    asked = asyncio.create_task(tokens.identify(token(1)))
+    await asyncio.sleep(0)
+    tokens.forget(f"uid-{token(1)}")
+    reviews.answer.set()
+    assert (await asked).namespace == "team"
+    assert tokens.known(token(1)) is None
+    await tokens.identify(token(2))
+    fresh = vars(TokenReviewer(reviews, lambda: 0.0))  # type: ignore[arg-type]
+    assert vars(tokens)["_gone"] == fresh["_gone"]
+    assert list(vars(tokens)["_of_pod"]) == [f"uid-{token(2)}"]
+
+
+async def test_a_token_goes_with_its_pod_and_with_its_time(reviews: Reviews) -> None:
+    now = [0.0]
+    tokens = TokenReviewer(reviews, lambda: now[0])  # type: ignore[arg-type]
+    reviews.answer.set()
+    gone, late = await tokens.identify(token(1)), await tokens.identify(token(2, expires=50))
+    tokens.forget(gone.uid)
+    assert tokens.known(token(1)) is None
+    assert tokens.known(token(2, expires=50)) == late
+    now[0] = 50.0
+    assert tokens.known(token(2, expires=50)) is None
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"authenticated": False},
+        {"audiences": ["https://kubernetes.default.svc"]},
+        {"user": {"username": "system:serviceaccount:team:default"}},
+        {"user": {"username": "alice"}},
+    ],
+    ids=["unknown", "another-audience", "bound-to-no-pod", "a-person"],
+)
+async def test_a_token_is_good_only_for_the_channel_and_of_a_pod(differs: dict[str, Any], reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    reviews.differs = differs
+    reviews.answer.set()
+    with pytest.raises(Unauthenticated):
+        await tokens.identify(token(1))
+    assert tokens.known(token(1)) is None

@@ -1,0 +1,93 @@
+"""What is done about Workloads where the operator does not use Kueue, or no longer."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.status import QuotaRequest
+from pipetransformer_operator.controller.ports import Refused, Unavailable
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Object, Query
+from pipetransformer_operator.kueue import quota
+from pipetransformer_operator.kueue.quota import KueueQuota, NoKueue
+from pipetransformer_operator.kueue.watch import Workloads
+from pipetransformer_operator.kueue.workload import FINALIZER
+from tests.testkit.operator.builders import make_job
+
+pytestmark = pytest.mark.timeout(60)
+KUEUES = "kueue.x-k8s.io/resource-in-use"
+
+
+class FakeKueue(Api):
+    """Workloads by namespace; what is raised instead of the first answers, None for an answer."""
+
+    def __init__(self, workloads: dict[str, list[Object]], *raised: Exception | None) -> None:
+        self.workloads = workloads
+        self.raised = list(raised)
+        self.patched: dict[str, list[str]] = {}
+
+    async def list(
+        self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = ""
+    ) -> AsyncIterator[Object]:
+        assert query == {"labelSelector": JOB_LABEL}
+        self._raise()
+        yield {"items": self.workloads[path.split("/")[5] if "namespaces" in path else ""]}
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        assert method == "PATCH"
+        self._raise()
+        self.patched[body["metadata"]["uid"]] = body["metadata"]["finalizers"]
+        return {}
+
+    def _raise(self) -> None:
+        if self.raised and (error := self.raised.pop(0)) is not None:
+            raise error
+
+
+def workload(uid: str, *finalizers: str) -> Object:
+    return {"metadata": {"name": uid, "namespace": "team-a", "uid": uid, "finalizers": list(finalizers)}}
+
+
+@pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
+async def test_our_finalizer_alone_is_dropped(namespaces: list[str]) -> None:
+    theirs, kept = workload("b", KUEUES), [workload("a", FINALIZER, KUEUES), workload("c", FINALIZER)]
+    api = FakeKueue({"": [theirs, *kept], "team-a": [theirs, kept[0]], "team-b": [kept[1]]})
+    await NoKueue(api, namespaces).run()
+    assert api.patched == {"a": [KUEUES], "c": []}
+
+
+@pytest.mark.parametrize("error", [NotFound("404"), Refused("403")], ids=["no Kueue", "no right"])
+async def test_where_there_is_nothing_to_let_go_of_nothing_is_done(error: Exception) -> None:
+    api = FakeKueue({"": [workload("a", FINALIZER)]}, error)
+    await NoKueue(api, []).run()
+    assert api.patched == {}
+
+
+async def test_an_outage_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "ABANDONED_SECONDS", 0.0)
+    api = FakeKueue({"": [workload("a", FINALIZER)]}, Unavailable("list"), None, Refused("a webhook"))
+    await NoKueue(api, []).run()
+    assert api.patched == {"a": []}
+
+
+class Recorder(Api):
+    """Takes whatever is made, and remembers it."""
+
+    def __init__(self) -> None:
+        self.made: list[Object] = []
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        assert method == "POST"
+        self.made.append(body)
+        return {**body, "metadata": {**body["metadata"], "uid": body["metadata"]["name"], "resourceVersion": "1"}}
+
+
+async def test_only_claims_have_the_priority_of_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
+    api = Recorder()
+    asked = KueueQuota(api, [], lambda key: None)
+    requests = [QuotaRequest(name=f"digits-q{n}", queue="team-a", workers=1, own=n == 1) for n in range(3)]
+    await asked.apply(make_job().job(), JobStatus(quota_requests=requests))
+    assert ["priority" in body["spec"] for body in api.made] == [False, False, True]

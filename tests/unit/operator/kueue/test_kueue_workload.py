@@ -1,0 +1,102 @@
+"""What a Workload's conditions mean, and what is written back to it."""
+
+import copy
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
+from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_operator.kueue import workload as workloads
+from pipetransformer_operator.kueue.workload import Object
+from tests.testkit.operator.builders import make_job
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+REQUEST = QuotaRequest(name="digits-q3", queue="team-a", workers=4, admitted=True, worker_ids=[0, 1])
+
+
+def workload(*conditions: tuple[str, str], **status: Any) -> Object:
+    """A Workload of REQUEST with these conditions; each says its type as its message."""
+    found = [{"type": kind, "status": value, "reason": "Why", "message": kind} for kind, value in conditions]
+    body = workloads.render(make_job().job(), REQUEST, claimed=False, class_value=None)
+    body["metadata"]["resourceVersion"] = "7"
+    return {**body, "status": {"conditions": found, **status}}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "admitted", "message"),
+    [
+        ((), False, ""),
+        ((("QuotaReserved", "False"),), False, "QuotaReserved"),
+        ((("QuotaReserved", "True"), ("Admitted", "False")), False, "Admitted"),
+        ((("QuotaReserved", "True"), ("Admitted", "True")), True, ""),
+        ((("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "False")), True, ""),
+        ((("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True")), False, "Evicted"),
+    ],
+    ids=["new", "pending", "checks", "admitted", "readmitted", "evicted"],
+)
+def test_a_workload_is_admitted_unless_its_quota_is_wanted_back(
+    conditions: tuple[tuple[str, str], ...], admitted: bool, message: str
+) -> None:
+    answer = workloads.answer(workload(*conditions))
+    assert (answer.admitted, answer.message, answer.withdrawn) == (admitted, message, False)
+
+
+def test_a_workload_that_somebody_deleted_is_withdrawn_although_it_is_admitted() -> None:
+    found = workload(("Admitted", "True"))
+    found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert workloads.answer(found).withdrawn
+
+
+def test_of_two_claims_the_newer_goes_first_and_both_before_any_job() -> None:
+    job = make_job().label(workloads.PRIORITY_CLASS_LABEL, "low").job()
+    base = workloads.render(job, REQUEST, claimed=False, class_value=-100)["spec"]
+    older, newer = (
+        workloads.render(job, REQUEST.model_copy(update={"name": name}), claimed=True, class_value=-100)["spec"]
+        for name in ("digits-q1", "digits-q2")
+    )
+    assert newer["priority"] < older["priority"] < base["priority"] == -100
+    assert base["priorityClassRef"]["name"] == "low"
+    assert "priorityClassRef" not in newer, "Kueue would not let it have another priority than its class"
+
+
+def test_the_end_of_an_eviction_gives_the_quota_back_and_waits_for_less_in_one_write() -> None:
+    found = workload(
+        ("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True"), ("PodsReady", "True"), admission={"x": 1}
+    )
+    assert workloads.is_evicted(found)
+    patch = workloads.requeued(found, REQUEST.model_copy(update={"returned": 2, "admitted": False}), NOW)
+    assert patch["metadata"] == {"resourceVersion": "7"}
+    assert patch["status"]["admission"] is None
+    assert patch["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
+    conditions = {one["type"]: one["status"] for one in patch["status"]["conditions"]}
+    assert conditions == {"Evicted": "True", "QuotaReserved": "False", "Admitted": "False", "Requeued": "True"}
+
+
+def test_kueue_is_told_of_what_is_returned_and_that_all_pods_run_and_of_nothing_twice() -> None:
+    members = [Member(name=f"digits-w{key}", uid=f"uid-{key}", address="a:1") for key in (0, 1)]
+    plan = PublishedPlan(
+        layout_generation=1, stages=2, pipelines=1, members=members, leader="digits-w0", nonce="n",
+        reason=ResizeReason.START, confirmed_generation=1,
+    )  # fmt: skip
+    found = workload(("Admitted", "True"))
+    assert workloads.use(found, REQUEST, None, NOW) is None
+    body = workloads.use(found, REQUEST.model_copy(update={"returned": 2}), plan, NOW)
+    assert body is not None
+    assert body["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
+    assert [(one["type"], one["status"]) for one in body["status"]["conditions"]] == [("PodsReady", "True")]
+    told = copy.deepcopy(found)
+    told["status"] |= {"reclaimablePods": body["status"]["reclaimablePods"]}
+    told["status"]["conditions"] += body["status"]["conditions"]
+    assert workloads.use(told, REQUEST.model_copy(update={"returned": 2}), plan, NOW) is None
+
+
+def test_pods_carry_what_flavors_and_admission_checks_say() -> None:
+    flavor = {"spec": {"nodeLabels": {"pool": "gold"}, "tolerations": [{"key": "gold", "operator": "Exists"}]}}
+    update = {"name": "workers", "nodeSelector": {"rack": "7"}, "annotations": {"booked": "yes"}}
+    found = workload(admissionChecks=[{"name": "booking", "podSetUpdates": [update]}])
+    assigned = workloads.assignment(found, [flavor])
+    assert assigned.node_selector == {"pool": "gold", "rack": "7"}
+    assert assigned.tolerations == [{"key": "gold", "operator": "Exists"}]
+    assert assigned.annotations == {"booked": "yes"}

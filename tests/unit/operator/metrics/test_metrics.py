@@ -1,0 +1,219 @@
+"""Metrics: per-job series live as long as the job, and each change of layout counts once, by how it went."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import (
+    Gpus,
+    LayoutSize,
+    PublishedPlan,
+    QuotaRequest,
+    Reason,
+    Resize,
+    ResizePhase,
+)
+from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_operator.controller.ports import JobKey, TurnResult
+from pipetransformer_operator.kube.client.verbs import describe, namespace_of
+from pipetransformer_operator.metrics import Metrics
+from pipetransformer_operator.metrics.resizes import Direction, Result, direction_of, result_of
+from pipetransformer_operator.plan import EventType, Observed, Plan, PlanEvent, Worker, WorkerPhase
+from tests.testkit.operator.builders import make_job
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+JOB = {"namespace": "default", "job_name": "digits"}
+
+
+def published(number: int, *, confirmed: int = 0, reason: ResizeReason = ResizeReason.RELEASE) -> JobStatus:
+    plan = PublishedPlan(
+        layout_generation=number,
+        stages=2,
+        pipelines=1,
+        members=[Member(name=f"digits-w{i}", uid=f"u{i}", address="a:1") for i in range(2)],
+        leader="digits-w0",
+        nonce="n",
+        reason=reason,
+        confirmed_generation=confirmed,
+    )
+    return JobStatus(plan=plan, layout_generation=number, gpus=Gpus(held=2, released=2), worker_ids=[0, 1, 2])
+
+
+def resizing(status: JobStatus, phase: ResizePhase, reason: ResizeReason = ResizeReason.CLAIM) -> JobStatus:
+    size = LayoutSize(stages=2, pipelines=1), LayoutSize(stages=2, pipelines=2)
+    resize = Resize(from_=size[0], to=size[1], phase=phase, reason=reason, start_time=NOW)
+    return status.model_copy(update={"resize": resize})
+
+
+def job_with(status: JobStatus) -> PipeTrainingJob:
+    return make_job().job().model_copy(update={"status": status})
+
+
+def observed(*workers: Worker) -> Observed:
+    return Observed(uid="u", name="digits", namespace="default", status=JobStatus(), workers=workers)
+
+
+def figure(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"pipetransformer_{name}", labels)
+
+
+def test_series_of_a_job_vanish_with_it() -> None:
+    jobs = [job_with(published(2))]
+    metrics = Metrics(lambda: jobs)
+    metrics.decided(jobs[0], observed(), Plan(status=jobs[0].status), 0.001)
+    assert figure(metrics, "job_gpus_released_total", **JOB) == 2
+    assert figure(metrics, "job_layout_generation", **JOB) == 2
+    assert figure(metrics, "job_state", **JOB, state="Pending") == 1
+    assert figure(metrics, "job_frozen_layers", **JOB) is None  # nothing was reported yet
+    jobs.clear()
+    assert "digits" not in generate_latest(metrics.registry).decode()
+
+
+def test_nothing_is_kept_of_jobs_that_are_gone_although_nobody_reads_the_metrics() -> None:
+    metrics = Metrics(list)
+    job = job_with(published(2))
+    metrics.decided(job, observed(), Plan(status=resizing(job.status, ResizePhase.PREPARE)), 0.001)
+    assert metrics._pending and metrics._resizes._entered
+    metrics.gone(JobKey(job.metadata.namespace, job.metadata.name))
+    assert not metrics._pending and not metrics._resizes._entered
+
+
+def test_a_job_in_a_queue_shows_the_quota_it_has_and_waits_for() -> None:
+    held = QuotaRequest(name="digits-q0", queue="team-a", workers=4, returned=1, admitted=True)
+    claim = QuotaRequest(name="digits-q1", queue="team-a", workers=2)
+    jobs = [job_with(published(1).model_copy(update={"quota_requests": [held, claim]}))]
+    metrics = Metrics(lambda: jobs)
+    assert figure(metrics, "job_quota_granted", **JOB) == 3
+    assert figure(metrics, "job_quota_waiting", **JOB) == 2
+    jobs[:] = [job_with(published(1))]
+    assert figure(metrics, "job_quota_waiting", **JOB) is None
+
+
+def test_workers_without_a_node_are_pending() -> None:
+    job = job_with(published(1))
+    metrics = Metrics(lambda: [job])
+    placed = Worker(id=0, name="digits-w0", uid="u0", scheduled=True)
+    running = Worker(id=1, name="digits-w1", uid="u1", phase=WorkerPhase.RUNNING)
+    waiting = Worker(id=2, name="digits-w2", uid="u2")
+    metrics.decided(job, observed(placed, running, waiting), Plan(status=job.status), 0.001)
+    assert figure(metrics, "job_gpus_pending", **JOB) == 1
+    metrics.decided(job, observed(placed), Plan(status=job.status), 0.001)
+    assert figure(metrics, "job_gpus_pending", **JOB) == 2
+
+
+def test_saved_gpu_seconds_grow_between_two_writes_of_the_status() -> None:
+    times = [NOW + timedelta(seconds=100)]
+    saved = {"gpus": Gpus(held=4, saved=2), "gpu_seconds_saved": 50.0, "gpu_seconds_time": NOW}
+    job = job_with(published(1).model_copy(update=saved))
+    metrics = Metrics(lambda: [job], clock=lambda: times[0])
+    assert figure(metrics, "job_saved_gpu_seconds_total", **JOB) == 50 + 2 * 100
+    times[0] += timedelta(seconds=10)
+    assert figure(metrics, "job_saved_gpu_seconds_total", **JOB) == 50 + 2 * 110
+
+
+def test_each_decision_counts_by_its_reason() -> None:
+    metrics = Metrics(list)
+    told = PlanEvent(EventType.WARNING, Reason.UNSCHEDULABLE, "Resize cancelled")
+    metrics.decided(make_job().job(), observed(), Plan(status=JobStatus(), events=(told, told)), 0.001)
+    assert figure(metrics, "decisions_total", reason="Unschedulable") == 2
+
+
+def test_a_published_layout_counts_once_by_its_reason() -> None:
+    metrics = Metrics(list)
+    metrics.decided(job_with(published(1)), observed(), Plan(status=published(2)), 0.001)
+    metrics.decided(job_with(published(2)), observed(), Plan(status=published(2)), 0.001)
+    assert figure(metrics, "generations_total", reason="Release") == 1
+
+
+PREPARING = resizing(published(1, confirmed=1), ResizePhase.PREPARE)
+COMMITTING = resizing(published(2, confirmed=1), ResizePhase.COMMIT)
+RESULTS = [
+    (PREPARING, PREPARING, None),
+    (PREPARING, resizing(published(2, confirmed=1, reason=ResizeReason.CLAIM), ResizePhase.COMMIT), None),
+    (PREPARING, published(1, confirmed=1), Result.CANCELLED),
+    (PREPARING, resizing(published(2, reason=ResizeReason.FAILURE), ResizePhase.COMMIT), Result.SUPERSEDED),
+    (COMMITTING, COMMITTING, None),
+    (COMMITTING, resizing(published(2, confirmed=2), ResizePhase.CLEAN), Result.COMMITTED),
+    (COMMITTING, published(2, confirmed=2), Result.COMMITTED),
+    (COMMITTING, published(3, confirmed=2), Result.COMMITTED),  # and the next one was published in the same turn
+    (COMMITTING, published(3, confirmed=1, reason=ResizeReason.UNDO), Result.UNDONE),
+    (COMMITTING, published(3, confirmed=1, reason=ResizeReason.FAILURE), Result.SUPERSEDED),
+    (COMMITTING, JobStatus(layout_generation=2), Result.SUPERSEDED),  # nobody is left
+    (resizing(published(2, confirmed=2), ResizePhase.CLEAN), published(2, confirmed=2), None),
+    (published(2, confirmed=2), published(3, confirmed=2), None),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "result"), RESULTS)
+def test_a_change_of_layout_ends_once(before: JobStatus, after: JobStatus, result: Result | None) -> None:
+    assert result_of(before, after) is result
+
+
+@pytest.mark.parametrize(
+    ("old", "direction"), [(None, "START"), ((1, 2), "GROW"), ((4, 1), "KEEP"), ((4, 2), "SHRINK")]
+)
+def test_the_direction_is_told_by_workers(old: tuple[int, int] | None, direction: str) -> None:
+    from_ = None if old is None else LayoutSize(stages=old[0], pipelines=old[1])
+    to = LayoutSize(stages=2, pipelines=2)
+    phase, reason = ResizePhase.COMMIT, ResizeReason.PACK
+    assert direction_of(Resize(from_=from_, to=to, phase=phase, reason=reason, start_time=NOW)) is Direction[direction]
+
+
+def test_phases_of_a_change_are_timed_from_where_they_began() -> None:
+    metrics = Metrics(list)
+    before = published(1, confirmed=1)
+    for after in (PREPARING, PREPARING, COMMITTING, published(2, confirmed=2)):
+        metrics.decided(job_with(before), observed(), Plan(status=after), 0.001)
+        before = after
+    assert figure(metrics, "resize_phase_seconds_count", phase="Prepare") == 1
+    assert figure(metrics, "resize_phase_seconds_count", phase="Commit") == 1
+    assert figure(metrics, "resizes_total", direction="Grow", result="Committed") == 1
+
+
+def test_a_phase_that_began_before_the_operator_did_is_not_timed() -> None:
+    metrics = Metrics(list)
+    metrics.decided(job_with(PREPARING), observed(), Plan(status=PREPARING), 0.001)
+    metrics.decided(job_with(PREPARING), observed(), Plan(status=published(1, confirmed=1)), 0.001)
+    assert figure(metrics, "resize_phase_seconds_count", phase="Prepare") is None
+    assert figure(metrics, "resizes_total", direction="Grow", result="Cancelled") == 1
+
+
+def test_turns_and_requests_count_by_how_they_ended() -> None:
+    metrics = Metrics(list, leading=lambda: False, watches=lambda: {"pods": 1e9})
+    metrics.turned(TurnResult.CONFLICT, 0.01)
+    metrics.asked("update", "pipetrainingjobs/status", 409, 0.01)
+    metrics.asked("create", "pods", None, 15.0)
+    metrics.asked("watch", "pods", 200, 0.01)
+    metrics.requested("/v1/report", 200, 0.02)
+    metrics.requested("/v1/report", 503, 10.0)
+    assert figure(metrics, "reconciles_total", result="Conflict") == 1
+    assert figure(metrics, "api_requests_total", verb="create", resource="pods", code="NoAnswer") == 1
+    assert figure(metrics, "api_request_seconds_count", verb="watch") is None
+    assert figure(metrics, "report_seconds_count") == 1
+    assert figure(metrics, "leader") == 0
+    assert figure(metrics, "watch_opened_timestamp_seconds", resource="pods") == 1e9
+
+
+CRD = "/apis/training.pipetransformer.io/v1alpha1"
+REQUESTS: list[tuple[str, str, dict[str, Any], tuple[str, str]]] = [
+    ("GET", f"{CRD}/pipetrainingjobs", {"watch": True}, ("watch", "pipetrainingjobs")),
+    ("GET", f"{CRD}/namespaces/a/pipetrainingjobs", {}, ("list", "pipetrainingjobs")),
+    ("GET", f"{CRD}/namespaces/a/pipetrainingjobs/b", {}, ("get", "pipetrainingjobs")),
+    ("GET", f"{CRD}/namespaces/a/pipetrainingjobs?labelSelector=x", {}, ("list", "pipetrainingjobs")),
+    ("PUT", f"{CRD}/namespaces/a/pipetrainingjobs/b/status", {}, ("update", "pipetrainingjobs/status")),
+    ("POST", "/api/v1/namespaces/a/pods", {}, ("create", "pods")),
+    ("DELETE", "/api/v1/namespaces/a/pods/b", {}, ("delete", "pods")),
+    ("GET", "/api/v1/namespaces/a", {}, ("get", "namespaces")),
+    ("GET", CRD, {}, ("get", "discovery")),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "options", "described"), REQUESTS)
+def test_requests_are_named_as_kubernetes_does(
+    method: str, path: str, options: dict[str, Any], described: tuple[str, str]
+) -> None:
+    assert describe(method, path, **options) == described
+    assert namespace_of(path) == ("a" if "/namespaces/a/" in path else "")

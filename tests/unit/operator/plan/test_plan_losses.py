@@ -1,0 +1,147 @@
+"""What counts against the failure budget and for how long, and that the loss of a node is one loss and no failure."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.plan import plan
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.world import World
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def on_nodes(pipelines: int = 4, *, per_node: int = 2, limit: int = 0) -> World:
+    """A job that trains in pipelines of one stage, with so many workers on each of node-0, node-1 and so on."""
+    world = World(make_job().stages(1).workers(pipelines).set("runPolicy.backoffLimit", limit))
+    world.start()
+    for worker in list(world.workers.values()):
+        world.change(worker.name, node=f"node-{worker.id // per_node}")
+    world.wait(100)
+    return world
+
+
+def falls_silent(world: World, name: str, others: Iterable[str]) -> None:
+    """Its peers lose the connection and wait, and it is not heard; the rest trains on."""
+    world.silent.add(name)
+    world.break_group([other for other in others if other in world.workers])
+    assert name not in {member.name for member in world.plan.members}
+    world.commit()
+    world.leave()
+
+
+@pytest.mark.parametrize("apart", [1, 30, 200])
+@pytest.mark.parametrize("seen_after", [0, 35, 70])
+def test_the_loss_of_a_node_counts_once_and_is_no_failure_however_far_apart_its_workers_fall_silent(
+    apart: int, seen_after: int
+) -> None:
+    """The budget is 3 where the cluster takes longer than expected: until it speaks the silence counts."""
+    world = on_nodes(limit=3 if seen_after > 60 else 0)
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    for second in range(max(apart, seen_after) + 1):
+        if second == seen_after:
+            world.lost_nodes.add("node-1")
+        if second == apart:
+            falls_silent(world, "digits-w2", ["digits-w0", "digits-w1"])
+        world.wait(1)
+        world.settle()
+    world.wait(120)
+    world.settle()
+    assert (world.status.node_losses, world.status.failure_steps, world.status.finished) == (1, [], False)
+    assert [str(event.reason) for event in world.told].count("NodeLost") == 1
+
+
+def test_a_node_that_is_lost_again_after_it_came_back_is_another_loss() -> None:
+    world = on_nodes()
+    for losses, name in ((1, "digits-w3"), (2, "digits-w2")):
+        world.lost_nodes.add("node-1")
+        falls_silent(world, name, sorted({"digits-w0", "digits-w1", "digits-w2"} - {name}))
+        assert world.status.node_losses == losses
+        world.lost_nodes.clear()
+        world.wait(400)
+        world.settle()
+    assert world.status.failures == 0
+
+
+def test_a_worker_that_hangs_on_a_node_that_lives_is_a_failure_once_the_cluster_had_time_to_see_the_node_lost() -> None:
+    world = on_nodes(limit=3)
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(59)
+    world.settle()
+    assert world.status.failures == 0
+    world.wait(1)
+    world.settle()
+    assert (world.status.failures, world.status.node_losses) == (1, 0)
+
+
+def test_where_nodes_are_not_seen_the_silence_of_one_is_one_failure() -> None:
+    world = on_nodes(limit=3)
+    world.sees_drains = False
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(15)
+    falls_silent(world, "digits-w2", ["digits-w0", "digits-w1"])
+    assert (world.status.failures, world.status.node_losses) == (1, 0)
+
+
+def test_a_crash_beside_the_loss_of_a_node_is_a_failure() -> None:
+    world = on_nodes(limit=3)
+    world.lost_nodes.add("node-1")
+    world.silent.add("digits-w3")
+    world.end("digits-w0", exit_code=1)
+    world.break_group(["digits-w1", "digits-w2"])
+    assert (world.status.failures, world.status.node_losses) == (1, 1)
+
+
+def test_a_layout_without_a_lost_node_says_that_workers_were_lost() -> None:
+    world = on_nodes()
+    world.lost_nodes.add("node-1")
+    world.silent.add("digits-w3")
+    world.break_group(["digits-w0", "digits-w1", "digits-w2"])
+    assert world.plan.reason is ResizeReason.FAILURE
+    assert "Lost digits-w3 on node-1 (not heard for" in " ".join(event.message for event in world.told)
+
+
+def test_failures_are_forgotten_after_so_many_committed_steps() -> None:
+    job = make_job().stages(1).workers(4).set("runPolicy.backoffLimit", 1)
+    world = World(job.set("runPolicy.forgetFailuresAfterSteps", 100))
+    world.start()
+    for failures in (1, 2, 3):
+        world.end(max(world.workers, key=lambda name: world.workers[name].id), exit_code=1)
+        world.settle()
+        assert (world.status.failures, len(world.status.failure_steps)) == (failures, 1)
+        world.commit(steps=99)
+        assert len(world.status.failure_steps) == 1
+        world.commit(steps=1)
+        world.wait(30)
+        world.settle()
+        assert world.status.failure_steps == []
+        world.leave()
+        world.warm_up()
+        world.commit()
+    for _ in range(2):
+        world.end(max(world.workers, key=lambda name: world.workers[name].id), exit_code=1)
+        world.settle()
+    assert world.state() is State.FAILED
+    message = world.condition(ConditionType.FAILED).message
+    assert message.startswith("spec.runPolicy.backoffLimit: 2 failures within 100 steps (forgetFailuresAfterSteps)")
+
+
+def test_steps_that_are_made_again_after_a_restart_forget_no_failure() -> None:
+    world = World(make_job().stages(1).workers(2).set("runPolicy.forgetFailuresAfterSteps", 100))
+    world.start()
+    world.commit(steps=500)
+    world.end("digits-w1", exit_code=1)
+    world.settle()
+    world.commit()
+    assert world.report is not None
+    report = world.report.model_copy(update={"step": 10, "layout_generation": world.plan.layout_generation})
+    status = world.status
+    assert status.last_report is not None
+    status = status.model_copy(update={"last_report": status.last_report.model_copy(update={"layout_generation": 1})})
+    decided = plan(world.spec, replace(world.observed(), status=status, report=report), world.now + timedelta(hours=1))
+    assert decided.status.last_report is not None and decided.status.last_report.step == 10
+    assert decided.status.failure_steps == [501]

@@ -1,0 +1,234 @@
+"""What becomes of those that survive a failure, and of a job without any."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.plan import WorkerPhase
+from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.world import World, training
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_survivors_of_a_failure_train_on_and_the_job_grows_back() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    world.end("digits-w0", exit_code=137)
+    world.settle()
+    assert world.shape == (2, 1)
+    assert world.plan.reason is ResizeReason.FAILURE
+    assert world.plan.leader == "digits-w1"
+    assert world.status.failures == 1
+    world.commit()
+    world.leave()
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 2)
+    assert "digits-w0" not in world.workers
+
+
+def test_too_few_survivors_hold_their_state_until_a_replacement_is_ready() -> None:
+    world = World(make_job().stages(2).workers(2, least=2))
+    world.start()
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    assert world.plan.layout_generation == 1
+    assert world.condition(ConditionType.RUNNING).reason == "Recovering"
+    world.warm_up()
+    assert world.shape == (2, 1)
+    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w2"]
+    assert world.status.failures == 1
+
+
+def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkpoint_is_durable() -> None:
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint())
+    world.start()
+    world.commit(checkpoint=0)
+    world.unschedulable = True
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    assert "digits-w0" in world.workers
+    world.wait(600)
+    world.settle()
+    assert not world.workers
+    assert world.condition(ConditionType.RUNNING).reason == "Unschedulable"
+    world.unschedulable = False
+    world.wait(60)
+    world.settle()
+    world.warm_up()
+    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
+
+
+def test_a_job_that_waits_for_those_without_whom_it_cannot_train_is_starting_and_not_resizing() -> None:
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint())
+    world.start()
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    assert world.status.is_true(ConditionType.RESIZING) and not world.status.is_true(ConditionType.RUNNING)
+    assert world.state() is State.STARTING
+    world.warm_up()
+    world.commit()
+    assert world.state() is State.RUNNING
+
+
+def live_through(world: World, seconds: int, end: Callable[[str], None]) -> None:
+    """Turns for so long; whoever is to join meets that end soon after it was created."""
+    until = world.now + timedelta(seconds=seconds)
+    while world.now < until and not world.status.finished:
+        members = {member.name for member in world.status.plan.members} if world.status.plan else set()
+        for name in [name for name, worker in world.workers.items() if worker.alive and name not in members]:
+            end(name)
+        world.settle()
+        world.wait(min(world.turn().requeue_after or 30, 30, (until - world.now).total_seconds()))
+        world.settle()
+
+
+@pytest.mark.parametrize("kind", ["crash", "refusal of the spec", "preemption"])
+def test_survivors_whose_replacements_end_hold_no_accelerators_past_the_deadline_of_the_first(kind: str) -> None:
+    """As on the one free node, whose driver is broken: each attempt ends before a deadline of its own would."""
+    world = World(make_job().stages(2).workers(2, least=2).checkpoint().set("runPolicy.backoffLimit", 3))
+    world.start()
+    world.commit(checkpoint=0)
+
+    def end(name: str) -> None:
+        if kind == "preemption":
+            world.change(name, disrupted=True)
+        else:
+            world.end(name, exit_code=2 if kind == "refusal of the spec" else 1)
+
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    live_through(world, 590, end)
+    assert world.condition(ConditionType.RUNNING).reason == "Recovering"
+    assert world.condition(ConditionType.RESIZING).reason == "WorkerFailed"
+    assert world.workers["digits-w0"].alive
+    created = world.status.next_worker_id
+    assert 4 < created < 8, "each attempt is slept over, twice as long each time"
+    live_through(world, 12, end)
+    assert not world.workers and world.status.plan is None
+    assert world.condition(ConditionType.RUNNING).reason == "WorkerFailed"
+    live_through(world, 3600, end)
+    assert world.status.is_true(ConditionType.FAILED) == (kind != "preemption"), "a start counts what fails"
+    if kind == "preemption":
+        live_through(world, 3600, lambda name: None)
+        world.warm_up()
+        assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.START)
+
+
+def test_survivors_have_all_the_time_of_their_own_whatever_was_prepared_before() -> None:
+    world = training(pipelines=1, most=4)
+    world.builder.checkpoint().set("runPolicy.claimTimeoutSeconds", 1200).set("elasticPolicy.minWorkers", 2)
+    world.commit(checkpoint=0)
+    world.settle()
+    assert world.status.resize is not None and len(world.workers) == 4
+    world.wait(500)
+    world.settle()
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    world.wait(500)
+    world.settle()
+    assert world.workers["digits-w0"].alive
+    world.wait(101)
+    world.settle()
+    assert not world.workers
+
+
+def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried_ever_later() -> None:
+    world = World(make_job().stages(2).workers(2, least=2))
+    world.start()
+    world.unschedulable = True
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    for wait in (60, 120):
+        world.wait(600)
+        world.settle()
+        assert sorted(world.workers) == ["digits-w0"]
+        assert world.condition(ConditionType.RUNNING).reason == "Recovering"
+        assert world.condition(ConditionType.RESIZING).reason == "Unschedulable"
+        world.wait(wait)
+        world.settle()
+        assert len(world.workers) == 2
+    world.unschedulable = False
+    world.change("digits-w4", scheduled=True, waiting="", phase=WorkerPhase.RUNNING)
+    world.warm_up()
+    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w4"]
+    assert world.status.failures == 1
+
+
+def test_a_failure_outranks_a_published_resize_and_its_leavers_can_be_members_again() -> None:
+    world = World(make_job().stages(4).workers(4).release())
+    world.start()
+    world.commit(boundary=8)
+    world.kill("digits-w0")
+    world.settle()
+    assert world.plan.layout_generation == 3
+    assert {member.name for member in world.plan.members} == {"digits-w1", "digits-w2"}
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_what_a_release_left_over_counts_as_released_although_a_member_fails_before_it_is_gone(confirmed: bool) -> None:
+    world = World(make_job().stages(4).workers(4).release())
+    world.start()
+    world.commit(boundary=8)
+    leavers = {member.name for member in world.plan.leavers}
+    if confirmed:
+        world.commit()
+        world.leave()
+    world.end("digits-w0", exit_code=1)
+    world.settle()
+    assert world.plan.reason is ResizeReason.FAILURE
+    for _ in range(3):
+        world.commit(checkpoint=8)
+        world.leave()
+        world.warm_up()
+    assert (world.shape, world.status.gpus.held) == ((2, 1), 2)
+    released = [name for name in world.deleted if name in leavers]
+    assert world.status.gpus.released == len(released) == (2 if confirmed else 1), "one took the place of the lost one"
+
+
+@pytest.mark.parametrize("checkpoint", [None, 0])
+def test_what_a_release_left_over_waits_for_its_checkpoint_while_a_recovery_is_slept_over(
+    checkpoint: int | None,
+) -> None:
+    world = World(make_job().stages(4).workers(4, least=2).release().checkpoint())
+    world.start()
+    world.commit(checkpoint=checkpoint)
+    world.commit(boundary=8)
+    world.commit()
+    world.leave()
+    leaving = world.status.leaving_ids
+    assert len(leaving) == 2
+    member, *_ = world.plan.members
+    world.end(member.name, exit_code=137)
+    world.settle()
+    world.end(max(world.workers, key=lambda name: world.workers[name].id), exit_code=1)
+    world.settle()
+    assert world.status.next_resize_time is not None
+    assert (world.status.leaving_ids, world.status.surplus_ids) == (leaving, leaving)
+    if checkpoint is None:
+        for _ in range(3):
+            world.wait(601)
+            world.settle()
+        assert world.status.leaving_ids == leaving
+    world.wait(61)
+    world.settle()
+    world.warm_up()
+    world.commit(checkpoint=8)
+    assert (world.shape, world.status.gpus.held, world.status.gpus.released) == ((2, 1), 2, 2)
+
+
+def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:
+    world = World(make_job().stages(4).workers(4).release())
+    world.start()
+    world.commit(boundary=8, checkpoint=8)
+    for name in list(world.workers):
+        world.kill(name)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (2, 1)
+    assert world.plan.reason is ResizeReason.START
+    assert world.plan.layout_generation == 3

@@ -1,0 +1,490 @@
+"""Checkpoints are written while training goes on, and count once every worker's part is written."""
+
+import datetime
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from pipetransformer.callbacks.callback import Callback
+from pipetransformer.checkpoint import checkpointer as module
+from pipetransformer.checkpoint.best_model import best_location
+from pipetransformer.checkpoint.checkpointer import Checkpointer
+from pipetransformer.checkpoint.resume import in_order_of_checkpoint
+from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
+from pipetransformer.elastic.transport.watchdog import Watchdog
+from pipetransformer.errors import CallbackError, SpecError, StorageError
+from pipetransformer.job.job import Job
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.storage import commit, latest, load_unit, save_unit
+from pipetransformer.training.evaluation import evaluate, evaluation_due
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from pipetransformer_contract.spec import Checkpoint
+from tests.testkit.trainer.late_copies import Late
+from tests.testkit.trainer.numerics import ADAMW, make_spec
+from tests.testkit.trainer.ranks import run_ranks
+from tests.testkit.trainer.script import run
+from tests.testkit.trainer.watched import TRANSPORT, pair
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.load(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5}))
+
+
+def lone_layout(job: Job) -> StageLayout:
+    member = Member(name="w0", uid="u0", address="127.0.0.1:1")
+    generation = Generation(
+        job_uid="job", layout_generation=3, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
+        reason=ResizeReason.START,
+    )  # fmt: skip
+    return StageLayout(generation, 0, [(0, 0)], [range(job.num_layers + 2)], 16)
+
+
+@functools.cache
+def alone() -> tuple[GenerationGroups, Barrier]:
+    """The groups of one worker, and its barrier."""
+    groups = GenerationGroups()
+    groups.meet(HashStore(), 0, 1, 0, Transport("127.0.0.1", datetime.timedelta(seconds=60)))
+    return groups, Barrier(Watchdog())
+
+
+def trained(job: Job, step: int) -> WorkerState:
+    units = job.build_units(range(job.num_layers + 2))
+    return WorkerState(job.num_layers, control=Control(step=step), units=units)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def location(job: Job) -> str:
+    assert job.spec.checkpoint is not None
+    return job.spec.checkpoint.location
+
+
+class Gate:
+    """Holds `save_unit` back until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        write = save_unit
+
+        def held(*arguments: Any, **named: Any) -> int:
+            assert self.open.wait(30)
+            return write(*arguments, **named)
+
+        monkeypatch.setattr("pipetransformer.checkpoint.checkpointer.save_unit", held)
+
+
+def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_made_of_it_since(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, checkpointer, state = Gate(monkeypatch), Checkpointer(job), trained(job, 5)
+    name, parameter = next(iter(state.named_parameters(0)))
+    before = parameter.detach().clone()
+    checkpointer.want()
+
+    checkpointer.begin(state, lone_layout(job), *alone())
+    with torch.no_grad():
+        parameter.add_(1)
+    assert checkpointer.writing
+    assert checkpointer.advance(1.0, leads=True) is None
+    gate.open.set()
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    found = latest(location(job))
+    assert found is not None and (found.step, found.layout_generation) == (5, 3)
+    assert torch.equal(load_unit(location(job), found, "embedding")[name], before)
+
+
+def test_copies_from_a_device_are_written_once_they_are_whole(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipetransformer.checkpoint.checkpointer.HostCopies", Late)
+    checkpointer, state = Checkpointer(job), trained(job, 5)
+    checkpointer.want()
+
+    checkpointer.begin(state, lone_layout(job), *alone())
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    found = latest(location(job))
+    assert found is not None
+    name, parameter = next(iter(state.named_parameters(0)))
+    assert parameter.any() and torch.equal(load_unit(location(job), found, "embedding")[name], parameter)
+
+
+class AtOnce:
+    """Does in the caller's thread what is submitted, so that all of it is done when the caller goes on."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
+def test_a_checkpoint_counts_only_once_nobody_writes_any_more(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ThreadPoolExecutor", AtOnce)
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
+    assert not checkpointer.writing
+
+    assert checkpointer.advance(1.0, leads=True) is None, "another worker writes"
+    assert latest(location(job)) is None
+    made = checkpointer.advance(0.0, leads=True)
+    assert made is not None and made.step == 5
+    assert latest(location(job)) is not None
+
+
+def test_a_last_checkpoint_counts_only_once_all_have_passed_the_barrier_behind_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ThreadPoolExecutor", AtOnce)
+    counted: list[bool] = []
+
+    class Watched:
+        """A barrier at which others still write until this worker has done its own part."""
+
+        def pass_after(self, work: Callable[[], Any] | None, groups: object) -> Any:
+            if len(counted) < 2:  # the copies, and the parts
+                counted.append(latest(location(job)) is not None)
+            return None if work is None else work()
+
+    checkpointer, barrier = Checkpointer(job), cast(Barrier, Watched())
+    made = checkpointer.save_now(trained(job, 5), lone_layout(job), alone()[0], barrier)
+
+    assert made is not None and made.step == 5
+    assert counted == [False, False]
+    assert latest(location(job)) is not None
+
+
+def test_what_is_asked_for_meanwhile_is_written_afterwards_as_training_stands_then(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, checkpointer, layout = Gate(monkeypatch), Checkpointer(job), lone_layout(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, *alone())
+    checkpointer.want()
+    checkpointer.begin(trained(job, 6), layout, *alone())
+    gate.open.set()
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    checkpointer.begin(trained(job, 7), layout, *alone())
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    found = latest(location(job))
+    assert found is not None and found.step == 7
+
+
+def test_one_that_a_regroup_overtakes_never_counts(job: Job) -> None:
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
+
+    checkpointer.give_up()
+
+    assert not checkpointer.writing
+    assert checkpointer.advance(0.0, leads=True) is None
+    assert latest(location(job)) is None
+
+
+def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, checkpointer = Gate(monkeypatch), Checkpointer(job)
+    for step in (5, 6, 7):
+        checkpointer.want()
+        checkpointer.begin(trained(job, step), lone_layout(job), *alone())
+        checkpointer.give_up()
+
+    gate.open.set()
+    checkpointer.want()
+    checkpointer.begin(trained(job, 8), lone_layout(job), *alone())
+    until(lambda: not checkpointer.writing)
+
+    *given_up, files = [len(list(folder.iterdir())) for folder in sorted(Path(location(job)).iterdir())]
+    assert files == job.num_layers + 2
+    assert sum(given_up) <= 1, "the unit that was being written"
+
+
+def test_what_a_run_was_writing_when_it_ended_is_not_written_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, written, write = Gate(monkeypatch), threading.Event(), module._write
+
+    def held(*arguments: Any) -> None:
+        try:
+            write(*arguments)
+        finally:
+            written.set()
+
+    class Failing(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            if line["step"] == 1:
+                raise ValueError("full disk")
+
+    monkeypatch.setattr(module, "_write", held)
+    with pytest.raises(CallbackError):
+        run(
+            tmp_path, checkpoint=Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1), callbacks=[Failing()]
+        )
+
+    gate.open.set()
+    assert written.wait(30)
+    assert len(list((tmp_path / "checkpoint").glob("*/*"))) <= 1, "the unit that was being written"
+
+
+def make_durable(job: Job, step: int) -> None:
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, step), lone_layout(job), *alone())
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+
+def test_all_load_the_checkpoint_that_was_planned_and_not_one_that_became_durable_meanwhile(job: Job) -> None:
+    make_durable(job, 5)
+    planned = Checkpointer(job).durable()
+    assert planned is not None
+    late = Checkpointer(job)
+    make_durable(job, 10)
+
+    assert late.load_control(planned.name).step == planned.step == 5
+    assert late.load_unit(0).keys() == trained(job, 5).unit_tensors(0, with_moments=True).keys()
+
+
+def test_a_planned_checkpoint_that_newer_ones_pushed_out_meanwhile_is_planned_anew(job: Job) -> None:
+    make_durable(job, 5)
+    checkpointer = Checkpointer(job)
+    planned = checkpointer.durable()
+    assert planned is not None
+    checkpointer.load_control(planned.name)
+    for step in (10, 15):
+        make_durable(job, step)
+
+    with pytest.raises(LookupError, match="no longer holds step-000000000005-g3"):
+        checkpointer.load_unit(0)
+    with pytest.raises(LookupError, match="no longer holds step-000000000005-g3"):
+        checkpointer.load_control(planned.name)
+
+
+def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path: Path) -> None:
+    make_durable(job, 5)
+    checkpointer, control = Checkpointer(job), Control(step=5)
+    assert checkpointer.known(control) is None
+    planned = checkpointer.durable()
+    assert planned is not None
+    checkpointer.load_control(planned.name)
+    (tmp_path / "checkpoint").rename(tmp_path / "unreachable")
+
+    known = checkpointer.known(control)
+    assert known is not None and (known.step, known.layout_generation) == (5, 3)
+
+
+def test_only_a_job_that_starts_with_more_pipelines_than_its_checkpoints_data_have_shards_is_refused(job: Job) -> None:
+    make_durable(Job.load(job.spec, num_shards=4), 5)
+    may_grow = job.spec.model_copy(update={"num_shards": 5, "workers": 16})
+    assert in_order_of_checkpoint(may_grow) == (may_grow.model_copy(update={"num_shards": 4}), 4)
+    wider = may_grow.model_copy(update={"workers": 20})
+
+    with pytest.raises(
+        SpecError, match=r"workers: 20 start as 5 pipelines, .* step-0{11}5-g3-[0-9a-f]{8} .* set it to at most 16"
+    ):
+        in_order_of_checkpoint(wider)
+
+
+def test_a_checkpoint_in_another_order_of_the_data_that_came_meanwhile_is_refused(job: Job) -> None:
+    make_durable(job, 5)
+    other = Job.load(job.spec, num_shards=2)
+
+    with pytest.raises(SpecError, match=r"numShards was 100 and not 2"):
+        Checkpointer(other).durable()
+
+
+def test_a_checkpoint_of_a_model_with_other_heads_is_refused_for_no_shape_shows_them(job: Job) -> None:
+    make_durable(job, 5)
+    heads = job.spec.model.num_heads
+    other = Job.load(job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"num_heads": 2 * heads})}))
+
+    with pytest.raises(SpecError, match=f"numHeads was {heads} and not {2 * heads}"):
+        Checkpointer(other).durable()
+
+
+class SlowToCopy(WorkerState):
+    """Takes a while to say what is to be copied."""
+
+    def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
+        threading.Event().wait(0.1)
+        return super().unit_tensors(index, with_moments=with_moments)
+
+
+def test_those_who_copy_nothing_wait_for_those_who_do_however_long_that_takes(job: Job) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
+    groups = pair(store)
+    watchdog = Watchdog(floor_seconds=0.1, first_seconds=0.2)
+    watchdog.start()
+    members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
+    generation = lone_layout(job).generation.model_copy(update={"members": members})
+    spans = [range(job.num_layers + 2)]
+
+    def save(rank: int) -> None:
+        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], spans, 16)
+        state = SlowToCopy(job.num_layers, control=Control(step=5), units=job.build_units(spans[0]))
+        Checkpointer(job).save_now(state, layout, groups[rank], Barrier(watchdog if rank else Watchdog()))
+
+    other = threading.Thread(target=save, args=(0,))
+    other.start()
+    save(1)
+    other.join(30)
+    watchdog.stop()
+    for each in groups:
+        each.drop()
+    found = latest(location(job))
+    assert found is not None and found.step == 5
+
+
+def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
+    """Save by two ranks, of which the first leads; on the leader, whether the other had returned before the marker."""
+    from pipetransformer.checkpoint import best_model
+
+    job = Job.load(make_spec(ADAMW, checkpoint={"location": location}))
+    other_returned = Path(location).with_name("returned")
+    members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
+    generation = Generation(
+        job_uid="job", layout_generation=1, stages=1, pipelines=2, members=members, leader="w0", nonce="n",
+        reason=ResizeReason.START,
+    )  # fmt: skip
+    layout = StageLayout(generation, group.rank(), [(0, 0), (1, 0)], [range(job.num_layers + 2)], 16)
+    early = []
+
+    def commit_late(*arguments: Any, **named: Any) -> None:
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline and not other_returned.exists():
+            time.sleep(0.01)
+        early.append(other_returned.exists())
+        commit(*arguments, **named)
+
+    with mock.patch.object(best_model, "commit", commit_late):
+        best_model.save_best(job, trained(job, 5), layout, GenerationGroups(world=group), Barrier(Watchdog()))
+    if group.rank() == 1:
+        other_returned.touch()
+    return any(early)
+
+
+@pytest.mark.timeout(120)
+def test_nobody_notes_a_best_model_before_it_is_durable(tmp_path: Path) -> None:
+    assert run_ranks(2, save_as_best, str(tmp_path / "checkpoint")) == [False, False]
+    assert latest(best_location(str(tmp_path / "checkpoint"))) is not None
+
+
+def test_a_best_model_that_may_have_been_replaced_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = {"location": str(tmp_path / "checkpoint"), "everySteps": 100}
+    job = Job.load(make_spec(ADAMW, checkpoint=checkpoint, evaluation={"everySteps": 5, "keepBest": True}))
+    state, (groups, barrier) = trained(job, 5), alone()
+    state.control.best, state.control.best_step, state.control.kept_step = {"accuracy": 0.1}, 3, 3
+    member = mock.Mock(layout=lone_layout(job), groups=groups, world=groups.world, leader=None)
+    member.runner.evaluate.return_value = torch.ones(2, 2)
+    member.runner.lengths_of_parts.return_value = [None]
+
+    def replace(*_: object) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    monkeypatch.setattr("pipetransformer.training.evaluation.save_best", replace)
+    with pytest.raises(RuntimeError):
+        evaluate(job, state, member, Watchdog(), barrier, lambda: False)
+
+    assert evaluation_due(job, state.control), "it is done again"
+    assert state.control.is_better({"accuracy": 0.0}, job.spec.evaluation), "and is the best, by however little"
+
+
+def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("a file where the folder should be")
+    checkpointer = Checkpointer(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
+
+    with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
+        until(lambda: not checkpointer.writing)
+
+
+@pytest.mark.parametrize(
+    ("pause", "writing", "seconds"),
+    [(0.001, 0.1, 60.0), (2.0, 3.0, 200.0), (0.5, 90.0, 900.0), (60.0, 100.0, 1800.0)],
+)
+def test_what_a_checkpoint_costs_says_how_often_one_is_made(pause: float, writing: float, seconds: float) -> None:
+    assert module.interval_seconds(pause, writing) == pytest.approx(seconds)
+
+
+class Clock:
+    """Moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def checkpointing(tmp_path: Path, **checkpoint: Any) -> tuple[Checkpointer, Clock, Job]:
+    clock = Clock()
+    job = Job.load(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint")} | checkpoint))
+    return Checkpointer(job, clock=clock), clock, job
+
+
+def test_where_the_spec_does_not_say_how_often_the_clock_does_by_what_the_newest_has_cost(tmp_path: Path) -> None:
+    checkpointer, clock, job = checkpointing(tmp_path)
+    clock.now = 59.0
+    assert not checkpointer.overdue
+    clock.now = 60.0
+    assert checkpointer.overdue and checkpointer.due(7, 1.0) and not checkpointer.due(7, 0.0)
+
+    checkpointer.want()
+    with mock.patch.object(WorkerState, "unit_tensors", side_effect=lambda *_, **__: setattr(clock, "now", 63.0) or {}):
+        checkpointer.begin(trained(job, 7), lone_layout(job), *alone())
+    assert not checkpointer.overdue, "one is being written"
+    until(lambda: not checkpointer.writing)
+    checkpointer.advance(0.0, leads=True)
+    clock.now = 359.0
+    assert not checkpointer.overdue
+    clock.now = 360.0
+    assert checkpointer.overdue, "it stood still for 3 s: a hundredth of 300"
+
+
+def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:
+    checkpointer, clock, _ = checkpointing(tmp_path, everySteps=5)
+    clock.now = 1e6
+    assert not checkpointer.overdue
+    assert checkpointer.due(10, 0.0) and not checkpointer.due(11, 1.0)
+
+
+def test_a_job_that_does_not_say_how_often_makes_checkpoints_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "interval_seconds", lambda *_: 0.0)
+    made = []
+    monkeypatch.setattr(module, "commit", lambda location, info, keep: made.append(info.step))
+    run(tmp_path, checkpoint=Checkpoint(location=str(tmp_path / "checkpoint")))
+    assert made and 0 < made[0] < 8

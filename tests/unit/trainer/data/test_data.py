@@ -1,0 +1,365 @@
+"""The order of samples and their dealing to pipelines."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pipetransformer.data import (
+    DataInfo,
+    Dataset,
+    EpochOrder,
+    Task,
+    TensorSplit,
+    augmentation_key,
+    deal,
+    inputs_change,
+    lengths_of,
+    load_dataset,
+    pipelines_of,
+    read_batch,
+    shards_of,
+    weights_of,
+)
+from pipetransformer.errors import SpecError
+from pipetransformer.job.job import Job
+from pipetransformer_contract.spec import Data
+from tests.testkit.trainer.numerics import ADAMW, make_spec
+
+sizes = st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(1, 9), st.integers(0, 3)).filter(
+    lambda size: size[0] >= size[2]
+)
+
+#: Ids of padding, start and end where tokens are bytes.
+BYTES: dict[str, Any] = {"pad_id": 0, "start_id": 1, "end_id": 2}
+
+
+def order(num_samples: int = 100, global_batch: int = 16, num_shards: int = 4, seed: int = 0) -> EpochOrder:
+    return EpochOrder(seed=seed, num_samples=num_samples, global_batch=global_batch, num_shards=num_shards)
+
+
+@given(sizes)
+def test_every_sample_comes_exactly_once_an_epoch(size: tuple[int, int, int, int]) -> None:
+    num_samples, global_batch, num_shards, epoch = size
+    cursor = order(num_samples, global_batch, num_shards)
+    steps = range(epoch * cursor.steps_per_epoch, (epoch + 1) * cursor.steps_per_epoch)
+    assert sorted(i for step in steps for shard in cursor.batch(step) for i in shard) == list(range(num_samples))
+
+
+@pytest.mark.parametrize(("batch", "shards"), [(7, 7), (1437, 1024)])
+def test_there_is_a_shard_for_each_sample_of_a_batch_up_to_what_is_enough(batch: int, shards: int) -> None:
+    assert Job.load(make_spec(ADAMW, training={"steps": 1, "globalBatchSize": batch})).order.num_shards == shards
+
+
+@given(sizes)
+def test_every_batch_takes_its_share_of_every_shard(size: tuple[int, int, int, int]) -> None:
+    num_samples, global_batch, num_shards, epoch = size
+    cursor = order(num_samples, global_batch, num_shards)
+    for place in range(cursor.steps_per_epoch):
+        batch = cursor.batch(epoch * cursor.steps_per_epoch + place)
+        taken = [len(shard) for shard in batch]
+        assert sum(taken) == min(global_batch, num_samples - place * cursor.global_batch)
+        assert max(taken) - min(taken) <= 2
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "global_batch", "num_shards", "epochs"), [(1433, 100, 100, 400), (209, 40, 4, 400), (45, 8, 8, 300)]
+)
+def test_samples_stand_in_the_short_last_batch_as_often_and_weigh_as_much_as_in_a_plain_shuffle(
+    num_samples: int, global_batch: int, num_shards: int, epochs: int
+) -> None:
+    cursor, generator = order(num_samples, global_batch, num_shards), np.random.default_rng(0)
+    last = num_samples % global_batch
+
+    ours, plain = Counter[int](), Counter[int]()
+    for epoch in range(1, epochs + 1):
+        ours.update(i for shard in cursor.batch(epoch * cursor.steps_per_epoch - 1) for i in shard)
+        plain.update(generator.permutation(num_samples)[-last:].tolist())
+
+    assert ours.total() == plain.total() == epochs * last
+    assert len(ours) == len(plain) == num_samples, "each has stood in it"
+    spread, of_shuffle = (np.std([found[i] for i in range(num_samples)]) for found in (ours, plain))
+    assert spread < 1.15 * of_shuffle
+    sizes_of = Counter(map(cursor.shard, range(num_samples)))
+    stood = Counter(map(cursor.shard, ours.elements()))
+    mean = epochs * last / num_samples
+    assert all(stood[shard] / size == pytest.approx(mean, rel=0.1) for shard, size in sizes_of.items())
+
+
+def test_the_last_batches_of_following_epochs_take_from_other_shards() -> None:
+    cursor = order(1433, 100, 100)
+    last = [cursor.batch((epoch + 1) * cursor.steps_per_epoch - 1) for epoch in range(3)]
+
+    taken = [[shard for shard, ids in enumerate(batch) if ids] for batch in last]
+    assert taken == [list(range(33)), list(range(67, 100)), list(range(34, 67))]
+
+
+def test_a_sample_stays_in_its_shard_from_epoch_to_epoch() -> None:
+    cursor = order()
+    epochs: list[list[set[int]]] = []
+    for epoch in (0, 1):
+        first = epoch * cursor.steps_per_epoch
+        batches = [cursor.batch(step) for step in range(first, first + cursor.steps_per_epoch)]
+        epochs.append([{i for batch in batches for i in batch[shard]} for shard in range(4)])
+    assert epochs[0] == epochs[1]
+
+
+def test_order_depends_on_seed_and_epoch() -> None:
+    assert order().batch(0) == order().batch(0)
+    assert order().batch(0) != order(seed=1).batch(0)
+    assert order().batch(0) != order().batch(order().steps_per_epoch)
+
+
+def test_an_epoch_ends_with_its_short_batch() -> None:
+    cursor = order(num_samples=100, global_batch=16)
+    assert cursor.steps_per_epoch == 7
+    assert [cursor.epoch(step) for step in (0, 6, 7, 13, 14)] == [0, 0, 1, 1, 2]
+    assert [cursor.batch_size(step) for step in (0, 5, 6, 7, 13)] == [16, 16, 4, 16, 4]
+
+
+def test_each_epoch_shuffles_each_shard_anew() -> None:
+    whole = order(
+        num_samples=96, global_batch=16, num_shards=4
+    )  # no short batch, so each epoch begins at the same turn
+    of_epochs = [
+        [[i for step in range(epoch * 6, epoch * 6 + 6) for i in whole.batch(step)[shard]] for shard in range(4)]
+        for epoch in range(2)
+    ]
+
+    for first, second in zip(*of_epochs, strict=True):
+        assert first != second and sorted(first) == sorted(second)
+
+
+def test_pipelines_serve_about_as_many_shards_each() -> None:
+    shared = [shards_of(p, 3, 8) for p in range(3)]
+    assert [len(shards) for shards in shared] == [2, 3, 3]
+    assert sorted(shard for shards in shared for shard in shards) == list(range(8))
+    assert pipelines_of(3, 8) == [next(p for p in range(3) if shard in shared[p]) for shard in range(8)]
+    with pytest.raises(ValueError, match="only 2 shards"):
+        shards_of(0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "global_batch", "pipelines"),
+    [
+        *[(8, 12, 2), (8, 20, 4), (16, 24, 2), (16, 24, 4), (64, 96, 32)],
+        *[(96, 96, pipelines) for pipelines in (2, 3, 5, 7, 64, 96)],
+    ],
+)
+def test_every_width_shares_a_batch_as_evenly_as_can_be(num_shards: int, global_batch: int, pipelines: int) -> None:
+    cursor = order(1003, global_batch, num_shards)
+    for step in range(cursor.steps_per_epoch):
+        batch = cursor.batch(step)
+        shares = [sum(len(batch[s]) for s in shards_of(p, pipelines, num_shards)) for p in range(pipelines)]
+        assert max(shares) <= -(-sum(shares) // pipelines) + (step == cursor.steps_per_epoch - 1)
+    for epoch in range(1, 4):  # that begin elsewhere
+        steps = range(epoch * cursor.steps_per_epoch, (epoch + 1) * cursor.steps_per_epoch - 1)
+        most = [max(sum(len(batch[s]) for s in shards_of(p, pipelines, num_shards)) for p in range(pipelines))
+                for batch in map(cursor.batch, steps)]  # fmt: skip
+        assert sum(share > -(-global_batch // pipelines) for share in most) <= 1, "where the round begins again"
+
+
+@given(sizes, st.integers(1, 9), st.integers(1, 10))
+def test_dealing_gives_every_sample_once_whatever_the_width(
+    size: tuple[int, int, int, int], pipelines: int, micro_batch_size: int
+) -> None:
+    num_samples, global_batch, num_shards, _ = size
+    cursor = order(num_samples, global_batch, num_shards)
+    batch = cursor.batch(cursor.steps_per_epoch - 1)
+    dealt = deal(batch, min(pipelines, num_shards), micro_batch_size)
+    assert all(micro_batches for micro_batches in dealt)
+    flat = [micro_batch for micro_batches in dealt for micro_batch in micro_batches]
+    assert {len(micro_batch.sample_ids) for micro_batch in flat} == {micro_batch_size}
+    real = sorted(i for micro_batch in flat for i in micro_batch.real_ids)
+    assert real == sorted(i for shard in batch for i in shard)
+
+
+@pytest.mark.parametrize("pipelines", [1, 3, 4])
+def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> None:
+    job = Job.load(make_spec(ADAMW))
+    users = job.users(pipelines)
+    for split, dealt in (
+        ("train", job.training_micro_batches(2, pipelines, 5)),
+        ("test", job.test_micro_batches(pipelines, 5)),
+    ):
+        for pipeline, micro_batches in enumerate(dealt):
+            assert {users(split, i) for micro_batch in micro_batches for i in micro_batch.real_ids} == {pipeline}
+
+
+@pytest.mark.parametrize("pipelines", [1, 2, 3, 4, 7])
+def test_every_held_out_sample_is_scored_once_whatever_the_width(pipelines: int) -> None:
+    job = Job.load(make_spec(ADAMW))
+    dealt = job.test_micro_batches(pipelines, 5)
+    scored = [i for micro_batches in dealt for micro_batch in micro_batches for i in micro_batch.real_ids]
+    assert sorted(scored) == list(range(len(job.dataset.test)))
+
+
+def test_samples_weigh_one_and_padding_nothing() -> None:
+    weights = weights_of(deal([[1, 2, 3, 4, 5]], 1, 3)[0], torch.float64)
+    assert weights.tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert weights_of(deal([[7], []], 2, 2)[1], torch.float64).tolist() == [0.0, 0.0]
+
+
+def test_a_pipeline_without_samples_gets_one_padded_micro_batch() -> None:
+    only = deal([[7], []], 2, 3)[1]
+    assert [micro_batch.real_ids for micro_batch in only] == [()]
+    assert only[0].sample_ids == (7, 7, 7)
+
+
+def test_digits_are_split_by_class_and_scaled() -> None:
+    dataset = load_dataset(Data(name="digits"), dtype=torch.float64)
+    assert len(dataset.train) + len(dataset.test) == 1797
+    assert dataset.info == DataInfo((1, 8, 8), 10, task=Task.CLASS, labels=tuple("0123456789"))
+    inputs, targets = dataset.test.batch(range(len(dataset.test)))
+    assert inputs.dtype == torch.float64
+    assert inputs.min() == -1
+    assert inputs.max() == 1
+    counts = targets.bincount().tolist()
+    assert len(counts) == 10
+    assert max(counts) - min(counts) <= 2
+
+
+def tiny(path: str, dtype: torch.dtype, count: int = 4) -> Dataset:
+    if path:
+        raise FileNotFoundError(path)
+    split = TensorSplit(torch.arange(count, dtype=dtype).reshape(count, 1), torch.zeros(count, dtype=torch.long))
+    return Dataset(split, split, DataInfo((1,), 1))
+
+
+def test_a_dataset_can_be_imported_with_options() -> None:
+    dataset = load_dataset(Data(name=f"{__name__}:tiny", options={"count": 6}), dtype=torch.float32)
+    assert len(dataset.train) == 6
+    assert dataset.train.batch([2, 0])[0].flatten().tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "reason"),
+    [
+        (Data(name="nothing"), "spec.data.name", "InvalidSpec"),
+        (Data(name="no_such_module:f"), "spec.data.name", "InvalidSpec"),
+        (Data(name=f"{__name__}:no_such_function"), "spec.data.name", "InvalidSpec"),
+        (Data(name=f"{__name__}:tiny", path="/missing"), "spec.data.path", "DataUnreadable"),
+        (Data(name=f"{__name__}:order"), "spec.data.options", "DataUnreadable"),
+        (Data(name="digits", path="/missing"), "spec.data.path", "InvalidSpec"),
+        (Data(name="text", path="/missing"), "spec.data.path", "DataUnreadable"),
+        (Data(name="text", options={"lenght": 3}), "spec.data.options", "DataUnreadable"),
+        (Data(name="text", options={"task": "Words"}), "spec.data.options.task", "InvalidSpec"),
+        (Data(name="text", options={"packages": ["this"]}), "spec.data.options", "DataUnreadable"),
+        (Data(name="text", options={"length": 10**9}), "spec.data.options", "DataUnreadable"),
+    ],
+)
+def test_data_that_cannot_be_used_name_the_field(data: Data, field: str, reason: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_dataset(data, dtype=torch.float32)
+    assert (caught.value.field, caught.value.reason) == (field, reason)
+
+
+def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
+    class Flipped(TensorSplit):
+        def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+            inputs, targets = super().batch(ids)
+            return torch.where(torch.rand(len(inputs), 1) < 0.5, inputs, inputs.flip(-1)), targets
+
+    plain = TensorSplit(torch.randn(40, 3), torch.arange(40))
+    flipped = Flipped(plain.inputs, plain.targets)
+    info = DataInfo((3,), 40)
+
+    assert not inputs_change(Dataset(plain, plain, info))
+    assert inputs_change(Dataset(flipped, plain, info))
+    assert inputs_change(Dataset(plain, flipped, info))
+
+
+def test_a_sample_as_it_is_shares_no_cached_activation_with_its_variants() -> None:
+    class Mirrored(TensorSplit):
+        def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+            inputs, targets = self.batch(ids)
+            return inputs.flip(-1), targets
+
+        def augmentation_key(self, sample_id: int, step: int) -> int:
+            return 0
+
+    plain = TensorSplit(torch.randn(4, 3), torch.arange(4))
+    mirrored = Mirrored(plain.inputs, plain.targets)
+
+    assert augmentation_key(plain, 2, None) == augmentation_key(plain, 2, 5) == 0, "which probe and training share"
+    assert augmentation_key(mirrored, 2, None) != augmentation_key(mirrored, 2, 5) == 0
+
+
+def test_text_of_the_library_is_packed_without_a_gap() -> None:
+    dataset = load_dataset(Data(name="text", options={"length": 32, "packages": ["json"]}), dtype=torch.float32)
+    assert dataset.info == DataInfo((32,), 259, 259, task=Task.NEXT_TOKEN, **BYTES)
+    inputs, targets = dataset.train.batch([0, 1])
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert targets[0, -1] == inputs[1, 0]
+    assert bytes(i - 3 for i in inputs.flatten().tolist() if i > 2).decode().startswith(":mod:`json` exposes")
+    assert lengths_of(dataset.train, [0], torch.device("cpu")) is None
+
+
+def text_of(folder: Path, content: bytes, **options: Any) -> Dataset:
+    (folder / "a.txt").write_bytes(content)
+    return load_dataset(Data(name="text", path=str(folder), options=options), dtype=torch.float32)
+
+
+def test_one_long_document_is_packed_and_held_out_in_pages(tmp_path: Path) -> None:
+    dataset = text_of(tmp_path, b"a sentence of some words\n" * 4000, length=32)
+    train, test = len(dataset.train), len(dataset.test)
+    assert (train + test) * 32 == pytest.approx(25 * 4000, rel=0.01)
+    assert test / (train + test) == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"one paragraph of a few words, and no other one", "1 paragraphs are too few: blank lines part them"),
+        ("caf\xe9 ".encode("latin-1") * 100, r"a\.txt is no text in UTF-8: .* byte 0xe9 in position 3"),
+    ],
+)
+def test_text_that_cannot_be_used_says_why(content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=message):
+        text_of(tmp_path, content)
+
+
+def test_masked_text_hides_other_positions_at_every_step_and_asks_for_what_was_there() -> None:
+    options = {"length": 64, "packages": ["json"]}
+    plain = load_dataset(Data(name="text", options=options), dtype=torch.float32)
+    dataset = load_dataset(Data(name="text", options={**options, "task": "MaskedToken"}), dtype=torch.float32)
+    assert dataset.info == DataInfo((64,), 260, 260, task=Task.MASKED_TOKEN, **BYTES)
+    ids = range(len(dataset.train))
+    tokens = plain.train.batch(ids)[0]
+    inputs, targets = read_batch(dataset.train, ids, 3)
+    chosen = targets != -100
+    assert torch.equal(targets[chosen], tokens[chosen]) and torch.equal(inputs[~chosen], tokens[~chosen])
+    assert 0.1 < chosen.double().mean() < 0.2
+    assert 0.7 < (inputs[chosen] == 259).double().mean() < 0.9
+    assert torch.equal(read_batch(dataset.train, ids[2:4], 3)[0], inputs[2:4])
+    assert not torch.equal(read_batch(dataset.train, ids, 4)[0], inputs)
+
+
+def test_text_of_the_library_is_classified_by_package() -> None:
+    options = {"task": "Class", "length": 64, "packages": ["json", "logging"]}
+    dataset = load_dataset(Data(name="text", options=options), dtype=torch.float32)
+    assert dataset.info == DataInfo((64,), 2, 259, task=Task.CLASS, labels=("json", "logging"), **BYTES)
+    for split in (dataset.train, dataset.test):
+        ids = range(len(split))
+        inputs, targets = split.batch(ids)
+        lengths = lengths_of(split, ids, torch.device("cpu"))
+        assert lengths is not None
+        assert ((inputs != 0).sum(dim=1) == lengths).all() and lengths.min() >= 40
+        assert targets.bincount().min() > 5
+    assert 3.5 <= len(dataset.train) / len(dataset.test) <= 4
+
+
+def test_text_comes_from_a_folder_too(tmp_path: Path) -> None:
+    for name, word in (("b/one.txt", "spam "), ("a/two.md", "eggs ")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("\n\n".join([word * 10] * 10))
+    dataset = load_dataset(Data(name="text", path=str(tmp_path), options={"task": "Class"}), dtype=torch.float32)
+    assert dataset.test.batch(range(len(dataset.test)))[1].tolist() == [0, 0, 1, 1]
+    assert bytes(i - 3 for i in dataset.test.batch([0])[0][0, 1:5].tolist()) == b"eggs"

@@ -1,0 +1,238 @@
+"""A generation's groups live beside those of another, and the private names they need still mean what we think."""
+
+import datetime
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from pipetransformer.elastic.regroup.transfer import move_units
+from pipetransformer.elastic.regroup.transfer_plan import Move
+from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
+from pipetransformer.elastic.transport.groups import (
+    GenerationGroups,
+    PrefixStore,
+    TCPStore,
+    Transport,
+    abort_together,
+    drop_group,
+    ensure_default_group,
+    make_group,
+)
+from pipetransformer.training.vote import Vote
+
+pytestmark = pytest.mark.timeout(60)
+
+TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=20))
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
+
+
+@pytest.fixture(autouse=True)
+def forget_groups() -> Iterator[None]:
+    ensure_default_group()
+    before = set(c10d._world.pg_map)
+    yield
+    for group in set(c10d._world.pg_map) - before:
+        drop_group(group)
+
+
+def client(store: TCPStore) -> TCPStore:
+    """A connection of a rank's own: a blocking wait on one would block the others."""
+    return TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
+
+
+def in_ranks(size: int, function: Callable[[int], Any]) -> list[Any]:
+    """Run `function(rank)` in a thread each and return the results by rank."""
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        results[rank] = function(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def test_torch_still_has_the_private_names_that_we_use() -> None:
+    for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config"):
+        assert isinstance(getattr(c10d._world, name), dict)
+    assert hasattr(c10d.ProcessGroup, "_register_backend")
+    assert hasattr(c10d.ProcessGroup, "_set_default_backend")
+    assert hasattr(c10d.ProcessGroup, "_set_group_name")
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    assert hasattr(options, "_devices") and hasattr(options, "_timeout")
+    assert hasattr(c10d.ProcessGroup, "_get_backend")
+    if dist.is_nccl_available():
+        assert hasattr(dist.ProcessGroupNCCL, "_group_start") and hasattr(dist.ProcessGroupNCCL, "_group_end")
+
+
+class Communicator:
+    """Of NCCL's, only what it was told."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def _group_start(self) -> None:
+        self.told.append("start")
+
+    def _group_end(self) -> None:
+        self.told.append("end")
+
+    def abort(self) -> None:
+        self.told.append(self.name)
+
+
+def test_communicators_are_aborted_as_one_operation() -> None:
+    told: list[str] = []
+
+    abort_together([Communicator("world", told), Communicator("pipeline", told)])
+    abort_together([])
+
+    assert told == ["start", "world", "pipeline", "end"]
+
+
+def test_a_group_of_our_own_reduces_and_sends_by_its_own_ranks(store: TCPStore) -> None:
+    groups = in_ranks(2, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 2, TRANSPORT))
+
+    def work(rank: int) -> tuple[float, float]:
+        total = torch.full((1,), rank + 1.0)
+        dist.all_reduce(total, group=groups[rank])
+        box = torch.full((1,), 7.0 if rank == 0 else 0.0)
+        operation = dist.isend if rank == 0 else dist.irecv
+        for pending in dist.batch_isend_irecv([dist.P2POp(operation, box, group=groups[rank], group_peer=1 - rank)]):
+            pending.wait()
+        return total.item(), box.item()
+
+    assert in_ranks(2, work) == [(3.0, 7.0), (3.0, 7.0)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+def test_all_ranks_have_the_rows_of_all(size: int, store: TCPStore) -> None:
+    groups = in_ranks(size, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, size, TRANSPORT))
+    rows = [[rank + 0.1, -float(rank), float("nan") if rank == 1 else 1e300] for rank in range(size)]
+
+    found = in_ranks(
+        size, lambda rank: Exchange(groups[rank], 3, BALLOTS)(torch.tensor(rows[rank], dtype=torch.float64))
+    )
+
+    for each in found:
+        assert torch.equal(each.nan_to_num(-1.0), torch.tensor(rows, dtype=torch.float64).nan_to_num(-1.0))
+
+
+def test_a_vote_sums_ballots_in_the_order_of_ranks_on_all_of_them(store: TCPStore) -> None:
+    groups = in_ranks(4, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 4, TRANSPORT))
+    losses = [1e16, 1.0, -1e16, 1.0]  # another order gives another sum
+    ballots = [Vote(loss_sum=loss, weight=2.0, square_norms=[float(rank)]) for rank, loss in enumerate(losses)]
+
+    votes = in_ranks(4, lambda rank: ballots[rank].reduce(Exchange(groups[rank], Vote.length(1), BALLOTS)))
+
+    assert votes == [Vote(loss_sum=1.0, weight=8.0, square_norms=[6.0])] * 4
+
+
+def test_messages_that_are_expected_are_not_taken_for_state_that_moves_in_the_same_group(store: TCPStore) -> None:
+    groups = in_ranks(2, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 2, TRANSPORT))
+    moves = [Move(unit=0, source=1, target=0), Move(unit=3, source=0, target=1)]
+    rounds = range(3)
+
+    def work(rank: int) -> list[tuple[list[list[float]], list[list[float]]]]:
+        exchange = Exchange(groups[rank], 2, BALLOTS)
+        own = [torch.full((2,), rank + part / 10, dtype=torch.float64) for part in range(3)]
+        found = []
+        for number in rounds:
+            exchange.expect()
+            received = move_units(
+                moves, rank, groups[rank], lambda unit: own, lambda unit: [torch.zeros_like(part) for part in own]
+            )
+            (parts,) = received.values()
+            rows = exchange(torch.tensor([rank, number], dtype=torch.float64))
+            found.append(([part.tolist() for part in parts], rows.tolist()))
+        return found
+
+    for rank, found in enumerate(in_ranks(2, work)):
+        state = [[1 - rank + part / 10] * 2 for part in range(3)]
+        assert found == [(state, [[0.0, number], [1.0, number]]) for number in rounds]
+
+
+def test_nobody_votes_without_a_rank_that_is_gone(store: TCPStore) -> None:
+    groups = in_ranks(3, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 3, TRANSPORT))
+
+    def vote(rank: int) -> str:
+        group, groups[rank] = groups[rank], None
+        try:
+            if rank != 2:
+                Vote(weight=1.0).reduce(Exchange(group, Vote.length(0), BALLOTS))
+        except RuntimeError:
+            return "broken"
+        finally:
+            drop_group(group)
+        return "done"
+
+    assert in_ranks(3, vote) == ["broken", "broken", "done"]
+
+
+def test_the_next_generation_meets_with_other_ranks_while_the_present_one_works(store: TCPStore) -> None:
+    old = in_ranks(2, lambda rank: make_group(PrefixStore("g1", client(store)), "world", rank, 2, TRANSPORT))
+
+    def both(rank: int) -> float:
+        new = make_group(PrefixStore("g2", client(store)), "world", 2 - rank, 3, TRANSPORT)
+        total = torch.ones(1)
+        dist.all_reduce(total, group=new)
+        if rank < 2:
+            dist.all_reduce(total, group=old[rank])
+        return total.item()
+
+    assert in_ranks(3, both) == [6.0, 6.0, 3.0]
+
+
+def test_members_keep_their_rank_with_and_without_leavers(store: TCPStore) -> None:
+    def meet(rank: int) -> GenerationGroups:
+        groups = GenerationGroups()
+        groups.meet(client(store), rank, 2, 1, TRANSPORT)
+        return groups
+
+    groups = in_ranks(3, meet)
+
+    assert [group.transfer.rank() for group in groups] == [0, 1, 2]
+    assert [None if group.world is None else group.world.rank() for group in groups] == [0, 1, None]
+
+
+def test_roles_give_pipelines_in_stage_order_and_replicas_in_pipeline_order(store: TCPStore) -> None:
+    roles = [(1, 1), (0, 1), (1, 0), (0, 0)]
+
+    def meet(rank: int) -> tuple[int, int, int, int]:
+        own = client(store)
+        groups = GenerationGroups()
+        groups.meet(own, rank, 4, 0, TRANSPORT)
+        groups.assign(own, roles, rank, TRANSPORT)
+        assert groups.pipeline is not None and groups.data_parallel is not None
+        return (
+            groups.pipeline.rank(),
+            groups.pipeline.size(),
+            groups.data_parallel.rank(),
+            groups.data_parallel.size(),
+        )
+
+    assert in_ranks(4, meet) == [(1, 2, 1, 2), (1, 2, 0, 2), (0, 2, 1, 2), (0, 2, 0, 2)]
+
+
+def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:
+    before = len(c10d._world.pg_map)
+    groups = GenerationGroups()
+    groups.meet(store, 0, 1, 0, TRANSPORT)
+    groups.assign(store, [(0, 0)], 0, TRANSPORT)
+
+    groups.drop()
+
+    assert len(c10d._world.pg_map) == before
+    assert groups.world is None

@@ -1,0 +1,330 @@
+"""The leader's plan of a regroup: which state counts, who takes which role, which unit comes from whom."""
+
+import math
+from itertools import pairwise, permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipetransformer.elastic.regroup.transaction import catch_up
+from pipetransformer.elastic.regroup.transfer_plan import (
+    DurablePoint,
+    Inventory,
+    Mirrored,
+    Origin,
+    RegroupPlan,
+    assign_roles,
+    make_plan,
+    plan_moves,
+    who_differs,
+)
+from pipetransformer.partition import Cut
+from pipetransformer.state.state import Control, WorkerState
+
+NUM_UNITS = 8
+UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]
+
+
+def unit_bytes(boundary: int) -> list[int]:
+    """What is frozen has no moments: a third is left."""
+    return [1 if boundary and unit <= boundary else 3 for unit in range(NUM_UNITS)]
+
+
+def cut(stages: int) -> list[range]:
+    """Units in equal parts."""
+    edges = [stage * NUM_UNITS // stages for stage in range(stages + 1)]
+    return [range(start, stop) for start, stop in pairwise(edges)]
+
+
+def bring(
+    units: range | list[int], step: int, *, pending: int | None = None, generation: int = 1, boundary: int = 0
+) -> Inventory:
+    control = {"step": step, "last_generation": generation, "boundary": boundary}
+    return Inventory(units=list(units), step=step, pending=pending, control=control)
+
+
+def plan_for(
+    inventories: list[Inventory], stages: int, pipelines: int, durable: DurablePoint | None = None
+) -> RegroupPlan:
+    return make_plan(
+        inventories,
+        stages * pipelines,
+        lambda boundary, costs: Cut(cut(stages), micro_batch_size=1),
+        pipelines,
+        NUM_UNITS,
+        unit_bytes,
+        durable=lambda: durable,
+    )
+
+
+def test_a_job_that_nobody_has_trained_starts_fresh() -> None:
+    plan = plan_for([bring([], -1)] * 4, 4, 1)
+
+    assert plan.origin is Origin.FRESH
+    assert plan.roles == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert not plan.moves
+
+
+def test_a_job_that_nobody_has_in_memory_starts_from_its_checkpoint() -> None:
+    plan = plan_for([bring([], -1)] * 2, 2, 1, DurablePoint(step=40, boundary=3, name="step-40-g2"))
+
+    assert (plan.origin, plan.step, plan.checkpoint) == (Origin.CHECKPOINT, 40, "step-40-g2")
+
+
+def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
+    quick, slow = bring(range(4), 8), bring(range(4, 8), 7, pending=1)
+
+    plan = plan_for([slow, quick], 2, 1)
+
+    assert (plan.origin, plan.step, plan.control["step"]) == (Origin.PEERS, 8, 8)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("further", [{"decided_step": 8}, {"evaluated_step": 8}], ids=["decided", "evaluated"])
+def test_what_was_decided_after_a_step_is_not_lost_with_one_that_broke_before_it(
+    further: dict[str, int], place: int
+) -> None:
+    inventories = [bring(span, 8) for span in cut(3)]
+    for number, inventory in enumerate(inventories):
+        inventory.control |= {"decided_step": 7, "evaluated_step": 4, "boundary": number}
+    inventories[place].control |= further
+
+    plan = plan_for(inventories, 3, 1)
+
+    assert plan.control == inventories[place].control
+
+
+def test_what_is_no_number_travels_in_the_control_state() -> None:
+    control = Control(best={"accuracy": 0.9, "f1": float("nan")}, policy={"best": float("inf")}).to_dict()
+    inventory = Inventory(units=[], step=0, control=control, mirrors=[Mirrored(step=0, units=[], control=control)])
+    inventory = Inventory.model_validate_json(inventory.model_dump_json())
+
+    for arrived in (inventory.control, inventory.mirrors[0].control):
+        assert math.isnan(arrived["best"]["f1"]) and arrived["policy"] == {"best": float("inf")}
+    plan = plan_for([bring(range(NUM_UNITS), 0)], 1, 1).model_copy(update={"control": control})
+    assert math.isnan(RegroupPlan.model_validate_json(plan.model_dump_json()).control["best"]["f1"])
+
+
+def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> None:
+    def ask() -> DurablePoint:
+        raise AssertionError
+
+    whole = [bring(range(4), 8), bring(range(4, 8), 8)]
+    make_plan(whole, 2, lambda boundary, costs: Cut(cut(2), 1), 1, NUM_UNITS, unit_bytes, durable=ask)
+
+    with pytest.raises(AssertionError):
+        make_plan(whole[:1], 1, lambda boundary, costs: Cut(cut(1), 1), 1, NUM_UNITS, unit_bytes, durable=ask)
+
+
+def test_a_step_that_nobody_has_committed_is_redone() -> None:
+    plan = plan_for([bring(range(4), 7, pending=1), bring(range(4, 8), 7)], 2, 1)
+
+    assert (plan.origin, plan.step) == (Origin.PEERS, 7)
+
+
+def test_what_is_behind_and_has_no_pending_step_does_not_count() -> None:
+    plan = plan_for([bring(range(4), 8), bring(range(4, 8), 7)], 2, 1, DurablePoint(5, 0))
+
+    assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 5)
+
+
+@pytest.mark.parametrize("origin", [Origin.PEERS, Origin.CHECKPOINT])
+def test_a_worker_with_gradients_of_another_generation_is_sent_the_step(origin: Origin) -> None:
+    """Worker 0 has redone step 5 alone in generation 2; what worker 1 holds of step 5 was summed in generation 1."""
+    alone = bring(range(NUM_UNITS if origin is Origin.PEERS else 4), 6, generation=2)
+    left = bring(range(NUM_UNITS) if origin is Origin.PEERS else range(4, 8), 5, pending=1)
+
+    plan = plan_for([alone, left], 1, 2, DurablePoint(step=6, boundary=0))
+
+    assert (plan.origin, plan.step) == (origin, 6)
+    moved = [(move.unit, move.source, move.target) for move in plan.moves]
+    assert moved == ([(unit, 0, 1) for unit in range(NUM_UNITS)] if origin is Origin.PEERS else [])
+
+
+def test_what_two_generations_made_of_a_step_is_not_mixed() -> None:
+    both = [bring(range(4), 6, generation=1), bring(range(4, 8), 6, generation=2)]
+    assert plan_for(both, 2, 1, DurablePoint(step=3, boundary=0)).origin is Origin.CHECKPOINT
+
+    plan = plan_for([*both, bring(range(4), 5, generation=1, pending=2)], 1, 3)
+
+    assert (plan.origin, plan.control["last_generation"]) == (Origin.PEERS, 2)
+    assert {move.source for move in plan.moves if move.unit < 4} == {2}
+
+
+@pytest.mark.parametrize(
+    ("durable", "origin", "step"),
+    [(None, Origin.PEERS, 5), (5, Origin.PEERS, 5), (6, Origin.CHECKPOINT, 6)],
+)
+def test_a_step_is_redone_where_only_its_start_is_whole_in_memory(
+    durable: int | None, origin: Origin, step: int
+) -> None:
+    """One that was away has committed step 5 in generation 1; the others have redone it in generation 2, in part."""
+    away = bring(range(4, 8), 6, generation=1)
+    others = [bring(units, 5, generation=1, pending=2) for units in (range(4), range(4, 8), range(4))]
+
+    plan = plan_for([*others, away], 2, 2, None if durable is None else DurablePoint(durable, 0))
+
+    assert (plan.origin, plan.step) == (origin, step)
+    assert all(move.source < 3 for move in plan.moves)
+
+
+@pytest.mark.parametrize(
+    ("step", "generation", "pending", "late"),
+    [
+        (7, 1, 2, True),
+        (7, 1, None, False),
+        (7, 1, 1, False),
+        (6, 1, 2, False),
+        (8, 2, None, False),
+        (8, 1, None, False),
+    ],
+    ids=["has-voted", "never-voted", "voted-in-another", "two-behind", "not-behind", "did-it-in-another"],
+)
+def test_only_a_worker_that_holds_its_gradients_commits_a_step_late(
+    step: int, generation: int, pending: int | None, late: bool
+) -> None:
+    state, committed = WorkerState(1, control=Control(step=step, last_generation=generation)), list[Control]()
+    others = Control(step=8, last_generation=2, decided_step=8, boundary=1)
+
+    catch_up(state, others, pending=pending, commit_late=committed.append)
+
+    assert committed == ([others] if late else [])
+    level = (step, generation) == (8, 2)
+    assert state.control.boundary == (1 if level else 0), "a worker that is level takes over what was decided"
+
+
+def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0, generation: int = 1) -> Inventory:
+    control = {"step": step, "last_generation": generation, "boundary": boundary}
+    mirrored = Mirrored(step=step, units=list(units), control=control)
+    return inventory.model_copy(update={"mirrors": [*inventory.mirrors, mirrored]})
+
+
+def test_when_a_stage_is_lost_the_newest_step_that_all_mirrors_hold_together_counts() -> None:
+    survivors = [
+        mirror(mirror(bring(range(2), 9), range(4), 6, boundary=1), range(2), 8),
+        mirror(bring(range(4, 8), 9), range(4, 8), 6, boundary=1),
+    ]
+
+    plan = plan_for(survivors, 1, 2, DurablePoint(5, 0))
+
+    assert (plan.origin, plan.step, plan.control["boundary"]) == (Origin.MIRROR, 6, 1)
+    assert {(move.unit, move.source, move.target) for move in plan.moves} == {
+        (unit, int(unit >= 4), int(unit < 4)) for unit in range(NUM_UNITS)
+    }
+
+
+def test_mirrors_that_two_generations_took_of_a_step_are_not_mixed() -> None:
+    old = mirror(mirror(bring([], 8), range(4), 5), range(4), 6, generation=1)
+    new = mirror(mirror(bring([], 8), range(4, 8), 5), range(4, 8), 6, generation=2)
+
+    assert (plan_for([old, new], 2, 1).origin, plan_for([old, new], 2, 1).step) == (Origin.MIRROR, 5)
+
+
+def test_a_checkpoint_that_is_newer_than_the_mirrors_counts() -> None:
+    survivors = [mirror(bring(range(4), 9), range(8), 6)]
+
+    plan = plan_for(survivors, 1, 1, DurablePoint(8, 0))
+
+    assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 8)
+
+
+def test_a_leaver_gives_what_only_it_holds() -> None:
+    plan = plan_for([bring(range(4, 8), 8), bring(range(4), 8)], 1, 1)
+
+    assert {(move.unit, move.source, move.target) for move in plan.moves} == {(unit, 1, 0) for unit in range(4)}
+
+
+def joiner_that_read(units: range, step: int) -> Inventory:
+    return bring([], -1).model_copy(update={"frozen": dict.fromkeys(units, step)})
+
+
+def test_frozen_units_that_a_joiner_has_read_need_not_move() -> None:
+    plan = plan_for([bring(range(NUM_UNITS), 8, boundary=3), joiner_that_read(range(4), 5)], 1, 2)
+
+    assert [move.unit for move in plan.moves] == [4, 5, 6, 7]
+
+
+def test_what_is_no_longer_frozen_or_was_not_all_the_time_moves() -> None:
+    thawed = bring(range(NUM_UNITS), 8, boundary=3)
+    thawed.control["fell_step"] = 6
+
+    plan = plan_for([thawed, joiner_that_read(range(4), 5)], 1, 2)
+    assert len(plan.moves) == NUM_UNITS
+
+    plan = plan_for([bring(range(NUM_UNITS), 8, boundary=1), joiner_that_read(range(4), 5)], 1, 2)
+    assert [move.unit for move in plan.moves] == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_joiner_that_has_read_the_frozen_units_gets_the_stage_that_needs_them() -> None:
+    plan = plan_for(
+        [bring(range(4, NUM_UNITS), 8, boundary=3), joiner_that_read(range(4), 5), bring(range(4), 8)], 2, 1
+    )
+
+    assert plan.roles == [(0, 1), (0, 0)]
+    assert not plan.moves
+
+
+@pytest.mark.parametrize(
+    ("holders", "joiners", "leaver", "differing"),
+    [
+        ("aa", "a", "a", []),
+        ("aa", "ab", "a", [3]),
+        ("aa", "a", "b", []),
+        ("ab", "a", "", [0, 1, 2]),
+        ("", "aab", "", [2]),
+    ],
+    ids=["alike", "a-joiner", "who-leaves-again", "holders", "before-the-start"],
+)
+def test_who_sees_other_data_than_those_who_hold_state_is_named(
+    holders: str, joiners: str, leaver: str, differing: list[int]
+) -> None:
+    inventories = [
+        *(bring([0], 8).model_copy(update={"data": data}) for data in holders),
+        *(bring([], -1).model_copy(update={"data": data}) for data in joiners + leaver),
+    ]
+
+    assert who_differs(inventories, len(holders + joiners)) == differing
+
+
+def test_sending_is_spread_over_the_holders() -> None:
+    moves = plan_moves([{0, 1}, {0, 1}, set(), set()], [set(), set(), {0, 1}, {0, 1}], [4, 4])
+
+    assert sorted(move.source for move in moves) == [0, 0, 1, 1]
+
+
+def test_a_unit_that_nobody_holds_is_refused() -> None:
+    with pytest.raises(LookupError, match="unit 1"):
+        plan_moves([{0}], [{0, 1}], [4, 4])
+
+
+def test_frozen_units_weigh_what_is_left_of_them() -> None:
+    """Two stages become three as five blocks freeze: two that train outweigh three that do not."""
+    spans = [range(3), range(3, 6), range(6, 8)]
+    held = [bring(range(4), 8, boundary=5), bring(range(4, 8), 8, boundary=5), bring([], -1)]
+
+    plan = make_plan(held, 3, lambda *_: Cut(spans, 1), 1, NUM_UNITS, unit_bytes, durable=lambda: None)
+
+    assert plan.roles == [(0, 0), (0, 2), (0, 1)]
+    assert sum(unit_bytes(5)[move.unit] for move in plan.moves) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sets(st.integers(0, NUM_UNITS - 1)), min_size=4, max_size=4),
+    st.sampled_from([(4, 1), (2, 2), (1, 4)]),
+)
+def test_no_other_roles_would_move_fewer_bytes(held: list[set[int]], layout: tuple[int, int]) -> None:
+    stages, pipelines = layout
+    spans = cut(stages)
+
+    def missing(roles: list[tuple[int, int]]) -> int:
+        wanted = [set(spans[stage]) for _, stage in roles]
+        lacked = [unit for units, needs in zip(held, wanted, strict=True) for unit in needs - units]
+        return sum(UNIT_BYTES[unit] for unit in lacked)
+
+    roles = assign_roles(held, spans, pipelines, UNIT_BYTES)
+
+    everything = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(stages)]
+    assert sorted(roles) == everything
+    assert missing(roles) == min(missing(list(other)) for other in permutations(everything))

@@ -1,0 +1,138 @@
+"""A worker in a regroup: whom it waits for, and of what it makes the state of its new role."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+from pipetransformer.elastic.regroup import assemble
+from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
+from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
+from pipetransformer.elastic.regroup.transaction import RegroupError, RegroupTools, regroup
+from pipetransformer.elastic.regroup.transfer_plan import Inventory, make_plan
+from pipetransformer.elastic.transport.connections import Connections
+from pipetransformer.elastic.transport.watchdog import Watchdog
+from pipetransformer.hooks import ignore
+from pipetransformer.models import unit_name
+from pipetransformer.partition import Cut
+from pipetransformer.state.read_ahead import ReadUnit
+from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.spec import Optimizer
+
+CPU = torch.device("cpu")
+LAYERS = 2
+UNITS = range(LAYERS + 2)
+CODEC = UnitCodec(Optimizer(name="SGD", momentum=0.0), LAYERS)
+
+
+def unit(value: float) -> nn.Linear:
+    made = nn.Linear(2, 2, bias=False)
+    nn.init.constant_(made.weight, value)
+    return made
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("nothing comes from there")
+
+
+def sources(read_ahead: dict[int, ReadUnit]) -> StateSources:
+    return StateSources(
+        codec=CODEC,
+        shells=[unit(0.0).to("meta") for _ in UNITS],
+        mirrors=Mirrors(None, never, never),
+        read_ahead=read_ahead,
+        build_units=never,
+        blank_unit=lambda _: unit(0.0).to("meta"),
+        load_unit=never,
+        load_control=never,
+    )
+
+
+@pytest.mark.parametrize("behind", [Control(step=5), Control(step=9, last_generation=1)], ids=["step", "generation"])
+def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen_since_as_it_was_read(
+    behind: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has assembled units of an earlier step, or of the same one as another generation did it."""
+    member = WorkerState(LAYERS, units={index: unit(9.0 if index > 1 else 6.0) for index in UNITS})
+    member.control = Control(step=9, last_generation=2, boundary=1, boundary_step=6)
+    member.apply_boundary()
+    in_doubt = WorkerState(LAYERS, control=behind, units={index: unit(5.0) for index in UNITS})
+    joiner = WorkerState(LAYERS).joined(in_doubt)
+    read = {index: ReadUnit(6, {f"{unit_name(index, LAYERS)}.weight": torch.full((2, 2), 6.0)}) for index in range(2)}
+    inventories = [
+        Inventory(units=list(member.units), step=9, control=member.control.to_dict()),
+        Inventory(
+            units=list(joiner.units),
+            step=behind.step,
+            control=behind.to_dict(),
+            frozen={index: each.step for index, each in read.items()},
+        ),
+    ]
+    count = len(UNITS)
+    plan = make_plan(inventories, 2, lambda *_: Cut([range(count)], 1), 2, count, lambda _: [1] * count, durable=never)
+    assert [move.unit for move in plan.moves] == [2, 3]
+
+    def received(*_: object) -> dict[int, list[Tensor]]:
+        return {move.unit: CODEC.give(member, move.unit, CPU) for move in plan.moves}
+
+    monkeypatch.setattr(assemble, "move_units", received)
+    new = Assembly(sources(read), joiner, plan, 1, cast(Any, None), CPU).assemble()
+
+    for index in UNITS:
+        assert torch.equal(*[state.units[index].get_parameter("weight") for state in (new, member)]), index
+
+
+def test_what_was_assembled_in_doubt_joins_only_the_same_step_of_the_same_generation() -> None:
+    held = WorkerState(LAYERS, control=Control(step=9, last_generation=2), units={1: unit(1.0)})
+    for point, joined in (((9, 2), {1, 2}), ((9, 1), {1}), ((8, 2), {1})):
+        control = Control(step=point[0], last_generation=point[1])
+        assert set(held.joined(WorkerState(LAYERS, control=control, units={2: unit(2.0)})).units) == joined
+
+
+def test_a_mirror_is_of_a_step_as_one_generation_did_it() -> None:
+    old, new = (Mirror(6, Control(step=6, last_generation=number).to_dict(), {}) for number in (1, 2))
+    mirrors = Mirrors(1, never, never, [old, new])
+
+    assert (mirrors.at((6, 1)), mirrors.at((6, 2)), mirrors.at((6, 3))) == (old, new, None)
+
+
+@pytest.mark.parametrize(
+    ("trained", "in_doubt", "patient"),
+    [(False, False, True), (False, True, True), (True, False, False), (True, True, False)],
+)
+def test_a_joiner_waits_for_members_in_an_evaluation_also_where_its_first_generation_broke_in_the_vote(
+    trained: bool, in_doubt: bool, patient: bool
+) -> None:
+    class Handler:
+        patient = False
+        connections = Connections()
+
+        def find_next(self) -> Any:
+            return SimpleNamespace(layout_generation=3, reason=ResizeReason.CLAIM)
+
+        def next_rendezvous(self) -> None:
+            raise RendezvousTimeoutError
+
+        def given_up(self) -> bool:
+            return False
+
+        is_closed = given_up
+
+    handler = Handler()
+    tools = SimpleNamespace(handler=handler, reached=ignore, watchdog=Watchdog())
+    some = WorkerState(LAYERS, units={0: unit(1.0)})
+
+    with pytest.raises(RegroupError, match="rendezvous failed"):
+        regroup(
+            cast(RegroupTools, tools),
+            some if trained else WorkerState(LAYERS),
+            in_doubt=some if in_doubt else None,
+            pending=None,
+            in_group=False,
+        )
+
+    assert handler.patient == patient

@@ -1,0 +1,391 @@
+"""A wait that nothing else would end is ended by shutting the connections that it waits on."""
+
+import contextlib
+import datetime
+import gc
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipetransformer.elastic.regroup.transaction import _commit
+from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.connections import Connections
+from pipetransformer.elastic.transport.groups import TCPStore, Transport
+from pipetransformer.elastic.transport.watchdog import MULTIPLE, ROUND, Deadline, Watchdog
+from pipetransformer.errors import StorageError
+from pipetransformer.hooks import Moment
+from tests.testkit.trainer.harness import CONNECTION_TIMEOUT, Faults, Scripted, run_job
+from tests.testkit.trainer.ledger_checker import check
+from tests.testkit.trainer.numerics import ADAMW, EPOCHS, TRAINING_SAMPLES, make_spec
+from tests.testkit.trainer.watched import TRANSPORT, pair
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    started = Watchdog(floor_seconds=0.1, first_seconds=0.2)
+    started.start()
+    yield started
+    started.stop()
+
+
+def test_a_collective_with_a_silent_peer_fails_once_it_is_overdue(store: TCPStore, watchdog: Watchdog) -> None:
+    groups, silent = pair(store)
+
+    with pytest.raises(RuntimeError), watchdog.timing("round", groups.connections):
+        dist.all_reduce(torch.ones(1), group=groups.world)
+
+    groups.drop()
+    silent.drop()
+
+
+def test_a_barrier_waits_for_work_that_takes_longer_than_any_collective_may(store: TCPStore) -> None:
+    ours, theirs = pair(store, replace(TRANSPORT, timeout=datetime.timedelta(seconds=1)))
+    passed: SimpleQueue[object] = SimpleQueue()
+    waiting = threading.Thread(target=lambda: passed.put(Barrier(Watchdog()).pass_after(None, theirs)))
+    waiting.start()
+
+    def work() -> str:
+        waiting.join(2)
+        return "waits" if waiting.is_alive() else "has gone"
+
+    assert Barrier(Watchdog()).pass_after(work, ours) == "waits"
+    assert passed.get(timeout=30) is None
+    ours.drop()
+    theirs.drop()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_that_hangs_ends_it(
+    hangs: bool, store: TCPStore, watchdog: Watchdog
+) -> None:
+    ours, theirs = pair(store)
+    assert ours.world is not None and theirs.world is not None
+    deadline = Deadline(watchdog.limit(ROUND))
+    worked = threading.Event()
+
+    def work() -> str:
+        watched = Deadline(5 * watchdog.limit(ROUND))
+        while not watched.is_past():
+            worked.wait(0.01)
+        return "done"
+
+    def vote() -> None:
+        assert theirs.world is not None
+        Barrier(Watchdog()).pass_within(None, theirs.world, Deadline(60))
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(theirs.drop)
+        stack.callback(ours.drop)
+        other = threading.Thread(target=vote)
+        if not hangs:
+            other.start()
+            stack.callback(other.join, 30)
+        stack.enter_context(watchdog.watching(ours.connections, deadline.is_past))
+        if hangs:
+            with pytest.raises(RuntimeError):
+                Barrier(watchdog).pass_within(work, ours.world, deadline)
+        else:
+            assert Barrier(watchdog).pass_within(work, ours.world, deadline) == "done"
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_votes_are_of_one_type_whatever_another_thread_makes_torchs_default_meanwhile(
+    default: torch.dtype, store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair(store)
+    sent: list[torch.dtype] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda votes, group: sent.append(votes.mul_(2).dtype))
+
+    def vote() -> None:
+        assert ours.world is not None
+        Barrier(Watchdog()).pass_within(None, ours.world, Deadline(60))
+        _commit(ours.world)
+
+    vote()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        vote()
+    finally:
+        torch.set_default_dtype(before)
+
+    assert len(sent) == 4 and len(set(sent)) == 1
+    ours.drop()
+    theirs.drop()
+
+
+def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    passed: SimpleQueue[str] = SimpleQueue()
+
+    def wait() -> None:
+        try:
+            Barrier(Watchdog()).pass_after(None, theirs)
+            passed.put("passed")
+        except RuntimeError:
+            passed.put("broke")
+
+    threading.Thread(target=wait).start()
+
+    def work() -> None:
+        raise StorageError("full")
+
+    with pytest.raises(StorageError):
+        Barrier(Watchdog()).pass_after(work, ours)
+    ours.connections.shut()
+    assert passed.get(timeout=30) == "broke"
+    ours.drop()
+    theirs.drop()
+
+
+def test_work_that_failed_keeps_no_group_whose_sockets_would_not_close(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    group = weakref.ref(ours.world)
+
+    def work() -> None:
+        raise LookupError("gone")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(LookupError):
+            Barrier(Watchdog()).pass_after(work, ours)
+        ours.drop()
+        assert group() is None
+    finally:
+        gc.enable()
+    theirs.drop()
+
+
+def test_a_vote_may_take_as_long_as_a_round_however_quick_the_votes_before_were(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    watchdog = Watchdog(floor_seconds=0.1, first_seconds=30)
+    watchdog.start()
+    late = threading.Event()
+
+    def meet() -> None:
+        barrier = Barrier(Watchdog())
+        barrier.pass_after(None, theirs)
+        late.wait(0.5)
+        barrier.pass_after(None, theirs)
+
+    other = threading.Thread(target=meet)
+    other.start()
+    barrier = Barrier(watchdog)
+    for _ in range(2):
+        barrier.pass_after(None, ours)
+    other.join(30)
+    watchdog.stop()
+    ours.drop()
+    theirs.drop()
+
+
+def test_what_waits_on_no_socket_is_ended_once_and_only_after_nobody_can_vote_any_more(store: TCPStore) -> None:
+    groups, silent = pair(store)
+    votes: SimpleQueue[str] = SimpleQueue()
+
+    def end_waits() -> None:
+        try:
+            dist.all_reduce(torch.ones(1), group=groups.world)
+        except RuntimeError:
+            votes.put("refused")
+
+    groups.connections.after_shut = end_waits
+    groups.connections.shut()
+    groups.connections.shut()
+
+    assert votes.get(timeout=30) == "refused"
+    assert groups.connections.after_shut is None
+    groups.drop()
+    silent.drop()
+
+
+def test_a_wait_for_a_key_that_never_comes_ends_when_it_is_given_up(store: TCPStore, watchdog: Watchdog) -> None:
+    connections = Connections(store.port)
+    with connections.opening():
+        client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
+    given_up = threading.Event()
+    threading.Thread(target=given_up.set).start()
+
+    with pytest.raises(dist.DistError), watchdog.watching(connections, given_up.is_set):
+        client.get("never")
+
+    store.set("alive", "1")
+    assert store.get("alive") == b"1", "the store that this process hosts is not touched"
+
+
+def test_what_is_no_tcp_connection_and_was_opened_meanwhile_is_left_alone(store: TCPStore) -> None:
+    connections = Connections(store.port)
+    with contextlib.ExitStack() as stack:
+        with connections.opening():
+            # As a reader that is started again, or an event loop, in another thread.
+            ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+            listens = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            listens.bind(("127.0.0.1", 0))
+            asks = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            asks.connect(listens.getsockname())
+            client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
+
+        connections.shut()
+
+        with pytest.raises(dist.DistNetworkError):
+            client.get("never")
+        ours.sendall(b"pipe")
+        assert theirs.recv(4) == b"pipe"
+        asks.send(b"query")
+        assert listens.recv(5) == b"query"
+
+
+def test_a_wait_for_peers_to_connect_is_left_behind_and_what_it_makes_late_is_dropped(watchdog: Watchdog) -> None:
+    connections = Connections()
+    come, dropped = threading.Event(), threading.Event()
+
+    def make() -> str:
+        come.wait()
+        return "group"
+
+    with pytest.raises(ConnectionAbortedError), watchdog.timing("regroup", connections):
+        connections.connect(make, lambda group: dropped.set())
+
+    assert not dropped.is_set()
+    come.set()
+    assert dropped.wait(30)
+
+
+def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
+    watchdog = Watchdog(floor_seconds=5, first_seconds=60)
+    assert watchdog.limit("round") == 60
+
+    with watchdog.timing("round", Connections()):
+        pass
+
+    assert watchdog.limit("round") == 5
+    assert watchdog.limit("evaluation") == 60
+
+
+def test_what_was_never_done_may_be_judged_by_what_it_is_like() -> None:
+    watchdog = Watchdog(floor_seconds=0, first_seconds=60)
+    assert watchdog.limit("search", like=ROUND) == 60
+
+    with watchdog.timing("round", Connections()):
+        pass
+
+    assert watchdog.limit("search", like=ROUND) == watchdog.limit("round") < 60
+    assert watchdog.limit("mirror") == 60
+    assert watchdog.limit_to_move(100_000_000) == 2
+
+
+def test_of_what_is_done_several_times_in_a_row_each_counts_by_itself() -> None:
+    watchdog, began = Watchdog(floor_seconds=0, first_seconds=60), time.monotonic()
+
+    with watchdog.timing("evaluation", Connections()) as ended:
+        for _ in range(3):
+            threading.Event().wait(0.02)
+            ended()
+
+    assert watchdog.limit("evaluation") < MULTIPLE * (time.monotonic() - began)
+
+
+def test_what_was_overdue_once_has_longer_for_each_of_its_times_until_all_have_ended_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipetransformer.elastic.transport.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog = Watchdog(floor_seconds=20, first_seconds=20)
+    with pytest.raises(ConnectionError), watchdog.timing("evaluation", Connections()):
+        now += 20
+        raise ConnectionError
+
+    with watchdog.timing("evaluation", Connections()) as ended:
+        now += 5
+        ended()
+        assert watchdog.limit("evaluation") == 2 * MULTIPLE * 5
+    assert watchdog.limit("evaluation") == MULTIPLE * 5
+
+
+def test_no_operation_of_a_group_ends_before_the_watchdog_would_end_it() -> None:
+    memory_of_a_gpu = 141_000_000_000
+
+    assert Transport("127.0.0.1").timeout.total_seconds() > Watchdog().limit_to_move(memory_of_a_gpu)
+
+
+def test_what_was_cut_off_may_take_twice_as_long_each_time_until_it_ends_well(watchdog: Watchdog) -> None:
+    """It may only have become slower, as a round in which all blocks train again."""
+    with watchdog.timing("round", Connections()):
+        pass
+    limit = watchdog.limit("round")
+
+    for times in (2, 4):
+        connections, cut_off = Connections(), threading.Event()
+        connections.after_shut = cut_off.set
+        with pytest.raises(ConnectionError), watchdog.timing("round", connections):
+            assert cut_off.wait(30)
+            raise ConnectionError
+        assert watchdog.limit("round") == times * limit
+
+    with watchdog.timing("round", Connections()):
+        pass
+    assert watchdog.limit("round") == limit
+
+
+def test_whoever_was_cut_off_by_a_peer_that_is_a_little_less_patient_waits_longer_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipetransformer.elastic.transport.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog = Watchdog(floor_seconds=20, first_seconds=20)
+
+    for seconds, times in ((15, 2), (10, 2)):
+        with pytest.raises(ConnectionError), watchdog.timing("round", Connections()):
+            now += seconds
+            raise ConnectionError
+        assert watchdog.limit("round") == times * 20
+
+
+def test_what_failed_does_not_count_as_how_long_it_takes() -> None:
+    watchdog = Watchdog(floor_seconds=5, first_seconds=60)
+
+    with pytest.raises(RuntimeError), watchdog.timing("round", Connections()):
+        raise RuntimeError
+
+    assert watchdog.limit("round") == 60
+
+
+@pytest.mark.parametrize(
+    ("hung", "moment", "at"),
+    [
+        pytest.param(2, Moment.COMPUTED, 8, id="round"),
+        pytest.param(0, Moment.MOVING, 2, id="transfer-of-the-leader"),
+        pytest.param(1, Moment.ENDED, 29, id="end-of-the-job"),
+        pytest.param(0, Moment.FOUND, 2, id="leader-before-the-rendezvous", marks=pytest.mark.slow),
+        pytest.param(3, Moment.MET, 2, id="while-groups-are-made", marks=pytest.mark.slow),
+        pytest.param(1, Moment.COMMITTED, 14, id="evaluation", marks=pytest.mark.slow),
+    ],
+)
+def test_survivors_of_a_worker_that_hangs_go_on_without_it(hung: int, moment: Moment, at: int, tmp_path: Path) -> None:
+    survivors = [worker for worker in range(4) if worker != hung]
+    script = [
+        Scripted(2, 2, [0, 1, 2, 3]),
+        Scripted(2, 2, [0, 2, 1, 3], at_step=9),
+        Scripted(3, 1, survivors, after_loss=hung),
+    ]
+
+    run = run_job(
+        make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(moment, at))}, watchdog_seconds=5
+    )
+
+    assert run.endings == dict.fromkeys(survivors, "Finished")
+    assert run.ended_at - run.lost_at[hung] < CONNECTION_TIMEOUT.total_seconds(), "somebody waited for that"
+    findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
+    assert findings.clean and findings.redone == 0

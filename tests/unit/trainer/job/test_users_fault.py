@@ -1,0 +1,527 @@
+"""What the user brings and what fails in it: an error that names it, and no broken connection."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, TensorDataset
+
+from pipetransformer import (
+    Callback,
+    Checkpoint,
+    Evaluation,
+    Freeze,
+    FreezeObservation,
+    FreezePolicy,
+    Pipeline,
+    PipelineModel,
+    Training,
+)
+from pipetransformer.elastic.regroup.transaction import RegroupError
+from pipetransformer.errors import (
+    BrokenGroupError,
+    CallbackError,
+    DeviceError,
+    DeviceMemoryError,
+    ModelError,
+    RunningModel,
+    SpecError,
+    StorageError,
+    WorkersDifferError,
+    fault_of,
+)
+from pipetransformer.job.job import Job
+from pipetransformer.training.memory_reserve import Reserve
+from pipetransformer.worker.warm_up import warm_up
+from pipetransformer_contract.spec import Precision, TrainerSpec
+from tests.testkit.trainer.script import NO_FREEZE, events, positives, run
+
+pytestmark = pytest.mark.timeout(120)
+
+BROKEN = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+OUT_OF_BOUNDS = torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+class Broken(Callback):
+    def on_step(self, line: Mapping[str, Any]) -> None:
+        raise RuntimeError("disk of the callback is full")
+
+
+class Forgetful(FreezePolicy):
+    def decide(self, observation: FreezeObservation) -> int:
+        return observation.boundary
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"norms": torch.zeros(2)}
+
+
+def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    raise RuntimeError("no such class")
+
+
+def build_nothing() -> PipelineModel:
+    raise ValueError("no weights")
+
+
+class NoCopy(nn.Linear):
+    def __deepcopy__(self, memory: object) -> nn.Module:
+        raise TypeError("cannot pickle 'generator' object")
+
+
+def without_parts() -> PipelineModel:
+    return PipelineModel.__new__(PipelineModel)
+
+
+class NoScalar(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return super().loss(output, target, weight)[0], weight.sum(0, keepdim=True)
+
+
+def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
+    """A model with these blocks."""
+    return lambda: [nn.Linear(4, 8), *blocks, nn.Linear(8, 2)]
+
+
+class Pair(nn.Linear):
+    """Gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+class NoSamples(nn.Linear):
+    """Gives one number, of however many samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum()
+
+
+class OwnAttention(nn.MultiheadAttention):
+    """Of a class that nothing is known of."""
+
+
+class OfPositions(nn.Module):
+    """Drops what has positions first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout(x.transpose(0, 1))
+        return dropped.transpose(0, 1)
+
+
+class NeedsValues(OfPositions):
+    """Cannot run on the meta device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.isnan().any() else super().forward(x)
+
+
+def over_positions(unit: int) -> Callable[[], list[nn.Module]]:
+    """A model in which this unit drops what has positions first, and whose micro-batch divides their number."""
+    model = [nn.Sequential(nn.Linear(4, 128), nn.Unflatten(1, (16, 8))), nn.Identity(), nn.Identity(), nn.Flatten()]
+    model[unit] = nn.Sequential(*([model[0], OfPositions()] if unit == 0 else [OfPositions(), model[unit]]))
+    return lambda: [*model]
+
+
+class Number(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Any:
+        total, of = super().loss(output, target, weight)
+        return total.item(), of
+
+
+class OfSome(PipelineModel):
+    """Counts the samples of one class, in micro-batches that may have none."""
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        weight = weight * (target == 1)
+        return super().loss(output, target, weight) if weight.any() else (torch.tensor(0.0), torch.tensor(0.0))
+
+
+class Detached(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return super().loss(output.detach(), target, weight)
+
+
+def of_shape(*activation: int) -> Callable[[], PipelineModel]:
+    """A model that says that this lies between its blocks, where there are 8 numbers."""
+    return lambda: PipelineModel(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), activation)
+
+
+def dicts(items: int = 1) -> TorchDataset[Any]:
+    """Samples as transformers' own trainer takes them, with or without a target beside."""
+
+    class Rows(TorchDataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            row = {"input_ids": torch.zeros(4), "labels": 0}
+            return row if items == 1 else (row, 0)
+
+    return Rows()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class TwoTensors(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        raise RuntimeError("no way back")
+
+
+class NoWayBack(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return Backward.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Fails(nn.Linear):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(8, 8)
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+class Averaging(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.get_buffer("mean") + 0.1 * x.detach().mean(0)
+        return super().forward(x) - self.mean
+
+
+class Unreadable(TorchDataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 37:
+            raise OSError("the volume is gone")
+        return torch.zeros(4), 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"callbacks": [Broken()]}, CallbackError, "Broken.on_step failed: RuntimeError: disk"),
+        ({"metrics": [broken]}, ModelError, "metric broken failed: RuntimeError: no such class"),
+        ({"model": of_shape(3, 8)}, ModelError, r"embedding failed: .* \(8,\) in .* activation is \(3, 8\)"),
+        ({"data": dicts()}, SpecError, r"data: a sample is a dict, not \(input, target\)"),
+        ({"data": (dicts(2), dicts(2))}, SpecError, r"data: a sample's input is a dict, not a tensor or"),
+        ({"data": Stream()}, SpecError, r"data: is a Stream: .* map-style"),
+        ({"metrics": [positives, positives]}, SpecError, "two metrics are called 'positives'"),
+        ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: is 'f1'"),
+        ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
+        ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
+        ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
+        ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
+        ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
+        ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
+        ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* gives a tuple, not one tensor"),
+        ({"model": around(nn.Linear(8, 9), nn.Linear(9, 8))}, ModelError, r"blocks\.0 .* the shape and type that they"),
+        (
+            {"model": around(spectral_norm(nn.Linear(8, 8)))},
+            SpecError,
+            r"blocks\.0\.parametrizations\.weight\.0\._u cha",
+        ),
+        ({"model": around(Averaging())}, SpecError, r"spec\.model: blocks\.0\.mean changes in each forward"),
+        ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
+        ({"model": around(Fails(OUT_OF_BOUNDS))}, ModelError, r"forward of blocks\.0 failed: .* device-side assert"),
+        ({"model": around(Fails(BROKEN))}, DeviceError, r"AcceleratorError: CUDA .* ECC"),
+        ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
+        (
+            {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
+            ModelError,
+            r"loss gave sums of the shapes \(\) and \(1,\): both must be scalars",
+        ),
+        *(
+            (
+                {
+                    "model": over_positions(unit),
+                    "training": Training(steps=1, global_batch_size=16, precision=precision),
+                },
+                SpecError,
+                rf"spec\.model: {name}: dropout of \(16, 6, 8\) in a micro-batch of 6 samples, .* batch_first=True",
+            )
+            for unit, name in enumerate(("embedding", r"blocks\.0", r"blocks\.1", "head"))
+            for precision in (Precision.FLOAT32, Precision.BFLOAT16)
+        ),
+        (
+            {"model": around(NeedsValues())},
+            SpecError,
+            r"spec\.model: blocks\.0: dropout of \(8, 5\) in a micro-batch of 5 samples",
+        ),
+        (
+            {"model": lambda: Number(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
+            ModelError,
+            "loss failed: TypeError: its sum is a float, which has no gradient: give the tensor",
+        ),
+        (
+            {"model": lambda: Detached(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
+            ModelError,
+            "backward failed: RuntimeError: .* does not require grad",
+        ),
+        ({"data": Unreadable()}, SpecError, r"spec\.data: one of .*37.*OSError: the volume is gone"),
+        ({"model": around(nn.TransformerEncoderLayer(8, 2, 8))}, SpecError, r"blocks\.0 is a .* with batch_first=True"),
+        (
+            {"model": around(nn.GRU(8, 8, 2, dropout=0.1))},
+            SpecError,
+            r"blocks\.0 is a GRU with dropout, .* set dropout=0",
+        ),
+        ({"model": around(OwnAttention(8, 2, dropout=0.1))}, SpecError, r"blocks\.0 is a OwnAttention with dropout"),
+        (
+            {"model": around(nn.EmbeddingBag(9, 8, scale_grad_by_freq=True))},
+            SpecError,
+            r"blocks\.0 is a EmbeddingBag with scale_grad_by_freq",
+        ),
+        (
+            {"model": around(nn.Linear(8, 8, dtype=torch.cfloat))},
+            SpecError,
+            r"blocks\.0\.weight is a complex parameter",
+        ),
+        (
+            {"model": lambda: [module.requires_grad_(False) for module in around(nn.Identity())()]},
+            SpecError,
+            r"spec\.model: no parameter of it wants a gradient",
+        ),
+        (
+            {"model": lambda: [Pair(), nn.Identity(), nn.Linear(8, 2)]},
+            SpecError,
+            "the embedding gives a tuple, not one",
+        ),
+        (
+            {"model": lambda: [NoSamples(4, 8), nn.Identity(), nn.Linear(8, 2)]},
+            SpecError,
+            r"the embedding gives \(\) of one sample, not \(1, \.\.\.\): samples come first",
+        ),
+        (
+            {"model": around(nn.LazyLinear(8))},
+            SpecError,
+            r"blocks\.0\.weight has no shape before a first forward: say .*, or run the model on a sample",
+        ),
+        (
+            {"model": lambda: around(nn.Sequential(old_weight_norm(nn.Linear(8, 8))))()},
+            SpecError,
+            r"blocks\.0\.0\.weight is computed from parameters, .* nn\.utils\.parametrizations",
+        ),
+        (
+            {"model": lambda: [nn.Linear(5, 8), nn.Identity(), nn.Linear(8, 2)]},
+            SpecError,
+            "fails on the first sample: R",
+        ),
+        ({"data": TensorDataset(torch.zeros(0, 4), torch.zeros(0))}, SpecError, "data: has no samples to train on"),
+        ({"model": around(nn.RReLU())}, SpecError, r"blocks\.0 is a RReLU, whose draws would"),
+        ({"model": around(nn.Dropout1d(0.1))}, SpecError, r"blocks\.0 is a Dropout1d"),
+        ({"model": around(nn.BatchNorm1d(8, track_running_stats=False))}, SpecError, r"blocks\.0 is a BatchNorm1d"),
+        ({"run_dir": "/dev/null"}, StorageError, "the run's record in /dev/null"),
+        ({"data": [1, 2, 3]}, SpecError, "data: is a list"),
+        ({"training": Training(global_batch_size=16)}, SpecError, "exactly one of epochs and steps"),
+        ({"freeze": Freeze(policy="Explicit")}, SpecError, r"spec\.freeze\.boundaries: policy Explicit needs"),
+        ({"evaluation": Evaluation(best_metric="loss")}, SpecError, r"spec\.evaluation\.goal: bestMetric loss needs"),
+        ({"checkpoint": Checkpoint(location="nope://x")}, SpecError, "nope://x cannot be reached from here"),
+        ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_what_the_user_brings_fails_with_its_own_words(
+    changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        run(tmp_path, **changes)
+
+
+class Summed(nn.Linear):
+    """Gives one number a sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum(-1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: [Summed(4, 8), nn.Identity(), nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 2))],
+        lambda: [nn.Linear(4, 1), nn.Identity(), nn.Linear(1, 2)],
+    ],
+)
+def test_between_two_units_may_be_one_number_alone(model: Callable[[], list[nn.Module]], tmp_path: Path) -> None:
+    """And no search for a micro-batch that divides what has no positions goes on for ever."""
+    assert run(tmp_path, model=model, training=Training(steps=1, global_batch_size=16)).steps == 1
+
+
+def test_a_model_that_cannot_be_saved_is_no_broken_connection(tmp_path: Path) -> None:
+    with (
+        mock.patch(
+            "pipetransformer.training.final_model.write_model", side_effect=RuntimeError("tensors share memory")
+        ),
+        pytest.raises(ModelError, match="cannot be saved: RuntimeError: tensors share memory"),
+    ):
+        run(tmp_path)
+
+
+def test_a_stage_that_cannot_be_made_is_no_broken_connection(tmp_path: Path) -> None:
+    """Else its workers would regroup for ever, with a step in no generation."""
+    with (
+        mock.patch(
+            "pipetransformer.training.commit.make_optimizer", side_effect=RuntimeError("tensors on two devices")
+        ),
+        pytest.raises(ModelError, match="making a stage and its optimizer failed: RuntimeError: tensors on two"),
+    ):
+        run(tmp_path)
+    assert [event["reason"] for event in events(tmp_path, "Failed")] == ["ModelFailed"]
+
+
+def test_a_policy_that_fails_before_the_first_step_is_in_the_record(tmp_path: Path) -> None:
+    class Stillest(FreezePolicy):
+        def decide(self, observation: FreezeObservation) -> int:
+            return int(max(observation.unit_gradient_norms))  # there are none yet
+
+    with pytest.raises(SpecError, match="Stillest failed: ValueError") as error:
+        run(tmp_path, freeze=Stillest())
+
+    [event] = events(tmp_path, "Failed")
+    assert event["reason"] == "PolicyFailed" and event["message"] == str(error.value)
+
+
+def test_who_fails_before_training_begins_leaves_nothing_frozen_in_pythons_memory(tmp_path: Path) -> None:
+    gc.unfreeze()
+    with (
+        mock.patch("pipetransformer.worker.trainer.warm_up", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run(tmp_path)
+
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "failure", "words"),
+    [
+        ("pipetransformer.library.standalone.Trainer", StorageError("the disk is full"), "the disk is full"),
+        ("pipetransformer.worker.trainer.Trainer.run", WorkersDifferError("other targets"), "data: other targets"),
+        ("pipetransformer.worker.trainer.Trainer.run", ZeroDivisionError("a bug"), "a bug"),
+    ],
+)
+def test_processes_without_a_part_are_told_whatever_the_run_fails_of(
+    where: str, failure: Exception, words: str, tmp_path: Path
+) -> None:
+    raised = SpecError if isinstance(failure, WorkersDifferError) else type(failure)
+    with (
+        mock.patch(where, side_effect=failure),
+        mock.patch("pipetransformer.library.standalone.World.tell_end") as told,
+        pytest.raises(raised, match=words),
+    ):
+        run(tmp_path)
+    told.assert_called_once_with({"error": words})
+
+
+def raised(error: Exception, cause: Exception | None = None) -> Exception:
+    """The error as it is caught where the cause was, too."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (RuntimeError("Connection closed by peer"), None),
+        (BROKEN, DeviceError),
+        (OUT_OF_BOUNDS, ModelError),
+        (raised(RuntimeError("of a schedule"), raised(BrokenGroupError("of a hook"), BROKEN)), DeviceError),
+        (raised(RuntimeError("of a schedule"), SpecError("spec.model", "no")), SpecError),
+        (SHORT, DeviceMemoryError),
+        (torch.AcceleratorError("CUDA error: out of memory"), DeviceMemoryError),
+    ],
+)
+def test_what_ends_a_worker_is_told_from_a_broken_connection(error: Exception, fault: type[Exception] | None) -> None:
+    found = fault_of(error)
+    assert found is None if fault is None else type(found) is fault
+
+
+@pytest.mark.parametrize(
+    ("cause", "fault"),
+    [(SHORT, None), (BROKEN, DeviceError), (DeviceMemoryError("of a step that was voted for"), DeviceMemoryError)],
+)
+def test_a_regroup_survives_too_little_memory_unless_state_is_torn(
+    cause: Exception, fault: type[Exception] | None
+) -> None:
+    found = fault_of(raised(RegroupError("not committed"), cause), in_regroup=True)
+    assert found is None if fault is None else type(found) is fault
+
+
+@pytest.mark.parametrize(("sticky", "kind"), [(BROKEN, DeviceError), (OUT_OF_BOUNDS, ModelError), (None, ModelError)])
+def test_whom_a_library_blames_for_a_broken_accelerator_is_asked_of_cuda(
+    sticky: Exception | None, kind: type[Exception]
+) -> None:
+    """As CUDA does that has failed once; not tried on an accelerator."""
+    stream = mock.Mock(query=mock.Mock(return_value=False, side_effect=sticky))
+    with (
+        mock.patch("torch.cuda.is_initialized", return_value=True),
+        mock.patch("torch.cuda.current_stream", return_value=stream),
+        pytest.raises(kind, match="loss failed: RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"),
+        RunningModel("loss"),
+    ):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm")
+
+
+def test_a_loss_may_pass_over_a_micro_batch_in_which_it_counts_nothing(tmp_path: Path) -> None:
+    def model() -> PipelineModel:
+        return OfSome(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))
+
+    training = Training(steps=2, global_batch_size=16)
+    runs = [
+        run(
+            tmp_path / str(size),
+            model=model,
+            training=training,
+            pipeline=Pipeline(micro_batch_size=size),
+            freeze=NO_FREEZE,
+        )
+        for size in (16, 1)
+    ]
+    assert runs[1].metrics["loss"] == pytest.approx(runs[0].metrics["loss"], rel=1e-5)
+
+
+def test_a_worker_whose_accelerator_is_broken_ends_before_it_says_that_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.testkit.user_code.broken_device._GOOD_FORWARDS", 0)
+    spec = TrainerSpec.model_validate(
+        {
+            "model": {"name": "tests.testkit.user_code.broken_device:breaks", "numLayers": 4},
+            "data": {"name": "digits"},
+            "training": {"steps": 1, "globalBatchSize": 16},
+        }
+    )
+    with pytest.raises(DeviceError, match="uncorrectable ECC"):
+        warm_up(Job.load(spec), torch.device("cpu"), Reserve())

@@ -1,0 +1,261 @@
+"""What a finished run leaves: a folder that transformers' pipelines work on, or that `load_model` reads."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import pipetransformer
+from pipetransformer import DataInfo, Dataset, SpecError, Training, load_model, train
+from pipetransformer.data import load_dataset
+from pipetransformer.data.tokens import encode_bytes
+from pipetransformer_contract.spec import Data, Model
+from tests.testkit.hub import pictures, reviews, save_splits, save_tokenizer, small_options
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def finish(run_dir: Path, /, **parts: Any) -> Path:
+    """The model's folder after two steps in this process."""
+    said = {"training": Training(steps=2, global_batch_size=8), "freeze": {"policy": "None"}, **parts}
+    train(run_dir=run_dir, **said)
+    return run_dir / "model"
+
+
+def transformer(model_type: str, **options: Any) -> Model:
+    return Model(name="huggingface", num_layers=2, options=small_options(model_type, **options))
+
+
+def described(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "pipetransformer.json").read_text())
+    return found
+
+
+def test_a_text_classifier_works_in_a_pipeline_with_the_users_tokenizer_and_labels(tmp_path: Path) -> None:
+    options = {"text": "text", "label": "label", "length": 6, "tokenizer": save_tokenizer(tmp_path / "tokenizer")}
+    data = Data(name="huggingface", path=save_splits(tmp_path / "data", reviews()), options=options)
+    folder = finish(tmp_path / "run", model=transformer("bert"), data=data)
+
+    said = transformers.pipeline("text-classification", str(folder))(["good film", "poor book"], top_k=None)
+
+    inputs, _ = load_dataset(data, dtype=torch.float32).train.batch([2, 1])
+    model = load_model(folder)
+    with torch.no_grad():
+        wanted = model(inputs, attention_mask=(inputs != 0).long()).logits.softmax(dim=-1)
+    for found, scores in zip(said, wanted, strict=True):
+        assert {each["label"] for each in found} == {"negative", "positive"}
+        assert {each["label"]: each["score"] for each in found} == pytest.approx(
+            {"negative": float(scores[0]), "positive": float(scores[1])}, abs=1e-5
+        )
+    assert model.config.label2id == {"negative": 0, "positive": 1}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("good good good good good good good")["input_ids"] == [2, *[5] * 7, 3], "it cuts nothing by itself"
+
+
+def test_bytes_are_saved_as_a_tokenizer_so_that_a_pipeline_sees_what_was_trained(tmp_path: Path) -> None:
+    options = {"task": "Class", "length": 24, "packages": ["json", "dbm"]}
+    folder = finish(tmp_path / "run", model=transformer("roberta"), data=Data(name="text", options=options))
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("a b", " Grüße \n\n🙂", "</s> <pad>", ""):
+        assert tokenizer(text)["input_ids"] == encode_bytes(text)
+        assert tokenizer.decode(encode_bytes(text), skip_special_tokens=True) == text
+    found = transformers.pipeline("text-classification", str(folder))("decode JSON", truncation=True)
+    assert found[0]["label"] in ("json", "dbm")
+
+
+def test_a_language_model_of_bytes_writes_on_in_a_pipeline(tmp_path: Path) -> None:
+    data = Data(name="text", options={"length": 24, "packages": ["json"]})
+    folder = finish(tmp_path / "run", model=transformer("gpt2"), data=data)
+
+    generation = transformers.GenerationConfig.from_pretrained(folder)
+    assert (generation.bos_token_id, generation.eos_token_id) == (1, 2)
+    writer = transformers.pipeline("text-generation", str(folder))
+    assert writer.tokenizer("ab")["input_ids"] == encode_bytes("ab")[:-1], "a text that goes on has no end"
+    assert writer("ab", max_new_tokens=3)[0]["generated_text"].startswith("ab")
+
+
+def test_a_masked_model_fills_masks_in_a_pipeline(tmp_path: Path) -> None:
+    data = Data(name="text", options={"length": 24, "packages": ["json"], "task": "MaskedToken"})
+    model = transformer("distilbert").model_copy(update={"architecture": "DistilBertForMaskedLM"})
+    folder = finish(tmp_path / "run", model=model, data=data)
+
+    assert len(transformers.pipeline("fill-mask", str(folder))("a <mask> b")) == 5
+
+
+def test_a_picture_classifier_works_in_a_pipeline_with_the_scaling_of_training(tmp_path: Path) -> None:
+    table = pictures()
+    options = {"image": "image", "label": "label"}
+    data = Data(name="huggingface", path=save_splits(tmp_path / "data", table), options=options)
+    folder = finish(tmp_path / "run", model=transformer("vit", patch_size=4), data=data)
+
+    said = transformers.pipeline("image-classification", str(folder))(table[3]["image"])
+
+    with torch.no_grad():
+        logits = load_model(folder)(load_dataset(data, dtype=torch.float32).train.batch([3])[0]).logits
+    wanted = dict(zip(("cat", "dog"), logits.softmax(dim=-1)[0].tolist(), strict=True))
+    assert {each["label"]: each["score"] for each in said} == pytest.approx(wanted, abs=1e-5)
+
+
+def pretrained(folder: Path) -> Path:
+    """A checkpoint with its tokenizer, as of the hub."""
+    config = transformers.DistilBertConfig(n_layers=2, vocab_size=11, dim=16, n_heads=2, hidden_dim=32, num_labels=2)
+    config.id2label = {0: "no", 1: "yes"}
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+class Tokens:
+    """Samples that a program has tokenized by itself."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def batch(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.tensor([[2, 5 + each % 6, 9, 3] for each in ids])
+        return rows, rows[:, 1] % 2
+
+
+def test_the_tokenizer_of_a_checkpoint_goes_on_where_the_data_bring_none(tmp_path: Path) -> None:
+    theirs = pretrained(tmp_path / "theirs")
+    data = Dataset(Tokens(), Tokens(), DataInfo((4,), num_classes=2, vocab_size=11))
+    folder = finish(tmp_path / "run", model=Model(name="huggingface", path=str(theirs), num_layers=2), data=data)
+
+    assert (folder / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
+    assert transformers.pipeline("text-classification", str(folder))("good film")[0]["label"] in ("no", "yes")
+
+
+def test_the_tokenizer_that_a_dataset_brings_is_saved_in_place_of_the_checkpoints(tmp_path: Path) -> None:
+    theirs = pretrained(tmp_path / "theirs")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(theirs, model_max_length=77)
+    info = DataInfo((4,), num_classes=2, vocab_size=11, labels=("even", "odd"))
+    data = Dataset(Tokens(), Tokens(), info, processor=tokenizer)
+    folder = finish(tmp_path / "run", model=Model(name="huggingface", path=str(theirs), num_layers=2), data=data)
+
+    classifier = transformers.pipeline("text-classification", str(folder))
+    assert classifier.tokenizer.model_max_length == 77
+    assert classifier("good film")[0]["label"] in ("even", "odd")
+
+
+def build() -> list[nn.Module]:
+    return [nn.Linear(4, 8), nn.Dropout(0.5), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2)]
+
+
+def squares() -> TensorDataset:
+    return TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 2)
+
+
+def test_a_model_of_a_programs_own_function_is_loaded_by_its_folder_alone(tmp_path: Path) -> None:
+    folder = finish(tmp_path / "run", model=build, data=(squares(), squares()))
+
+    model = load_model(folder)
+
+    assert sorted(model.state_dict()) == ["blocks.1.0.bias", "blocks.1.0.weight", *sorted(
+        f"{unit}.{name}" for unit in ("embedding", "head") for name in ("bias", "weight")
+    )]  # fmt: skip
+    inputs, _ = squares().tensors
+    found = model.predict(inputs, batch_size=5)
+    torch.testing.assert_close(found.outputs, model(inputs).detach(), rtol=1e-5, atol=1e-6)
+    assert found.outputs.shape == (16, 2)
+    assert found.classes.tolist() == found.outputs.argmax(dim=1).tolist() and found.labels == []
+    with pytest.raises(ValueError, match=r"inputs are \(16, 3\), not \(samples, 4\)"):
+        model.predict(inputs[:, :3])
+
+
+def test_a_model_of_a_lambda_is_loaded_with_the_function_and_refused_in_words_without(tmp_path: Path) -> None:
+    folder = finish(tmp_path / "run", model=lambda: build(), data=(squares(), squares()))
+
+    with pytest.raises(SpecError, match=r"no name to import it by: give the function .*load_model\(folder, model="):
+        load_model(folder)
+    named = load_model(folder, model=build)
+    assert described(folder)["function"] == ""
+    assert torch.equal(named.state_dict()["head.bias"], torch.from_numpy(_weights(folder)["head.bias"]))
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def imported(info: DataInfo, *, width: int) -> pipetransformer.PipelineModel:
+    """As a manifest names it."""
+    blocks: list[nn.Module] = [nn.Linear(width, width) for _ in range(2)]
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
+    return pipetransformer.PipelineModel(first, blocks, nn.Linear(width, info.num_classes), (width,))
+
+
+@pytest.mark.parametrize("name", ["vit", f"{__name__}:imported"])
+def test_models_that_a_manifest_names_are_loaded_and_predict_with_the_names_of_classes(
+    name: str, tmp_path: Path
+) -> None:
+    options = {"options": {"width": 8}} if ":" in name else {"hidden_size": 16, "mlp_size": 16}
+    model, data = Model(name=name, num_layers=2, **options), Data(name="digits")
+    folder = finish(tmp_path / "run", model=model, data=data, training=Training(steps=2, precision="Float64"))
+
+    loaded = load_model(str(folder))
+
+    inputs, _ = load_dataset(data, dtype=torch.float64).test.batch(range(7))
+    found = loaded.predict(inputs.float())
+    assert found.outputs.dtype == torch.float64 and len(found.labels) == 7
+    assert list(found.labels) == [str(each) for each in found.classes.tolist()]
+    assert loaded.config.dtype == "float64" and loaded.config.labels == tuple("0123456789")
+
+
+def test_the_description_says_what_is_true_of_the_model(tmp_path: Path) -> None:
+    ours = described(finish(tmp_path / "own", model=build, data=(squares(), squares())))
+    assert ours["kind"] == "script" and ours["function"] == f"{__name__}:build"
+    assert ours["model"] == {"name": "script", "path": "", "architecture": "", "numLayers": 2, "options": {}}
+    assert (ours["dtype"], ours["input_dtype"], ours["input_shape"]) == ("float32", "float32", [4])
+    assert ours["steps"] == 2 and ours["made_by"].startswith("pipetransformer 0.")
+
+    text = Data(name="text", options={"length": 24, "packages": ["json", "dbm"], "task": "Class"})
+    training = Training(steps=2, global_batch_size=8, precision="BFloat16")
+    theirs = described(finish(tmp_path / "bert", model=transformer("bert"), data=text, training=training))
+    assert (theirs["kind"], theirs["model_class"]) == ("transformers", "BertForSequenceClassification")
+    assert (theirs["precision"], theirs["dtype"], theirs["input_dtype"]) == ("BFloat16", "float32", "int64")
+    assert (theirs["labels"], theirs["task"], theirs["num_classes"]) == (["dbm", "json"], "Class", 2)
+    assert "hiddenSize" not in theirs["model"]
+
+
+def test_the_folder_of_a_run_is_not_taken_for_the_models(tmp_path: Path) -> None:
+    finish(tmp_path / "run", model=build, data=(squares(), squares()))
+    with pytest.raises(FileNotFoundError, match=r"no finished model: .* a folder `model`, which may be meant"):
+        load_model(tmp_path / "run")
+
+
+def predicted(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipetransformer.library.predict", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_says_the_class_of_each_input(tmp_path: Path) -> None:
+    model = Model(name="vit", num_layers=2, hidden_size=16, mlp_size=16)
+    folder = finish(tmp_path / "run", model=model, data=Data(name="digits"))
+    inputs, _ = load_dataset(Data(name="digits"), dtype=torch.float32).test.batch(range(3))
+    np.save(tmp_path / "inputs.npy", inputs.numpy())
+
+    lines = [json.loads(line) for line in predicted(folder, "--inputs", tmp_path / "inputs.npy").stdout.splitlines()]
+
+    found = load_model(folder).predict(inputs)
+    assert [line["class"] for line in lines] == found.classes.tolist()
+    assert [line["label"] for line in lines] == list(found.labels)
+    assert [line["score"] for line in lines] == pytest.approx(found.scores.tolist(), abs=1e-6)
+
+
+def test_the_command_says_that_samples_of_a_program_have_to_be_given(tmp_path: Path) -> None:
+    ended = predicted(finish(tmp_path / "run", model=build, data=(squares(), squares())))
+    assert ended.returncode == 1 and "give inputs by --inputs" in ended.stderr and "Traceback" not in ended.stderr

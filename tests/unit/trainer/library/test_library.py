@@ -1,0 +1,359 @@
+"""The trainer as a library: one script of 20 lines, unchanged, in each of the four ways that it can be started."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.utils.data import TensorDataset
+
+from pipetransformer import (
+    Callback,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Pipeline,
+    SpecError,
+    Training,
+    train,
+)
+from pipetransformer.errors import CallbackError
+from pipetransformer.job.job import Job
+from pipetransformer.job.script_parts import Overruled, Parts
+from pipetransformer.worker.torchrun_agent import GENERATION
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.manifest import read_job
+from pipetransformer_contract.api.status import ConditionType, JobStatus
+from pipetransformer_contract.spec import ScheduleName, TrainerSpec
+from pipetransformer_contract.wire import Env
+from pipetransformer_operator.local.memory import MemoryStore
+from pipetransformer_operator.local.run import run_job
+from tests.testkit import ROOT
+from tests.testkit.documented import documented
+from tests.testkit.operator.builders import JobBuilder, make_job
+
+pytestmark = pytest.mark.timeout(600)
+
+SCRIPT = ROOT / "examples" / "train.py"
+STEPS = 4 * 15
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+def start(folder: Path, *command: str) -> str:
+    """Run a command in a folder, and what it printed."""
+    ran = subprocess.run([*command, str(SCRIPT)], cwd=folder, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return ran.stdout
+
+
+def script_job() -> JobBuilder:
+    """The manifest whose pods run the script: what the manifest cannot say is `script`."""
+    return (
+        make_job()
+        .set("model", {"name": "script", "numLayers": 4})
+        .set("data", {"name": "script"})
+        .set("training", {"epochs": 4, "globalBatchSize": 100})
+        .set("freeze", {"policy": "PaperSchedule", "alpha": 0.5, "startAfterEpochs": 1})
+        .stages(2)
+        .workers(2)
+    )
+
+
+async def operate(job: JobBuilder, run_dir: Path, *command: str) -> JobStatus:
+    """Run a job by the operator's controller, with the script as the command of its pod template."""
+    file = run_dir / "job.yaml"
+    file.write_text(yaml.safe_dump(job.command(*command, str(SCRIPT)).manifest()))
+    return await run_job(read_job(file, run_dir), run_dir)
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return content
+
+
+def layouts(run_dir: Path) -> list[tuple[int, int]]:
+    return [(entry["stages"], entry["pipelines"]) for entry in summary(run_dir)["generations"]]
+
+
+def logs(run_dir: Path) -> list[str]:
+    return [path.read_text()[-5000:] for path in run_dir.glob("logs/*")]
+
+
+def check_run(run_dir: Path) -> None:
+    """All steps, every sample of every epoch once, and a model that has learnt."""
+    found = summary(run_dir)
+    assert (found["steps"], found["samples_lost"], found["samples_repeated"]) == (STEPS, 0, 0)
+    assert found["test_accuracy"] > 0.8
+    assert (run_dir / "model" / "model.safetensors").exists()
+
+
+def test_the_script_has_20_lines() -> None:
+    assert len(SCRIPT.read_text().splitlines()) <= 22
+
+
+def test_the_script_runs_alone(tmp_path: Path) -> None:
+    (typed,) = documented("python examples/train.py")
+    assert ROOT / typed.split()[-1] == SCRIPT
+    printed = start(tmp_path, sys.executable)
+
+    check_run(tmp_path / "run")
+    assert layouts(tmp_path / "run") == [(1, 1)]
+    assert re.fullmatch(r"60 steps, 3 blocks frozen, accuracy 0\.\d+\n", printed)
+
+
+@pytest.mark.parametrize("pipelines", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_under_torchrun_the_leader_chooses_layouts_within_a_fixed_world(pipelines: int, tmp_path: Path) -> None:
+    printed = start(tmp_path, *TORCHRUN, f"--nproc-per-node={2 * pipelines}")
+
+    check_run(tmp_path / "run")
+    assert layouts(tmp_path / "run") == [(2, pipelines), (1, 2 * pipelines)]
+    assert len(set(re.findall(r"60 steps.*", printed))) == 1
+
+
+async def test_as_a_pods_command_the_script_is_a_worker_of_the_operator(tmp_path: Path) -> None:
+    status = await operate(script_job().set("freeze.alpha", 0.6), tmp_path, "python")
+
+    assert status.is_true(ConditionType.COMPLETE), logs(tmp_path)
+    check_run(tmp_path)
+    assert layouts(tmp_path) == [(2, 1), (1, 2)]
+    assert summary(tmp_path)["steps_redone"] == 0
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    (told,) = [event for event in events if event["kind"] == "Overruled"]  # once, not in each generation
+    assert (told["field"], told["script"], told["manifest"]) == ("spec.freeze.alpha", 0.5, 0.6)
+    assert any(
+        "the script says spec.freeze.alpha: 0.5; the manifest says 0.6, and holds" in log for log in logs(tmp_path)
+    )
+
+
+@pytest.mark.slow
+async def test_agents_with_our_rendezvous_start_again_from_the_checkpoint_at_the_size_that_the_operator_says(
+    tmp_path: Path,
+) -> None:
+    agent = (*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=pipetransformer")
+    status = await operate(script_job().checkpoint(), tmp_path, *agent)
+
+    assert status.is_true(ConditionType.COMPLETE), logs(tmp_path)
+    check_run(tmp_path)
+    assert layouts(tmp_path) == [(2, 1), (1, 2)]
+
+
+class DueOnceItRuns(MemoryStore):
+    """Its job's deadline has passed once its workers train, however long they took to start."""
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        await super().write_status(job, status)
+        if status.is_true(ConditionType.RUNNING):
+            spec = self.last.spec
+            policy = spec.run_policy.model_copy(update={"active_deadline_seconds": 1})
+            self.last = self.last.model_copy(update={"spec": spec.model_copy(update={"run_policy": policy})})
+
+
+@pytest.mark.slow
+async def test_agents_and_their_processes_leave_when_the_job_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipetransformer_operator.local.run.MemoryStore", DueOnceItRuns)
+    agent = (*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=pipetransformer")
+    policy = {"activeDeadlineSeconds": 400, "cleanPodPolicy": "None"}
+    job = script_job().checkpoint().set("training.epochs", 10000).set("freeze", {"policy": "None"})
+
+    status = await operate(job.set("runPolicy", policy), tmp_path, *agent)
+
+    failed = status.condition(ConditionType.FAILED)
+    assert failed is not None and failed.reason == "DeadlineExceeded", logs(tmp_path)
+    assert status.checkpoint is not None and status.checkpoint.step > 0
+    ended = [": Closed" in log for log in logs(tmp_path)]
+    assert ended and all(ended), logs(tmp_path)
+
+
+def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> None:
+    spec = TrainerSpec(model=Model(name="vit"), data=Data(name="digits"), training=Training(epochs=1))
+
+    with pytest.raises(SpecError, match=r"spec\.model\.name: is vit, but this program passes its own model"):
+        Job.load(spec, Parts(model=list))
+    with pytest.raises(SpecError, match=r"spec\.data\.name: is script, but this program passes no data"):
+        Job.load(spec.model_copy(update={"data": Data(name="script")}))
+
+
+class OwnSchedule(ScheduleGPipe):
+    """A script's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "in_turns"),
+    [
+        ("GPipe", None, False),
+        ("OneForwardOneBackward", None, True),
+        ("Script", Schedule1F1B, True),
+        ("Script", ScheduleGPipe, False),
+        ("Script", OwnSchedule, False),
+    ],
+)
+def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
+    name: str, own: type[ScheduleGPipe | Schedule1F1B] | None, in_turns: bool
+) -> None:
+    spec = TrainerSpec(
+        model=Model(name="vit", num_layers=4),
+        data=Data(name="digits"),
+        training=Training(epochs=1),
+        pipeline=Pipeline(stages=2, schedule=ScheduleName(name)),
+    )
+
+    assert Job.load(spec, Parts(schedule=own)).step_model(None).one_forward_one_backward is in_turns
+
+
+def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_defaults_are_not() -> None:
+    parts = Model(name="vit"), Data(name="digits")
+    optimizer = Optimizer(learning_rate=1e-3, weight_decay=0.1)
+    training = Training(epochs=4, max_gradient_norm=1.0, optimizer=optimizer)
+    said = TrainerSpec(model=parts[0], data=parts[1], training=training, checkpoint=Checkpoint(location="/there"))
+    manifest = TrainerSpec(model=parts[0], data=parts[1], training=Training(epochs=5, seed=1))
+
+    assert Parts(said=said).overruled(manifest) == [
+        Overruled("spec.training.epochs", 4, 5),
+        Overruled("spec.training.optimizer.weightDecay", 0.1, 0.0),
+        Overruled("spec.training.maxGradientNorm", 1.0, None),
+        Overruled("spec.checkpoint.location", "/there", None),
+    ]
+    assert Parts().overruled(manifest) == []
+
+
+def small_model() -> list[nn.Module]:
+    return [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+
+
+def small_run(run_dir: Path, /, **parts: Any) -> None:
+    """Two steps in this process."""
+    samples = TensorDataset(torch.randn(16, 4), torch.zeros(16, dtype=torch.long))
+    said: dict[str, Any] = {
+        "model": small_model,
+        "data": (samples, samples),
+        "training": Training(steps=2, global_batch_size=8),
+        "run_dir": run_dir,
+    }
+    train(**said | parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("loader_processes", -1, "Input should be greater than or equal to 0; given was -1"),
+        ("loader_processes", 300, "Input should be less than or equal to 256; given was 300"),
+        ("loader_processes", 2.5, "Input should be a valid integer, .*; given was 2.5"),
+        ("loader_processes", "two", "Input should be a valid integer, .*; given was 'two'"),
+        ("training", None, "Input should be .* instance of Training; given was None"),
+        ("training", Evaluation(), r"Input should be .* instance of Training; given was Evaluation\("),
+        ("pipeline", 2, "Input should be .* instance of Pipeline; given was 2"),
+        ("pipeline.stages", {"stages": "two"}, "Input should be a valid integer, .*; given was 'two'"),
+        ("checkpoint", "/path", "Input should be .* instance of Checkpoint; given was '/path'"),
+        ("freeze", "GradientNorm", "must be a Freeze, or a FreezePolicy, not 'GradientNorm'"),
+        ("model", 3, r"must be a Model, or a function without arguments .*, not 3"),
+        ("model", lambda: None, r"what it builds must be .* \(embedding, blocks, head\), not NoneType"),
+        ("metrics", small_model, "must be a list of functions, not <function small_model"),
+        ("callbacks", Callback(), "must be a list of Callback objects, not <.*Callback object"),
+        ("callbacks", [Callback], "must be a list of Callback objects, not "),
+        ("run_dir", None, "must be a path, not None"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_with_its_name_what_was_given_and_what_is_wanted(
+    name: str, given: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(name)}: {message}") as refused:
+        small_run(tmp_path, **{name.partition(".")[0]: given})
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_of_a_type_of_the_spec_may_be_a_dict_of_its_fields(tmp_path: Path) -> None:
+    small_run(
+        tmp_path / "run",
+        training={"steps": 2, "globalBatchSize": 8},
+        freeze={"policy": "None"},
+        pipeline={"stages": 1},
+        cache={"policy": "Never"},
+        evaluation={"every_steps": 1},
+        checkpoint={"location": str(tmp_path / "checkpoint"), "every_steps": 1},
+    )
+    assert summary(tmp_path / "run")["steps"] == 2
+    with pytest.raises(SpecError, match=r"^spec\.model\.hiddenSize: "):  # so both were taken
+        small_run(tmp_path, model={"name": "vit", "hidden_size": 65}, data={"name": "digits"})
+
+
+def refusal(run_dir: Path, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> str:
+    """With what words the program ends its job, as a worker."""
+    told = run_dir / "termination-log"
+    for name in (Env.JOB_NAMESPACE, Env.JOB_NAME, Env.JOB_UID, Env.WORKER_NAME, Env.WORKER_ADDRESS, Env.CHANNEL_URL):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv(Env.TERMINATION_LOG, str(told))
+
+    with pytest.raises(SystemExit) as end:
+        small_run(run_dir / "run", **parts)
+
+    said = json.loads(told.read_text())
+    assert (end.value.code, said["outcome"], said["reason"]) == (2, "Failed", "InvalidSpec")
+    return str(said["message"])
+
+
+def test_a_worker_whose_program_passes_something_else_ends_its_job_and_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = refusal(tmp_path, monkeypatch, callbacks=Callback())
+    assert message.startswith("callbacks: must be a list of Callback objects")
+
+
+def test_an_agent_that_starts_several_processes_for_one_worker_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them would be one member of the generation."""
+    generation: dict[str, Any] = {
+        "jobUid": "x",
+        "layoutGeneration": 1,
+        "stages": 1,
+        "pipelines": 1,
+        "leader": "x",
+        "nonce": "n",
+    }
+    generation |= {"members": [{"name": "x", "uid": "x", "address": "x:1"}], "reason": "Start"}
+    monkeypatch.setenv(GENERATION, json.dumps(generation))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    assert re.match(r"spec\.podTemplate: .* say --nproc-per-node 1", refusal(tmp_path, monkeypatch))
+
+
+def test_a_run_that_fails_leaves_no_thread_that_watches_for_generations(tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_step(self, line: Any) -> None:
+            raise ValueError("no")
+
+    before = set(threading.enumerate())
+    with pytest.raises(CallbackError):
+        small_run(tmp_path, callbacks=[Failing()])
+
+    watching = [each for each in set(threading.enumerate()) - before if each.name.startswith("watch-generation")]
+    for thread in watching:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in watching)
+
+
+def test_a_second_run_at_the_same_time_in_one_process_is_refused(tmp_path: Path) -> None:
+    refused = []
+
+    class Nested(Callback):
+        def on_step(self, line: Any) -> None:
+            with pytest.raises(SpecError, match="this process trains already") as error:
+                small_run(tmp_path / "second")
+            refused.append(error)
+
+    small_run(tmp_path / "first", callbacks=[Nested()])
+    assert len(refused) == 2
+    small_run(tmp_path / "third")

@@ -1,0 +1,79 @@
+"""A worker's metrics: what it counts, what it is, and how that is read while it trains."""
+
+import socket
+import urllib.request
+
+import pytest
+import torch
+
+from pipetransformer.metrics import Meter, Position, serve
+from pipetransformer.metrics.collector import PositionCollector
+from pipetransformer.state.state import Control
+from pipetransformer_contract.messages import ResizeReason
+from tests.testkit.trainer.position import position
+
+CPU = torch.device("cpu")
+PREFIX = "pipetransformer_trainer"
+
+
+def samples(meter: Meter, where: Position) -> dict[str, float]:
+    """Values by name, labels as Prometheus writes them."""
+    meter.registry.register(PositionCollector(lambda: where, CPU))
+    return {
+        sample.name.removeprefix(f"{PREFIX}_") + "".join(f"/{value}" for value in sample.labels.values()): sample.value
+        for metric in meter.registry.collect()
+        for sample in metric.samples
+    }
+
+
+def test_the_leader_tells_of_the_job_and_every_worker_of_itself() -> None:
+    leader, other = samples(Meter(), position(0)), samples(Meter(), position(3, idle_share=None))
+    assert (leader["step"], leader["frozen_layers"], leader["layers"], leader["loss"]) == (7, 5, 12, 1.5)
+    assert (leader["stages"], leader["pipelines"], leader["bubble_ratio"]) == (2, 2, 0.25)
+    assert "gradient_norm" not in leader  # the step was not finite
+    assert "step" not in other
+    assert (other["stage"], other["pipeline"], other["held_layers"]) == (1, 1, 5)
+    assert (leader["stage"], leader["held_layers"]) == (0, 7)
+
+
+def test_a_worker_between_two_generations_has_no_role() -> None:
+    where = Position(Control(), None, 12, None)
+    assert not {"stage", "step"} & samples(Meter(), where).keys()
+
+
+def test_what_a_worker_did_is_counted() -> None:
+    meter = Meter()
+    meter.stepped(0.02)
+    meter.led(64, skipped=True)
+    meter.regrouped(ResizeReason.PACK, 0.3, {"move": 0.1, "vote": 0.05}, [(0, 1, 100), (2, 1, 10), (1, 0, 5)], 1)
+    meter.broke()
+    counts = {"hits": 3, "advanced": 1, "computed": 4, "outOfRange": 0, "torn": 2, "failedWrites": 0}
+    meter.cached({**counts, "memoryBytes": 1000, "diskBytes": 0})
+    meter.cached({**counts, "memoryBytes": 1500, "diskBytes": 0})
+    found = samples(meter, position())
+    assert (found["step_seconds_count"], found["samples_total"], found["skipped_steps_total"]) == (1, 64, 1)
+    assert found["regroup_seconds_sum/Pack"] == pytest.approx(0.3)
+    assert found["regroup_phase_seconds_total/move"] == pytest.approx(0.1)
+    assert (found["moved_bytes_total/Sent"], found["moved_bytes_total/Received"]) == (5, 110)
+    assert found["broken_generations_total"] == 1
+    assert (found["cache_samples_total/Hit"], found["cache_faults_total/Torn"]) == (6, 4)
+    assert found["cache_bytes/Memory"] == 1500
+
+
+def test_the_page_is_served_beside_the_training_and_goes_with_it() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/metrics"
+    with serve(Meter(), position, CPU, "127.0.0.1", port), urllib.request.urlopen(url, timeout=5) as response:
+        assert f"{PREFIX}_step 7.0" in response.read().decode()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(url, timeout=5)
+
+
+def test_training_goes_on_where_the_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        reached = False
+        with serve(Meter(), position, CPU, "127.0.0.1", taken.getsockname()[1]):
+            reached = True
+    assert reached

@@ -1,0 +1,171 @@
+"""What of a unit travels between workers, and what becomes of it there."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.state.optimizer import make_optimizer
+from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer_contract.spec import Evaluation, Optimizer, OptimizerName
+
+CPU = torch.device("cpu")
+BLOCK = 1  # of a model of one block, that is units 0 to 2
+
+
+class Unit(nn.Module):
+    """Large and small parameters, one of them under two names and one a scalar, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(256, 256)
+        self.shared = nn.Linear(2, 2)
+        self.alias = self.shared
+        self.gate = nn.Parameter(torch.tensor(0.1))
+        self.register_buffer("count", torch.tensor(7))
+
+
+def holding(unit: nn.Module, boundary: int = 0) -> WorkerState:
+    state = WorkerState(1, control=Control(boundary=boundary), units={BLOCK: unit})
+    state.apply_boundary()
+    return state
+
+
+def stepped(state: WorkerState, optimizer: Optimizer, steps: int = 1) -> WorkerState:
+    """The state after some steps with gradients that are known."""
+    made = make_optimizer(optimizer, state.trained_parameters(), state.moments)
+    assert made is not None
+    for step in range(steps):
+        for _, parameter in state.trained_parameters():
+            parameter.grad = torch.full_like(parameter, step + 1.0)
+        made.step()
+    return state
+
+
+def travel(state: WorkerState, optimizer: Optimizer) -> WorkerState:
+    """The unit as it arrives at a worker that knows its shapes only."""
+    codec, boundary = UnitCodec(optimizer, 1), state.control.boundary
+    shell = copy.deepcopy(state.units[BLOCK]).to("meta")
+    parts = codec.blank(BLOCK, shell, boundary, CPU)
+    given = codec.give(state, BLOCK, CPU)
+    assert [part.shape for part in parts] == [part.shape for part in given]
+    for part, content in zip(parts, given, strict=True):
+        part.copy_(content)
+    arrived = WorkerState(1, control=Control(boundary=boundary))
+    arrived.put_unit(BLOCK, shell, codec.take(parts, BLOCK, shell, boundary))
+    arrived.apply_boundary()
+    return arrived
+
+
+def everything(state: WorkerState) -> dict[str, Tensor]:
+    return state.unit_tensors(BLOCK, with_moments=True)
+
+
+OPTIMIZERS = [
+    Optimizer(name=OptimizerName.ADAMW, weight_decay=0.1),
+    Optimizer(name=OptimizerName.SGD, momentum=0.9),
+    Optimizer(name=OptimizerName.SGD, momentum=0.0),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "momentum", "sgd"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_unit_that_travelled_trains_on_bit_for_bit(optimizer: Optimizer, steps: int) -> None:
+    stayed = stepped(holding(Unit()), optimizer, steps)
+
+    arrived = stepped(travel(stayed, optimizer), optimizer)
+
+    expected = everything(stepped(stayed, optimizer))
+    assert everything(arrived).keys() == expected.keys()
+    assert all(torch.equal(everything(arrived)[name], expected[name]) for name in expected)
+
+
+def test_a_parameter_with_two_names_stays_one() -> None:
+    unit = travel(holding(Unit()), OPTIMIZERS[0]).units[BLOCK]
+
+    assert unit.get_parameter("alias.weight") is unit.get_parameter("shared.weight")
+
+
+def test_a_frozen_unit_travels_without_moments() -> None:
+    state = stepped(holding(Unit()), OPTIMIZERS[0])
+    state.control.boundary = 1
+    state.apply_boundary()
+
+    assert not [name for name in everything(travel(state, OPTIMIZERS[0])) if "@" in name]
+    codec = UnitCodec(OPTIMIZERS[0], 1)
+    assert codec.size(BLOCK, Unit(), 1) < codec.size(BLOCK, Unit(), 0) / 2
+
+
+def test_a_control_state_that_says_more_than_is_known_here_is_read() -> None:
+    written = Control(step=7, best={"accuracy": 0.5}).to_dict() | {"of_a_newer_trainer": [1, 2]}
+
+    assert Control.from_dict(written) == Control(step=7, best={"accuracy": 0.5})
+
+
+def test_state_that_lacks_a_parameter_is_refused() -> None:
+    tensors = everything(holding(Unit()))
+    del tensors["blocks.0.wide.weight"]
+
+    with pytest.raises(ValueError, match=r"state of blocks\.0 has no wide\.weight"):
+        WorkerState(1).put_unit(BLOCK, Unit(), tensors)
+
+
+def test_only_the_count_of_steps_is_on_the_cpu_wherever_a_scalar_parameter_is() -> None:
+    """Meta in place of an accelerator, which not every machine has."""
+    state = WorkerState(1)
+    optimizer = Optimizer(name=OptimizerName.ADAMW)
+    stayed = everything(stepped(holding(Unit()), optimizer))
+
+    state.put_unit(
+        BLOCK,
+        Unit().to("meta"),
+        {name: tensor if name.endswith("@step") else tensor.to("meta") for name, tensor in stayed.items()},
+    )
+
+    assert {key: entry.device.type for key, entry in state.moments["blocks.0.gate"].items()} == {
+        "step": "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "better"),
+    [
+        ("Highest", 0.6, True),
+        ("Highest", 0.5, False),
+        ("Highest", 0.4, False),
+        ("Lowest", 0.4, True),
+        ("Lowest", 0.5, False),
+        ("Lowest", 0.6, False),
+        ("Highest", math.nan, False),
+        ("Lowest", -math.inf, False),
+    ],
+)
+def test_an_evaluation_is_better_only_if_it_beats_the_best(goal: str, value: float, better: bool) -> None:
+    spec = Evaluation.model_validate({"goal": goal})
+    control = Control(step=8, best={"accuracy": 0.5}, best_step=4)
+
+    assert control.is_better({"accuracy": value}, spec) == better
+    assert Control().is_better({"accuracy": value}, spec) == math.isfinite(value)
+
+
+def test_a_best_model_that_is_not_kept_is_replaced_by_any_other() -> None:
+    spec = Evaluation.model_validate({"keepBest": True})
+    kept = Control(step=8, best={"accuracy": 0.5}, best_step=4, kept_step=4)
+    lost = Control(step=8, best={"accuracy": 0.5}, best_step=4, kept_step=6)
+
+    assert [control.is_better({"accuracy": 0.3}, spec) for control in (kept, lost)] == [False, True]
+
+
+def test_evaluations_are_counted_since_the_best_one() -> None:
+    control, counted = Control(), []
+    for step, better in enumerate([True, False, False, True, False], start=1):
+        control.step = step
+        control.note_evaluation({"accuracy": step / 10}, better=better)
+        counted.append((control.evaluations_since_best, control.best_step, control.evaluated_step))
+
+    assert counted == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (0, 4, 4), (1, 4, 5)]
+    assert (control.best, control.metrics) == ({"accuracy": 0.4}, {"accuracy": 0.5})

@@ -1,0 +1,143 @@
+"""How what all voted for becomes state, seen from one worker."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipetransformer.job.job import Job
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.optimizer import learning_rate
+from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.training.commit import Committer
+from pipetransformer.training.vote import Vote
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from tests.testkit.trainer.numerics import make_spec
+
+SGD = {"name": "SGD", "learningRate": 0.5, "momentum": 0.0, "weightDecay": 0.0}
+SKIPPED = Vote(loss_sum=math.nan, weight=1.0)
+
+
+class Worker:
+    """One that holds the whole model; every gradient is 1 in each of its steps."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.job = Job.load(make_spec(SGD, freeze={"policy": "None"}))
+        self.run_dir = run_dir
+        self.state = WorkerState(self.job.num_layers, self.job.model.ties)
+        self.state.units = self.job.build_units(range(self.job.num_layers + 2))
+        self.committer = Committer(self.job, "w0", run_dir, lambda moment, at: None)
+
+    @property
+    def control(self) -> Control:
+        return self.state.control
+
+    def enter(self, number: int, pipelines: int = 1) -> StageLayout:
+        """A generation of pipelines of one worker each."""
+        members = [Member(name=f"w{rank}", uid="u", address="127.0.0.1:1") for rank in range(pipelines)]
+        generation = Generation(
+            job_uid="job", layout_generation=number, stages=1, pipelines=pipelines, members=members, leader="w0",
+            nonce="n", reason=ResizeReason.START,
+        )  # fmt: skip
+        units = range(self.job.num_layers + 2)
+        layout = StageLayout(generation, 0, [(pipeline, 0) for pipeline in range(pipelines)], [units], 16)
+        self.committer.equip(self.state, layout)
+        return layout
+
+    def step(self, vote: Vote) -> float:
+        """Commit one, and return by how much it moved a parameter."""
+        assert self.committer.gradients is not None
+        self.committer.gradients.clear()
+        for _, parameter in self.state.trained_parameters():
+            assert parameter.grad is not None
+            parameter.grad.fill_(1.0)
+        watched = next(iter(self.state.units[0].parameters()))
+        before = watched.detach().clone()
+        self.committer.hold(self.control)
+        self.committer.commit(self.control, vote)
+        return float((before - watched.detach()).mean())
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return Worker(tmp_path)
+
+
+def test_each_step_has_its_own_learning_rate_in_every_generation(worker: Worker) -> None:
+    training = worker.job.spec.training
+    rates = [
+        learning_rate(training.optimizer, training.learning_rate_schedule, step, worker.job.total_steps)
+        for step in range(4)
+    ]
+    assert len(set(rates)) == 4, "the warm-up gives each step a rate of its own"
+    moved, noted = [], []
+    for step in range(4):
+        if step in (0, 2):
+            worker.enter(1 + step)
+        moved.append(worker.step(Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0])))
+        noted.append(worker.control.last_step["learning_rate"])
+
+    assert noted == rates
+    assert moved == pytest.approx(rates)
+
+
+def test_a_step_moves_parameters_by_the_mean_gradient(worker: Worker) -> None:
+    worker.enter(1)
+    moved = worker.step(Vote(loss_sum=1.0, weight=4.0, square_norms=[1.0]))
+
+    assert moved == pytest.approx(worker.control.last_step["learning_rate"] / 4)
+
+
+def test_skipped_steps_count_in_a_row_and_move_nothing(worker: Worker) -> None:
+    worker.enter(1)
+    counted = []
+    for vote in (SKIPPED, SKIPPED, Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0]), SKIPPED):
+        moved = worker.step(vote)
+        assert (moved == 0) == (vote is SKIPPED)
+        counted.append(worker.control.skipped_steps)
+
+    assert counted == [1, 2, 0, 1]
+    assert worker.control.step == 4
+
+
+def test_a_committed_step_is_pending_no_longer_and_known_by_its_generation(worker: Worker) -> None:
+    worker.control.earlier_generations = 3
+    worker.enter(2)
+    worker.committer.hold(worker.control)
+    assert worker.committer.pending == 5
+
+    worker.committer.commit(worker.control, SKIPPED)
+
+    assert worker.committer.pending is None
+    assert worker.control.point == (1, 5)
+
+
+def test_the_ledger_says_what_was_trained_of_the_lost_pipelines_too(worker: Worker) -> None:
+    layout = worker.enter(1, pipelines=2)
+    worker.step(SKIPPED)
+    worker.committer.note_for_the_lost(worker.control, layout)
+
+    lines = [json.loads(line) for path in worker.run_dir.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(line["pipeline"] for line in lines) == [0, 1]
+    assert {line["step"] for line in lines} == {0}
+    trained = [sample for line in lines for sample in line["samples"]]
+    assert sorted(trained) == sorted(sample for shard in worker.job.order.batch(0) for sample in shard)
+
+
+def test_a_late_commit_does_what_the_others_have_done_and_takes_over_their_control(tmp_path: Path) -> None:
+    late, quick = Worker(tmp_path / "late"), Worker(tmp_path / "quick")
+    vote = Vote(loss_sum=1.0, weight=2.0, square_norms=[1.0])
+    for worker in (late, quick):
+        worker.enter(1)
+    quick.step(vote)
+    quick.control.decided_step = 1
+    late.step(SKIPPED)  # fills the gradients
+    late.state.control = Control()
+    late.committer.hold(late.control)
+
+    late.committer.commit_late(late.state, quick.control)
+
+    assert late.control == quick.control
+    assert torch.equal(*[next(iter(worker.state.units[0].parameters())) for worker in (late, quick)])

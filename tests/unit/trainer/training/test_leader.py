@@ -1,0 +1,138 @@
+"""What the leader tells the operator of its layout."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer.callbacks.callback import Callback, Teller
+from pipetransformer.job.job import Job
+from pipetransformer.partition import Cut, StepModel, assumed_costs
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.state import Control
+from pipetransformer.training.leader import Leader, Offered
+from pipetransformer.training.vote import Vote
+from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason
+from tests.testkit.trainer.harness import Reports
+from tests.testkit.trainer.numerics import ADAMW, make_spec
+
+
+def layout_of(job: Job, reason: ResizeReason) -> StageLayout:
+    """One worker with all units."""
+    member = Member(name="w0", uid="w0", address="127.0.0.1:1")
+    generation = Generation(
+        job_uid="job", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
+        reason=reason,
+    )  # fmt: skip
+    return StageLayout(generation, 0, [(0, 0)], [range(job.num_layers + 2)], job.micro_batch_size)
+
+
+def take_steps(leader: Leader, control: Control, count: int) -> None:
+    for _ in range(count):
+        control.step += 1
+        control.last_step = {
+            "step": control.step - 1, "epoch": 0, "samples": 100, "loss": 1.0, "gradient_norm": 1.0,
+            "learning_rate": 0.1, "generation": 1, "frozen_layers": control.boundary,
+        }  # fmt: skip
+        leader.stepped(control, Vote(), seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (ResizeReason.START, 1.0),
+        (ResizeReason.PACK, 3600.0),
+        (ResizeReason.CLAIM, 3600.0),
+        (ResizeReason.FAILURE, 0.75),
+        (ResizeReason.DRAIN, 0.75),
+        (ResizeReason.UNDO, 0.75),
+    ],
+)
+def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: float, tmp_path: Path) -> None:
+    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, reason), Offered())
+    control = Control(step=5)
+
+    phases = {"groups": 0.5, "assemble": 60.0, "first step": 0.25}  # state that nobody had was read from storage
+    leader.first_step(control, pause_seconds=3600.0, phases=phases, transfers=[])
+    leader.frozen(control)
+
+    assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {expected}
+
+
+def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: Path) -> None:
+    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    told: list[Any] = []
+
+    class Log(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            told.append((line["seconds_left"], line["total_steps"], line["num_layers"]))
+
+    teller = Teller([Log()])
+    leader = Leader(job, reports, teller, tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control()
+    leader.committed(control, None)
+    take_steps(leader, control, 5)
+    left = float(job.total_steps - 5)
+    teller.catch_up()
+    assert told == [(None, job.total_steps, job.num_layers)] * 4 + [(left, job.total_steps, job.num_layers)]
+    assert [report.seconds_left for report in reports.sent] == [None, left]
+
+    control.boundary = 2
+    take_steps(leader, control, 5)
+    assert reports.sent[-1].seconds_left == left - 5, "the boundary's steps are measured anew"
+    leader.finished(Control(step=job.total_steps))
+    assert reports.sent[-1].seconds_left == 0
+
+
+def test_the_newest_evaluation_is_told_by_the_metric_that_counts(tmp_path: Path) -> None:
+    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control(step=3)
+    leader.committed(control, None)
+    assert reports.sent[-1].held_out is None
+    control.note_evaluation({"loss": 0.5, "accuracy": 0.75}, better=True)
+    leader.frozen(control)
+    assert reports.sent[-1].held_out == HeldOut(metric="accuracy", value=0.75, step=3)
+    control.note_evaluation({"loss": 0.5, "accuracy": math.nan}, better=False)
+    leader.frozen(control)
+    assert reports.sent[-1].held_out is None
+
+
+@pytest.mark.parametrize("boundary", [0, 2], ids=["as-offered", "another-boundary"])
+def test_a_new_generation_waits_for_few_predictions_or_none(
+    boundary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made between two steps, for as many pipelines as the data allow."""
+    job = Job.load(make_spec(ADAMW, pipeline={"stages": 4, "packing": "Measured"}, numShards=64))
+    costs, reports, offered, cuts = assumed_costs(job.num_layers).model_dump(), Reports(), Offered(), list[Cut]()
+    cut = StepModel.cut
+
+    def counted(*asked: Any) -> Cut:
+        cuts.append(cut(*asked))
+        return cuts[-1]
+
+    monkeypatch.setattr(StepModel, "cut", counted)
+
+    def lengths(report: Report) -> list[int]:
+        return [offer.stages for offer in report.offers]
+
+    old = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), offered)
+    control = Control(costs=costs)
+    old.committed(control, None)
+    assert len(cuts) == 4, "without times the widths of a length are all the same"
+    take_steps(old, control, 5)
+    assert len(cuts) > 200 and all(offer.step_seconds for offer in reports.sent[-1].offers)
+
+    cuts.clear()
+    control.boundary = boundary
+    new = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.CLAIM), offered)
+    new.committed(control, None)
+    assert len(cuts) == (4 if boundary else 0)
+    assert new.idle_share is not None
+    assert lengths(reports.sent[-1]) == [4, 3, 2, 1]
+    assert not any(offer.step_seconds for offer in reports.sent[-1].offers), "those were of the old layout's steps"
+    take_steps(new, control, 5)
+    assert all(offer.step_seconds for offer in reports.sent[-1].offers)

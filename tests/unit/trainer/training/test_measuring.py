@@ -1,0 +1,209 @@
+"""Measuring what units cost on one worker, without leaving a trace."""
+
+import datetime
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.pipelining import ScheduleGPipe
+
+from pipetransformer.data import DataInfo
+from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_group, make_group
+from pipetransformer.models import PipelineModel
+from pipetransformer.partition import UnitCost
+from pipetransformer.pipeline import ModelError, StageRunner, StageSpec
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.state import Control
+from pipetransformer.training.cost_measurement import measure_costs, measurement_due
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
+
+WIDTH = 8
+
+
+class Clock:
+    """Time that only the slow blocks spend."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipetransformer.pipeline.probe.time", CLOCK)
+
+
+class Samples:
+    """Rows of ones of three classes."""
+
+    info = DataInfo((WIDTH,), 3)
+
+    def __len__(self) -> int:
+        return 5
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return torch.ones(len(ids), WIDTH), torch.tensor([index % 3 for index in ids])
+
+
+class Slow(torch.autograd.Function):
+    """The identity, which takes its time forward and back."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, seconds: tuple[float, float]) -> Tensor:
+        ctx.backward_seconds = seconds[1]  # type: ignore[attr-defined]
+        CLOCK.now += seconds[0]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
+        CLOCK.now += ctx.backward_seconds  # type: ignore[attr-defined]
+        return gradients[0], None
+
+
+class SlowBlock(nn.Module):
+    """A layer behind `Slow` that counts its forwards in a buffer and draws a random number."""
+
+    forwards: Tensor
+
+    def __init__(self, seconds: tuple[float, float]) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("forwards", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        torch.rand(1)
+        return self.inner(Slow.apply(x, self.seconds))  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.fixture
+def model() -> PipelineModel:
+    """Two blocks of 1 and 2 s forward, and twice that in a backward that reaches their input."""
+    blocks: list[nn.Module] = [SlowBlock((1, 2)), SlowBlock((2, 4))]
+    return PipelineModel(nn.Linear(WIDTH, WIDTH), blocks, nn.Linear(WIDTH, 3), (WIDTH,))
+
+
+@pytest.fixture
+def groups() -> Iterator[GenerationGroups]:
+    transport = Transport("127.0.0.1", datetime.timedelta(seconds=10))
+    group = make_group(HashStore(), "world", 0, 1, transport)
+    yield GenerationGroups(group, group, group, group)
+    drop_group(group)
+
+
+def make_runner(model: PipelineModel, groups: GenerationGroups, boundary: int) -> StageRunner:
+    assert groups.pipeline is not None
+    for unit in model.units[: boundary + 1 if boundary else 0]:
+        unit.requires_grad_(False)
+    spec = StageSpec(0, 1, range(4), boundary, ScheduleGPipe, groups.pipeline, torch.device("cpu"), torch.float32)
+    return StageRunner(spec, model, model.units)
+
+
+def make_layout() -> StageLayout:
+    member = Member(name="w0", uid="u0", address="localhost:1")
+    generation = Generation(
+        job_uid="job", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
+        reason=ResizeReason.START,
+    )  # fmt: skip
+    return StageLayout(generation, 0, [(0, 0)], [range(4)], micro_batch_size=8)
+
+
+def test_each_unit_is_timed_by_itself(model: PipelineModel, groups: GenerationGroups) -> None:
+    embedding, first, second, head = make_runner(model, groups, 0).measure(4, Samples())
+
+    assert embedding == UnitCost(0, 0, 0, saved_bytes=128)
+    assert head.saved_bytes > 128, "the loss keeps something, too"
+    assert first == UnitCost(1, 2, 0, saved_bytes=128)
+    assert second == UnitCost(2, 4, 0, saved_bytes=128)
+
+
+def test_frozen_units_have_no_backward_to_measure(model: PipelineModel, groups: GenerationGroups) -> None:
+    _, first, second, _ = make_runner(model, groups, 1).measure(4, Samples())
+
+    assert first == UnitCost(1, 0, 0, saved_bytes=0)
+    assert second == UnitCost(2, 4, 0, saved_bytes=128)
+
+
+def test_measuring_leaves_no_trace(model: PipelineModel, groups: GenerationGroups) -> None:
+    weights = [parameter.clone() for unit in model.units for parameter in unit.parameters()]
+    state = torch.get_rng_state()
+
+    make_runner(model, groups, 0).measure(4, Samples())
+
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(buffer == 0 for block in model.blocks for buffer in block.buffers())
+    after = [parameter for unit in model.units for parameter in unit.parameters()]
+    assert all(parameter.grad is None for parameter in after)
+    assert all(torch.equal(a, b) for a, b in zip(weights, after, strict=True))
+
+
+def test_what_a_unit_does_to_its_input_in_place_is_not_measured_on_top_of_the_last_pass(
+    model: PipelineModel, groups: GenerationGroups
+) -> None:
+    class Shifting(nn.Linear):
+        seen: ClassVar[list[float]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(x.sum().item())
+            return super().forward(x.add_(1))
+
+    model.embedding = Shifting(WIDTH, WIDTH)
+    make_runner(model, groups, 1).measure(4, Samples())
+
+    assert Shifting.seen == [4 * WIDTH] * 5
+
+
+def test_a_model_that_cannot_be_measured_says_so(model: PipelineModel, groups: GenerationGroups) -> None:
+    model.blocks[0] = nn.Linear(WIDTH + 1, WIDTH)
+
+    with pytest.raises(ModelError, match="shapes cannot be multiplied"):
+        make_runner(model, groups, 0).measure(4, Samples())
+
+
+def test_a_later_measurement_keeps_what_frozen_units_cost_before(
+    model: PipelineModel, groups: GenerationGroups
+) -> None:
+    control = Control(step=2)
+    before = measure_costs(make_runner(model, groups, 0), make_layout(), groups, Samples(), control, 1.0)
+    control = Control(step=102, boundary=1, costs=before.model_dump())
+    after = measure_costs(make_runner(model, groups, 1), make_layout(), groups, Samples(), control, 1.0)
+
+    assert before.micro_batch_sizes == after.micro_batch_sizes == (2, 8)
+    assert after.large[1] == before.large[1]
+    assert (after.step, after.boundary, after.worker_bytes, after.seconds_per_byte) == (102, 1, None, 0.0)
+
+
+def test_a_measurement_takes_a_hundredth_of_the_time_until_the_next(
+    model: PipelineModel, groups: GenerationGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipetransformer.training.cost_measurement.time", CLOCK)
+    before = CLOCK.now
+    costs = measure_costs(make_runner(model, groups, 0), make_layout(), groups, Samples(), Control(step=2), 3.0)
+
+    assert costs.not_before == pytest.approx(2 + 100 * (CLOCK.now - before) / 3.0, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("step", "boundary", "measured_at", "due"),
+    [
+        (1, 0, None, False),
+        (2, 0, None, True),
+        (500, 0, 0, False),
+        (101, 3, 0, False),
+        (102, 3, 0, True),
+        (102, 0, 3, True),
+    ],
+)
+def test_measurements_are_due_early_and_after_each_change_of_the_boundary(
+    step: int, boundary: int, measured_at: int | None, due: bool
+) -> None:
+    costs = None if measured_at is None else {"boundary": measured_at, "not_before": 102}
+    assert measurement_due(Control(step=step, boundary=boundary, costs=costs)) == due

@@ -1,0 +1,50 @@
+"""What all agree on after a round, from the sums of their ballots."""
+
+import math
+from typing import Any, cast
+
+import pytest
+
+from pipetransformer.training.vote import Vote
+
+
+def test_gradients_are_divided_by_the_weight_and_clipped_by_the_norm_of_their_mean() -> None:
+    vote = Vote(loss_sum=8.0, weight=4.0, square_norms=[9.0 * 16, 16.0 * 16])  # the mean has a norm of 5
+
+    assert (vote.loss, vote.gradient_norm, vote.unit_norms) == (2.0, 5.0, [3.0, 4.0])
+    assert vote.gradient_scale(None) == vote.gradient_scale(5.0) == vote.gradient_scale(6.0) == 1 / 4
+    assert vote.gradient_scale(2.5) == 1 / 8
+
+
+@pytest.mark.parametrize(
+    ("vote", "finite"),
+    [
+        (Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0]), True),
+        (Vote(loss_sum=math.nan, weight=1.0, square_norms=[1.0]), False),
+        (Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0, math.inf]), False),
+        (Vote(loss_sum=0.0, weight=0.0, square_norms=[0.0]), False),
+    ],
+)
+def test_a_step_counts_only_with_a_mean_loss_and_gradients_that_are_numbers(vote: Vote, finite: bool) -> None:
+    assert vote.finite == finite
+
+
+def test_a_ballot_comes_back_from_its_numbers() -> None:
+    vote = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0, 7.0])
+
+    assert Vote.from_list(vote.to_list()) == vote
+    assert Vote.length(2) == len(vote.to_list()) + 2
+
+
+def test_a_sum_of_ballots_has_each_number_in_its_place() -> None:
+    class Ballots:
+        """Of three members that all say the same."""
+
+        def sum(self, values: list[float]) -> list[float]:
+            return [3 * value for value in values]
+
+    ballot = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0], similarities=[0.5], behind=7.0, save=8.0)
+
+    assert ballot.reduce(cast(Any, Ballots())) == Vote(
+        3.0, 6.0, 9.0, 12.0, 15.0, [18.0], similarities=[0.5], behind=21.0, save=24.0
+    )

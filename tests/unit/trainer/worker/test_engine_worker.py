@@ -1,0 +1,404 @@
+"""Worker processes with the environment of a pod, against a channel that chooses layouts from their offers."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer.storage import latest, load_model
+from pipetransformer_contract.choose import Layout, OnPack, Packing
+from pipetransformer_contract.messages import Generation, Member, Ready, Report, ResizeReason
+from pipetransformer_contract.spec import TrainerSpec
+from tests.testkit.trainer.harness import Ran, run_job
+from tests.testkit.trainer.ledger_checker import check
+from tests.testkit.trainer.numerics import STAY_ALONE, TOLERANCE, layouts
+from tests.testkit.trainer.stub_channel import StubChannel
+from tests.testkit.trainer.workers import SPEC, Workers
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]:
+    on_pack, packing, *channel = getattr(request, "param", (OnPack.WIDEN, Packing.PAPER))
+    started = Workers(tmp_path, on_pack, packing, *channel or [StubChannel])
+    yield started
+    started.close()
+
+
+def test_a_job_packs_widens_and_leaves_a_model_even_while_the_operator_is_away(workers: Workers) -> None:
+    workers.start(SPEC)
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.layout_generation == 2 for report in channel.reports), 120)
+    channel.down.set()
+    run = Ran(workers.folder / "run")
+    assert channel.wait_for(lambda: len(run.steps) == 60, 120)
+    channel.down.clear()
+
+    assert workers.wait() == [0, 0]
+    assert channel.outcome == "Succeeded"
+    assert channel.reports[-1].step == 60
+    assert workers.termination(0)["outcome"] == "Succeeded"
+    assert layouts(run) == [(2, 1), (1, 2)]
+    assert check(run.run_dir, 1433, 4).clean
+    assert load_model(str(run.run_dir / "model")).num_layers == 4
+
+
+def test_a_run_that_diverges_fails_and_says_at_which_step(workers: Workers) -> None:
+    diverging = {"epochs": 4, "optimizer": {"name": "SGD", "learningRate": 1e30}, "maxSkippedSteps": 3}
+    workers.start(SPEC | {"training": diverging})
+
+    assert workers.wait() == [2, 2]
+    assert workers.channel.outcome == "Failed"
+    assert workers.channel.reports[-1].reason == "NonFinite"
+    for number in range(2):
+        message = workers.termination(number)["message"]
+        assert "4 steps in a row were not finite, 3 may be skipped; at step 4 it was the output of blocks.0" in message
+
+
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.MEASURED)], indirect=True)
+def test_a_job_packs_by_what_it_measured_and_learns_the_same(workers: Workers, tmp_path: Path) -> None:
+    """Three blocks on two stages wait for each other; on one they do not, and every worker has its own."""
+    training = {"epochs": 10, "globalBatchSize": 100, "precision": "Float64", "optimizer": {"name": "SGD"}}
+    spec = SPEC | {
+        "model": SPEC["model"] | {"numLayers": 3},
+        "training": training,
+        "freeze": {"policy": "Explicit", "boundaries": [{"step": 75, "boundary": 1}]},
+    }
+    workers.start(spec | {"pipeline": {"stages": 2, "packing": "Measured"}})
+
+    assert workers.wait() == [0, 0]
+    run = Ran(workers.folder / "run")
+    assert layouts(run) == [(2, 1), (1, 2)]
+    packed = next(report for report in workers.channel.reports if report.layout_generation == 2)
+    assert 5 <= packed.step < 75
+    assert check(run.run_dir, 1433, 10).clean
+    alone = run_job(TrainerSpec.model_validate(spec), STAY_ALONE, tmp_path / "alone")
+    assert [step["loss"] for step in run.steps] == pytest.approx([step["loss"] for step in alone.steps], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER)], indirect=True)
+def test_a_released_worker_waits_for_the_end_of_the_job_and_a_checkpoint_at_the_new_boundary_is_reported(
+    workers: Workers,
+) -> None:
+    location = str(workers.folder / "checkpoint")
+    workers.start(SPEC | {"checkpoint": {"location": location}})
+
+    assert workers.wait() == [0, 0]
+    assert workers.termination(1) == {"outcome": "Left", "reason": "Closed", "message": ""}
+    packed = [report for report in workers.channel.reports if report.layout_generation == 2]
+    assert packed
+    assert any(report.checkpoint is not None and report.checkpoint.boundary == report.boundary > 0 for report in packed)
+
+
+class Commanded(StubChannel):
+    """Publishes what a test says, whatever the leader offers."""
+
+    def report(self, report: Report) -> int:
+        with self._condition:
+            self.reports.append(report)
+            self._condition.notify_all()
+            return self.generations[-1].layout_generation
+
+
+def has_left(channel: StubChannel, generation: int) -> bool:
+    return any((beat.layout_generation, beat.waiting_after) == (generation, generation) for beat in channel.beats)
+
+
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Commanded)], indirect=True)
+def test_a_worker_that_left_waits_trains_again_where_a_generation_names_it_and_goes_as_soon_as_it_is_told(
+    workers: Workers,
+) -> None:
+    epochs = {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(SPEC | epochs | {"checkpoint": {"location": str(workers.folder / "checkpoint")}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    channel.publish(Layout(1, 1))
+    assert channel.wait_for(lambda: has_left(channel, 2), 60)
+    channel.publish(Layout(1, 2), of_all=True)
+    assert channel.wait_for(lambda: any(report.layout_generation == 3 for report in channel.reports), 60)
+    step = channel.reports[-1].step
+    assert channel.wait_for(lambda: channel.reports[-1].step > step, 60)
+    channel.publish(Layout(1, 1))
+    assert channel.wait_for(lambda: has_left(channel, 4), 60)
+    workers.signal(1)
+
+    assert workers.wait_for(1, seconds=3) == 0
+    assert workers.termination(1) == {"outcome": "Left", "reason": "Left", "message": ""}
+    assert not any(beat.lost_peers for beat in channel.beats)
+
+
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Commanded)], indirect=True)
+def test_a_worker_that_left_goes_also_where_it_is_told_in_a_collection_of_garbage(workers: Workers) -> None:
+    epochs = {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(SPEC | epochs | {"data": {"name": "tests.testkit.user_code.told_in_a_collection:load"}})
+    assert workers.channel.wait_for(lambda: any(report.step > 0 for report in workers.channel.reports), 120)
+
+    workers.channel.publish(Layout(1, 1))
+
+    assert workers.wait_for(1, seconds=60) == 0
+    assert workers.termination(1)["outcome"] == "Left"
+    assert "Exception ignored" in workers.log(1), "the signal came where nothing can be raised"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "message"),
+    [
+        ("no.such.module:data", "InvalidSpec", "spec.data.name: cannot import"),
+        ("tests.testkit.user_code.unreadable_data:load", "DataUnreadable", "spec.data: one of the samples 0"),
+    ],
+)
+def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(
+    workers: Workers, data: str, reason: str, message: str
+) -> None:
+    workers.start(SPEC | {"data": {"name": data}}, count=1)
+
+    assert workers.wait() == [2]
+    assert workers.termination(0)["reason"] == reason
+    assert message in workers.termination(0)["message"]
+    assert not workers.channel.generations
+    assert workers.log(0).count("Traceback (most recent call last)") == 1
+    assert ("unreadable_data.py" in workers.log(0)) == data.startswith("tests"), "it shows where"
+
+
+class Wide(StubChannel):
+    """Begins with two pipelines: neither needs the other to evaluate its part."""
+
+    def __init__(self, num_workers: int, _: Layout, *args: Any) -> None:
+        super().__init__(num_workers, Layout(1, 2), *args)
+
+
+def without_its_data(info: object) -> None:
+    sys.exit("DATA_DIR is not set")
+
+
+def test_what_the_users_code_exits_with_stands_in_the_log(workers: Workers) -> None:
+    model = {"name": f"{__name__}:without_its_data", "numLayers": 4}
+    workers.start(SPEC | {"model": model}, count=1)
+
+    assert workers.wait() == [1]
+    assert "DATA_DIR is not set" in workers.log(0)
+
+
+@pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Wide)], indirect=True)
+def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_round(workers: Workers) -> None:
+    long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(
+        long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}, "evaluation": {"everySteps": 1}}
+    )
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(1)
+
+    assert workers.wait_for(1) == 143
+    assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
+    left = latest(str(workers.folder / "checkpoint"))
+    assert left is not None and left.state["evaluated_step"] == left.step - 1, (
+        "it may be killed before it has evaluated"
+    )
+    assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
+    assert (channel.beats[-1].step, channel.beats[-1].lost_peers) == (left.step, ["job-w1"])
+    assert channel.beats[-1].because.startswith(f"generation 1 broke at step {left.step}: ")
+
+
+@pytest.mark.parametrize("unheard", [["job-w0"], ["job-w1"]])
+def test_workers_of_a_job_that_has_ended_leave_a_checkpoint_whoever_hears_of_it(
+    workers: Workers, unheard: list[str]
+) -> None:
+    long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
+    workers.start(long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    channel.end(unheard)
+
+    assert [workers.wait_for(number) for number in range(2)] == [0, 0]
+    for number in range(2):
+        assert workers.termination(number) == {"outcome": "Left", "reason": "Closed", "message": ""}
+    last = channel.reports[-1]
+    assert last.checkpoint is not None and last.checkpoint.step == last.step > 0
+
+
+def test_a_generation_is_not_waited_for_whose_member_has_left_with_the_job(workers: Workers) -> None:
+    workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(0, signal.SIGSTOP)
+    channel.publish(Layout(1, 2))
+    channel.end(unheard=["job-w0"])
+    assert channel.wait_for(lambda: "job-w1" in channel.told, 10)
+    workers.signal(0, signal.SIGCONT)
+    assert workers.wait_for(1) == 0
+    channel.end()
+
+    assert workers.wait_for(0) == 0
+    assert workers.termination(0)["reason"] == "Closed"
+
+
+def test_a_generation_of_more_pipelines_than_the_data_are_in_order_of_ends_the_job_in_clear_words(
+    workers: Workers,
+) -> None:
+    freeze = {"policy": "Explicit", "boundaries": [{"step": 5, "boundary": 3}]}
+    workers.start(SPEC | {"training": {"epochs": 9, "globalBatchSize": 1}, "freeze": freeze, "numShards": 1})
+
+    assert workers.wait_for(0, 100) == 2
+    report = workers.channel.reports[-1]
+    assert (report.reason, report.message) == ("InvalidSpec", workers.termination(0)["message"])
+    assert report.message == (
+        "spec.elasticPolicy.maxWorkers: 2 pipelines of 1 were asked for, but the data are in order of 1: upgrade the"
+        " operator, or set it to at most 1"
+    )
+    assert workers.wait_for(1) == 0
+
+
+class Growing(StubChannel):
+    """Shows a generation to the worker that is to join, and to its members once `shown` is set."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.shown = threading.Event()
+
+    def generation(self, worker: str, after: int, timeout: float) -> Generation | None:
+        found = super().generation(worker, after, timeout)
+        if found is not None and after > 0:
+            self.shown.wait(timeout)
+        return found
+
+    def grow(self) -> None:
+        with self._condition:
+            old = self.generations[-1]
+            joiner = Member(name="job-w2", uid="job-w2", address=self._ready["job-w2"])
+            wider = {"layout_generation": 2, "stages": 1, "pipelines": 3, "members": [*old.members, joiner]}
+            self.generations.append(old.model_copy(update=wider | {"reason": ResizeReason.CLAIM}))
+            self._condition.notify_all()
+
+
+@pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Growing)], indirect=True)
+def test_members_do_not_wait_for_a_joiner_that_came_first_and_left_with_the_job(workers: Workers) -> None:
+    long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}, "numShards": 3}
+    workers.start(long)
+    channel = workers.channel
+    assert isinstance(channel, Growing)
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+    workers.start(long, count=1)
+    assert channel.wait_for(lambda: "job-w2" in channel.waiting, 60)
+
+    before = len(channel.beats)
+    channel.grow()
+    assert channel.wait_for(
+        lambda: any((beat.layout_generation, beat.waiting_after) == (0, None) for beat in channel.beats[before:]), 20
+    )
+    channel.end(unheard=["job-w0", "job-w1"])
+    assert workers.wait_for(2) == 0
+    channel.shown.set()
+
+    assert [workers.wait_for(number) for number in range(2)] == [0, 0], "they hear of the end once that has failed"
+    assert workers.termination(0)["reason"] == "Closed"
+
+
+class Late(StubChannel):
+    """Acknowledges the leader's last report only once its heartbeat has heard of the end."""
+
+    def report(self, report: Report) -> int:
+        newest = super().report(report)
+        assert report.outcome is None or self.wait_for(lambda: "job-w0" in self.told, 20)
+        return newest
+
+
+@pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Late)], indirect=True)
+def test_a_leader_that_hears_of_the_end_before_its_report_is_acknowledged_has_finished(workers: Workers) -> None:
+    workers.start(SPEC | {"training": {"epochs": 1, "globalBatchSize": 100}})
+
+    assert workers.wait() == [0, 0]
+    assert [workers.termination(number)["outcome"] for number in range(2)] == ["Succeeded"] * 2
+
+
+def test_who_waits_for_a_worker_that_never_comes_leaves_when_the_job_has_ended(workers: Workers) -> None:
+    workers.start(SPEC, count=1)
+    channel = workers.channel
+    assert channel.wait_for(lambda: bool(channel.waiting), 120)
+    before = len(channel.beats)
+    channel.ready("job-w1", Ready(address="127.0.0.1:1"))
+    assert channel.wait_for(lambda: any(beat.waiting_after is None for beat in channel.beats[before:]), 60)
+
+    channel.end()
+
+    assert workers.wait_for(0) == 0
+    assert workers.termination(0)["reason"] == "Closed"
+
+
+def test_a_worker_that_waits_for_its_first_generation_goes_as_soon_as_it_is_told(workers: Workers) -> None:
+    workers.start(SPEC, count=1)
+    channel = workers.channel
+    assert channel.wait_for(lambda: bool(channel.waiting), 120)
+
+    workers.signal(0)
+
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"
+
+
+def test_a_worker_whose_peer_died_says_so_holds_its_state_and_goes_as_soon_as_it_is_told(workers: Workers) -> None:
+    workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(1, signal.SIGKILL)
+
+    assert channel.wait_for(lambda: channel.beats[-1].lost_peers == ["job-w1"], 60)
+    assert channel.beats[-1].step > 0
+
+    assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
+    workers.signal(0)
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"
+
+
+@pytest.mark.parametrize(
+    ("model", "end"),
+    [
+        ("breaks", {"reason": "DeviceFailed", "message": "AcceleratorError: CUDA error: uncorrectable ECC"}),
+        ("runs_short", {"reason": "OutOfMemory", "message": "OutOfMemoryError: CUDA out of memory", "stages": 2}),
+    ],
+)
+def test_a_worker_whose_accelerator_fails_ends_alone_and_says_how(
+    workers: Workers, model: str, end: dict[str, Any]
+) -> None:
+    model_spec = {"name": f"tests.testkit.user_code.broken_device:{model}", "numLayers": 4}
+    workers.start(SPEC | {"model": model_spec, "freeze": {"policy": "None"}})
+    channel = workers.channel
+
+    assert workers.wait_for(1) == 1
+    said = workers.termination(1)
+    message = said.pop("message")
+    assert message.startswith(f"forward of head failed: {end.pop('message')}")
+    assert said == {"outcome": "Failed"} | end
+    assert workers.log(1).count("    raise self.error\n") == 1, "it shows where, once"
+    assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
+    assert channel.beats[-1].step > 0
+    assert channel.outcome is None, "another may train in its place"
+    channel.end()
+    assert workers.wait_for(0) == 0
+
+
+def test_a_worker_that_is_told_to_stop_in_a_round_that_then_breaks_does_not_wait_for_the_next_generation(
+    workers: Workers,
+) -> None:
+    workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
+    channel = workers.channel
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+
+    workers.signal(1, signal.SIGSTOP)
+    workers.signal(0)
+    workers.signal(1, signal.SIGKILL)
+
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"

@@ -1,0 +1,1 @@
+"""What the leader tells to the user's code."""

@@ -1,0 +1,69 @@
+"""The model of the best evaluation, kept in `best/` beside the checkpoints until the job's end."""
+
+from torch import Tensor
+
+from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.errors import storing
+from pipetransformer.job.job import Job
+from pipetransformer.models import unit_name
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.state import WorkerState
+from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, save_unit
+
+
+def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
+    """Replace the model that is kept by the present one, for good once this returns. All members call this.
+
+    Raises:
+        StorageError: it cannot be written.
+        RuntimeError: a connection broke.
+    """
+    location, control = _location(job), state.control
+    info = CheckpointInfo(
+        step=control.step,
+        boundary=control.boundary,
+        layout_generation=control.lasting_generation(layout.number),
+        nonce=layout.generation.nonce,
+        num_layers=job.num_layers,
+    )
+
+    def save() -> None:
+        with storing(f"spec.checkpoint.location: {location}"):
+            for index in layout.span:
+                tensors = state.unit_tensors(index, with_moments=False)
+                save_unit(location, info, unit_name(index, job.num_layers), tensors)
+
+    def count() -> None:
+        with storing(f"spec.checkpoint.location: {location}"):
+            commit(location, info, keep=1)
+
+    barrier.pass_after(save if layout.pipeline == 0 else None, groups)
+    barrier.pass_after(count if layout.is_leader else None, groups)  # nobody notes it as the best before it counts
+
+
+def load_best(job: Job) -> dict[str, Tensor]:
+    """Parameters and buffers of the model that is kept, by whole-model name.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    location = _location(job)
+    with storing(f"spec.checkpoint.location: {location}"):
+        info = latest(location)
+        if info is None:
+            raise FileNotFoundError("no model is kept there")
+        tensors: dict[str, Tensor] = {}
+        for index in range(job.num_layers + 2):
+            tensors.update(load_unit(location, info, unit_name(index, job.num_layers)))
+    return tensors
+
+
+def best_location(checkpoints: str) -> str:
+    """Where the best model is kept, beside the checkpoints at this location."""
+    return f"{checkpoints.rstrip('/')}/best"
+
+
+def _location(job: Job) -> str:
+    assert job.spec.checkpoint is not None
+    return best_location(job.spec.checkpoint.location)

@@ -1,0 +1,403 @@
+"""When and how the workers of a generation make a checkpoint durable together, and load one at another size.
+
+Training goes on meanwhile. Between two rounds each worker of the first pipeline copies its stage to host memory, for
+which the others wait (a GPU's copies are only begun by then); a thread writes the copy. The vote of every round carries
+how many still write; once nobody does, a thread of the leader writes the marker, with which the checkpoint counts. One
+is written at a time: what was asked for meanwhile is written after it, as training stands then. A checkpoint that a
+regroup overtakes is given up, and the new generation begins its own.
+
+Where the spec does not say how often, the leader's clock does, by what the newest one has cost (`interval_seconds`).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from torch import Tensor
+
+from pipetransformer.device_copies import HostCopies
+from pipetransformer.elastic.regroup.transfer_plan import DurablePoint
+from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.errors import StorageError, storing
+from pipetransformer.hooks import Hooks
+from pipetransformer.job.checks import check_resumed
+from pipetransformer.job.job import Job
+from pipetransformer.models import unit_name
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.storage import CheckpointInfo, commit, find, latest, load_unit, newest_generation, save_unit
+from pipetransformer_contract.messages import DurableCheckpoint
+
+from .best_model import best_location
+from .prefetch import Prefetcher
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+#: Of the time, what training may stand still for checkpoints, and what the storage may be busy with them.
+LARGEST_SHARE = 0.01
+LARGEST_SHARE_OF_STORAGE = 0.1
+#: Seconds between checkpoints, whatever they cost: what a loss costs at most, where it is more than that by the shares.
+SHORTEST_INTERVAL = 60.0
+LONGEST_INTERVAL = 1800.0
+#: Between two attempts to leave a checkpoint that the storage does not take.
+_AGAIN_SECONDS = 2.0
+
+
+def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
+    """How long training goes on between two checkpoints that the spec does not ask for.
+
+    Args:
+        pause_seconds: for which training stood still for the newest.
+        writing_seconds: until the parts of all workers were written.
+    """
+    wanted = max(pause_seconds / LARGEST_SHARE, writing_seconds / LARGEST_SHARE_OF_STORAGE)
+    return min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, wanted))
+
+
+class Checkpointer:
+    """Saves and loads at the spec's location; without a location it does nothing and finds nothing.
+
+    All members call `want`, `begin` and `advance` alike, between rounds; only `writing` and `overdue` differ.
+
+    Args:
+        job: that trains.
+        hooks: which say whether this worker shall leave, and how long it may try to save its state.
+        clock: seconds that only grow.
+
+    Attributes:
+        why_unsaved: why the storage does not take the checkpoint that this worker is to leave; empty where it does.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        hooks: Hooks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = job
+        self._hooks = hooks or Hooks()
+        self._clock = clock
+        self.why_unsaved = ""
+        self._pause_seconds = self._writing_seconds = 0.0
+        self._begun_at = clock()
+        self._spec = job.spec.checkpoint
+        self._loading: CheckpointInfo | None = None
+        self._known: CheckpointInfo | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._wanted = False
+        #: The checkpoint that is being written, by all workers together, and this worker's part of it.
+        self._begun: CheckpointInfo | None = None
+        self._part: Future[None] | None = None
+        self._write: Callable[[], None] = _nothing
+        self._given_up = threading.Event()
+        #: On the leader: the checkpoint whose marker is being written.
+        self._marking: Future[CheckpointInfo] | None = None
+
+    def due(self, step: int, save: float) -> bool:
+        """Whether a checkpoint is due after `step` committed steps: by the spec, or by the clock that was voted on."""
+        if self._spec is None or self._spec.every_steps is None:
+            return save > 0
+        return step % self._spec.every_steps == 0
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a checkpoint is due by this worker's clock, where the spec does not say how often."""
+        if self._spec is None or self._spec.every_steps is not None or self._begun is not None:
+            return False
+        interval = interval_seconds(self._pause_seconds, self._writing_seconds)
+        return self._clock() >= self._begun_at + interval
+
+    @property
+    def writing(self) -> bool:
+        """Whether this worker's part of the checkpoint that was begun is not written yet.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        if self._part is not None and self._part.done():
+            try:
+                self._finished(self._part)
+            except StorageError:
+                if self._hooks.out_of_time() or not self._hooks.stop_requested():
+                    raise
+                return True  # this worker leaves, and tries again then
+            self._part = None
+            self._write = _nothing
+        return self._part is not None
+
+    def want(self) -> None:
+        """Ask for a checkpoint of the committed state, now or after the one that is being written."""
+        self._wanted = self._spec is not None
+
+    def begin(self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
+        """Copy the committed state and begin to write it, if that is wanted and nothing is being written.
+
+        Raises:
+            RuntimeError: a connection broke.
+        """
+        if self._spec is None or not self._wanted or self._begun is not None:
+            return
+        self._wanted = False
+        control = state.control
+        self._begun = CheckpointInfo(
+            step=control.step,
+            boundary=control.boundary,
+            layout_generation=control.lasting_generation(layout.number),
+            nonce=layout.generation.nonce,
+            num_layers=self._job.num_layers,
+            min_stages=self._job.min_stages(control.boundary),
+            num_shards=self._job.order.num_shards,
+            state=control.to_dict(),
+            run=self._job.identity,
+        )
+
+        host, self._begun_at = HostCopies(), self._clock()
+
+        def copy() -> dict[str, dict[str, Tensor]]:
+            return {
+                unit_name(index, self._job.num_layers): {
+                    name: host.copy(tensor) for name, tensor in state.unit_tensors(index, with_moments=True).items()
+                }
+                for index in layout.span
+            }
+
+        self._given_up = threading.Event()
+        copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
+        self._pause_seconds = self._clock() - self._begun_at
+        if copies is not None:
+            self._write = partial(_write, self._spec.location, self._begun, copies, host, self._given_up)
+            self._part = self._thread.submit(self._write)
+
+    def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
+        """Go on after a vote by which so many members still write. On the leader: a checkpoint that became durable.
+
+        Raises:
+            StorageError: the marker cannot be written.
+        """
+        if self._begun is not None and not writing:
+            self._writing_seconds = self._clock() - self._begun_at
+            if leads:
+                self._marking = self._mark(self._begun)
+            self._begun = None
+        if self._marking is None or not self._marking.done():
+            return None
+        marking, self._marking = self._marking, None
+        return self._marked(self._finished(marking))
+
+    def save_now(
+        self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
+    ) -> DurableCheckpoint | None:
+        """Write the committed state and return once it is durable; on the leader, what that is. All members call this.
+
+        What the storage does not take is written again until it does, the group breaks, or the time is over.
+
+        Raises:
+            StorageError: it cannot be written, and the time for it is over.
+            RuntimeError: a connection broke.
+        """
+        if self._spec is None:
+            return None
+        self.give_up()
+        self.want()
+        self.begin(state, layout, groups, barrier)
+        return self.complete(layout, groups, barrier, insist=True)
+
+    def complete(
+        self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, *, insist: bool = False
+    ) -> DurableCheckpoint | None:
+        """Wait for what is being written; on the leader, what of that became durable. All members call this. `insist`
+        as in `save_now`.
+
+        Raises:
+            StorageError: it cannot be written.
+            RuntimeError: a connection broke.
+        """
+        info, part, write = self._begun, self._part, self._write
+        self._begun, self._part, self._write = None, None, _nothing
+        patient = self._patience(self._given_up) if insist else (lambda: False)
+
+        def finish(part: Future[None]) -> None:
+            self._insist(part, lambda: self._thread.submit(write), patient)
+
+        def finish_marker(marking: Future[CheckpointInfo]) -> DurableCheckpoint:
+            return self._marked(self._insist(marking, lambda: marking if info is None else self._mark(info), patient))
+
+        barrier.pass_after(None if part is None else lambda: finish(part), groups)
+        if info is not None and layout.is_leader:
+            self._marking = self._mark(info)
+        marking, self._marking = self._marking, None
+        return barrier.pass_after(None if marking is None else lambda: finish_marker(marking), groups)
+
+    def _patience(self, given_up: threading.Event) -> Callable[[], bool]:
+        """Waits before another attempt; whether there is to be one."""
+        return lambda: not (self._hooks.out_of_time() or given_up.wait(_AGAIN_SECONDS))
+
+    def _insist(
+        self, first: Future[Result], again: Callable[[], Future[Result]], patient: Callable[[], bool]
+    ) -> Result:
+        """What a thread's work gave; it is done again while the storage does not take it and `patient` says so."""
+        future = first
+        while True:
+            try:
+                result = self._finished(future)
+            except StorageError as error:
+                self.why_unsaved = str(error)
+                if not patient():
+                    raise
+                logger.warning("the last checkpoint is written again: %s", error)
+                future = again()
+            else:
+                self.why_unsaved = ""
+                return result
+
+    def give_up(self) -> None:
+        """The generation is over: what it was writing does not count, and its files go with the next that does. What is
+        not written yet never is, so that the next has the storage for itself."""
+        self._given_up.set()
+        self._begun = self._part = self._marking = None
+        self._write = _nothing
+        self._wanted = False
+
+    def _mark(self, info: CheckpointInfo) -> Future[CheckpointInfo]:
+        assert self._spec is not None
+        location, keep = self._spec.location, self._spec.keep
+
+        def mark() -> CheckpointInfo:
+            commit(location, info, keep=keep)
+            return info
+
+        return self._thread.submit(mark)
+
+    def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
+        self._known = info
+        return describe(info, info.state["earlier_generations"])
+
+    def _finished(self, future: Future[Result]) -> Result:
+        """What a thread's work gave, waiting for it."""
+        assert self._spec is not None
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            return future.result()
+
+    def durable(self) -> DurablePoint | None:
+        """Where the newest checkpoint stands.
+
+        Raises:
+            SpecError: it is another run's.
+            StorageError: it cannot be read.
+        """
+        if self._spec is None:
+            return None
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            info = latest(self._spec.location)
+        if info is None:
+            return None
+        check_resumed(self._job.identity, info.run, self._spec.location)
+        return DurablePoint(info.step, info.boundary, info.folder)
+
+    def kept_step(self) -> int:
+        """Steps that the best model has been trained that is kept, where one is to be; 0 for none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if self._spec is None or not self._job.spec.evaluation.keep_best:
+            return 0
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            best = latest(best_location(self._spec.location))
+        return 0 if best is None else best.step
+
+    def newest_generation(self) -> int:
+        """The highest layout generation that has written here; 0 for none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if self._spec is None:
+            return 0
+        location = self._spec.location
+        with storing(f"spec.checkpoint.location: {location}"):
+            return max(newest_generation(location), newest_generation(best_location(location)))
+
+    def known(self, control: Control) -> DurableCheckpoint | None:
+        """The newest checkpoint that this worker has loaded or, as leader, made durable; the storage is not asked."""
+        return None if self._known is None else describe(self._known, control.earlier_generations)
+
+    def load_control(self, name: str) -> Control:
+        """Control state of the checkpoint that `durable` called so, without what was measured on the workers of that
+        time.
+
+        Raises:
+            LookupError: it has gone, since newer ones were kept.
+            StorageError: it cannot be read.
+        """
+        assert self._spec is not None
+        with storing(f"spec.checkpoint.location: {self._spec.location}"):
+            self._loading = find(self._spec.location, name)
+        if self._loading is None:
+            raise LookupError(f"{self._spec.location} no longer holds {name}")
+        self._known = self._loading
+        return replace(Control.from_dict(dict(self._loading.state)), costs=None)
+
+    def load_unit(self, index: int) -> dict[str, Tensor]:
+        """A unit's tensors, on the CPU, from the checkpoint of the last `load_control`.
+
+        Raises:
+            LookupError: the checkpoint has gone, since newer ones were kept.
+            StorageError: the unit is not there, or not whole.
+        """
+        assert self._spec is not None and self._loading is not None
+        location, info = self._spec.location, self._loading
+        with storing(f"spec.checkpoint.location: {location}: remove {info.folder} to do without it"):
+            try:
+                return load_unit(location, info, unit_name(index, self._job.num_layers))
+            except FileNotFoundError as error:
+                if latest(location) == info:
+                    raise
+                raise LookupError(f"{location} no longer holds {info.folder}") from error
+
+    def prefetcher(self) -> Prefetcher:
+        """What reads frozen units ahead."""
+        spec, num_layers = self._spec, self._job.num_layers
+
+        def load(info: CheckpointInfo, index: int) -> dict[str, Tensor]:
+            assert spec is not None
+            return load_unit(spec.location, info, unit_name(index, num_layers))
+
+        tied = {unit for tie in self._job.model.ties.all for unit, _ in tie.places}
+        return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
+
+
+def _nothing() -> None:
+    """What is written while no checkpoint is."""
+
+
+def _write(
+    location: str,
+    info: CheckpointInfo,
+    units: dict[str, dict[str, Tensor]],
+    host: HostCopies,
+    given_up: threading.Event,
+) -> None:
+    host.wait()
+    while units and not given_up.is_set():
+        unit = next(iter(units))
+        save_unit(location, info, unit, units[unit])
+        del units[unit]  # not before, because what fails may be tried again
+
+
+def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:
+    """A checkpoint's marker as the channel carries it; generation 0 stands for an earlier job's."""
+    return DurableCheckpoint(
+        step=info.step,
+        boundary=info.boundary,
+        min_stages=info.min_stages,
+        num_shards=info.num_shards,
+        layout_generation=max(0, info.layout_generation - earlier_generations),
+    )

@@ -1,0 +1,309 @@
+"""Generations where there is no operator: the leader chooses layouts for a fixed number of ranks.
+
+Rank 0 always leads. It hears its own reports, asks the contract's `choose` as the operator would, and writes each
+generation into the store that all ranks share. Ranks that a layout leaves over wait, since a later one may name them.
+"""
+
+import datetime
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from pipetransformer.elastic.transport.groups import Store
+from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, change
+from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
+
+#: Of the identity of every run in a fixed world; that of older releases, `fixed-world`, was everybody's.
+_FIXED = "fixed-"
+#: A follower looks so often: torch warns of each wait in its store that comes to nothing.
+_LOOK_SECONDS = 0.1
+#: What a rank needs to read how the run ended.
+_LEAVE = datetime.timedelta(seconds=10)
+_CLOSED = "closed"
+#: From a generation that was not committed to the next choice; doubled each time in a row, as the operator does.
+_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 60.0, 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks and where they meet.
+
+    Attributes:
+        store: shared by all ranks.
+        rank: of this process.
+        addresses: host:port of each rank's own store, by rank.
+    """
+
+    store: Store
+    rank: int
+    addresses: Sequence[str]
+
+    @classmethod
+    def meet(cls, store: Store, rank: int, size: int, address: str) -> "World":
+        """Tell every rank where this one's own store listens, and wait for theirs."""
+        store.set(f"address/{rank}", address)
+        return cls(store, rank, [store.get(f"address/{other}").decode() for other in range(size)])
+
+    def tell_end(self, end: Mapping[str, Any]) -> None:
+        """On rank 0: say how the run ended, JSON-able."""
+        self.store.set("end", json.dumps(end))
+
+    def end(self) -> dict[str, Any]:
+        """What rank 0 has told.
+
+        Raises:
+            DistError: it has gone without a word.
+        """
+        end: dict[str, Any] = json.loads(self.store.get("end"))
+        return end
+
+    def leave(self) -> None:
+        """Rank 0, whose process may hold the store, waits until all have come to this."""
+        self.store.set(f"left/{self.rank}", "")
+        if self.rank == 0:
+            with suppress(dist.DistStoreError):
+                self.store.wait([f"left/{other}" for other in range(len(self.addresses))], _LEAVE)
+
+    def member(self, rank: int) -> Member:
+        return Member(name=worker_name(rank), uid=worker_name(rank), address=self.addresses[rank])
+
+
+def run_uid(before: str) -> str:
+    """The identity of a run where there is no operator to give it one: that of the checkpoint that it goes on from, if
+    that was such a run's, else one that is drawn."""
+    return before if before.startswith(_FIXED) else f"{_FIXED}{secrets.token_hex(8)}"
+
+
+def worker_name(rank: int) -> str:
+    """Name of a rank in generations and in the record."""
+    return f"rank-{rank}"
+
+
+class Follower:
+    """The generations that the leader writes (`GenerationSource`). Reports of a follower are nobody's (`Reporter`).
+
+    A rank may have stood still while the leader gave up several: only the newest counts, wherever this rank is.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._lock = threading.Lock()
+        self._num_read = 0
+        self._newest: Generation | None = None
+        #: Why there will be no other generation.
+        self._ended = ""
+        self._stopped = threading.Event()
+
+    def next_generation(self, after: int) -> Generation:
+        own = self._world.member(self._world.rank)
+        while not self._stopped.is_set():
+            self._read()
+            newest = self._newest
+            if self._ended:
+                raise RendezvousClosedError(self._ended)
+            if newest is not None and newest.layout_generation > after and _names(newest, own):
+                return newest
+            self._stopped.wait(_LOOK_SECONDS)
+        raise RendezvousClosedError("the run has ended")
+
+    def newest(self) -> int:
+        """Number of the newest generation. The end of the run counts as one: it makes those before it void, too."""
+        self._read()
+        return (0 if self._newest is None else self._newest.layout_generation) + bool(self._ended)
+
+    def _read(self) -> None:
+        """Read all that the leader has written since. Training and watchdog do, in a thread each."""
+        store = self._world.store
+        with self._lock:
+            try:
+                while not self._ended and store.check([key := f"generation/{self._num_read}"]):
+                    content = store.get(key).decode()
+                    self._num_read += 1
+                    if content == _CLOSED:
+                        self._ended = "the run has ended"
+                    else:
+                        self._newest = Generation.model_validate_json(content)
+            except dist.DistError:
+                self._ended = "rank 0 has gone"
+
+    def close(self) -> None:
+        self._stopped.set()
+
+    def submit(self, report: Report, *, urgent: bool) -> None:
+        """Only leaders report."""
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return True
+
+
+class Chooser:
+    """On rank 0: takes the leader's reports (`Reporter`) and makes generations of them (`GenerationSource`).
+
+    Args:
+        world: all ranks.
+        bounds: limits of layouts.
+        packing: how to choose among them.
+        first: number of the first generation, above all that a resumed run has seen.
+        run_uid: the run's identity.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        bounds: Bounds,
+        packing: Packing,
+        *,
+        first: int,
+        run_uid: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._world = world
+        self._run_uid = run_uid
+        self._bounds = bounds
+        self._packing = packing
+        self._condition = threading.Condition()
+        self._generations: list[Generation] = []
+        self._closed = False
+        self._clock = clock
+        #: The newest generation that the leader has reported from, and the newest that it has come to.
+        self._present: Generation | None = None
+        self._come_to = 0
+        #: The newest that was not committed, how many in a row, and when to choose again.
+        self._failed: Generation | None = None
+        self._failures = 0
+        self._choose_at = 0.0
+        self._publish(bounds.initial, first, ResizeReason.START)
+
+    def next_generation(self, after: int) -> Generation:
+        """The newest generation above `after`. A leader that asks again has lost its group: the same layout meets
+        again."""
+        with self._condition:
+            if self._closed:
+                raise RendezvousClosedError("the run has ended")
+            if self._generations[-1].layout_generation <= after:
+                self._publish(_layout(self._generations[-1]), after + 1, ResizeReason.FAILURE)
+            return self._generations[-1]
+
+    def newest(self) -> int:
+        return self._generations[-1].layout_generation
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+            with suppress(dist.DistError):  # who hosts the store may have gone
+                self._tell_followers_of_end()
+
+    def submit(self, report: Report, *, urgent: bool) -> None:
+        with self._condition:
+            newest = self._generations[-1]
+            if report.outcome is not None:
+                self._tell_followers_of_end()
+            if report.outcome is not None or not self._may_choose(report):
+                return
+            assert self._present is not None
+            present = Present(_layout(self._present), report.step_seconds, report.remaining_steps)
+            best = change(
+                report.offers,
+                len(self._world.addresses),
+                replace(self._bounds, bytes_budget=report.bytes_budget),
+                on_pack=OnPack.WIDEN,
+                packing=self._packing,
+                present=present,
+            )
+            if best is not None:
+                reason = ResizeReason.BALANCE if best == present.layout else ResizeReason.PACK
+                self._publish(best, newest.layout_generation + 1, reason)
+                self._condition.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return True
+
+    def watched(self) -> "WatchedChooser":
+        """The same generations for a watcher, which waits for the next one instead of asking for it."""
+        return WatchedChooser(self)
+
+    def wait(self, after: int) -> Generation:
+        """Block until a generation above `after` exists.
+
+        Raises:
+            RendezvousClosedError: the run has ended.
+        """
+        with self._condition:
+            self._come_to = max(self._come_to, after)
+            self._condition.wait_for(lambda: self._closed or self._generations[-1].layout_generation > after)
+            if self._closed:
+                raise RendezvousClosedError("the run has ended")
+            return self._generations[-1]
+
+    def _may_choose(self, report: Report) -> bool:
+        """Whether the newest generation trains, or was not committed some time ago: the leader came to it, and reports
+        from the one before."""
+        newest, present = self._generations[-1], self._present
+        if report.layout_generation == newest.layout_generation:
+            if present is not newest:
+                self._present, self._failures = newest, 0
+            return True
+        if present is None or report.layout_generation != present.layout_generation:
+            return False
+        if self._come_to < newest.layout_generation:
+            return False
+        if self._failed is not newest:
+            wait = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**self._failures)
+            self._failed, self._failures, self._choose_at = newest, self._failures + 1, self._clock() + wait
+        return self._clock() >= self._choose_at
+
+    def _tell_followers_of_end(self) -> None:
+        self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
+
+    def _publish(self, layout: Layout, number: int, reason: ResizeReason) -> None:
+        before: list[Member] = []  # who may hold state: where the newest failed, those of the present one do
+        for generation in (self._present, *self._generations[-1:]):
+            before += [] if generation is None else [each for each in generation.members if each not in before]
+        members = [self._world.member(rank) for rank in range(layout.workers)]
+        generation = Generation(
+            job_uid=self._run_uid,
+            layout_generation=number,
+            stages=layout.stages,
+            pipelines=layout.pipelines,
+            members=members,
+            leavers=[member for member in before if member not in members],
+            leader=members[0].name,
+            nonce=secrets.token_hex(8),
+            reason=reason,
+        )
+        self._world.store.set(f"generation/{len(self._generations)}", generation.model_dump_json(by_alias=True))
+        self._generations.append(generation)
+
+
+class WatchedChooser:
+    """See `Chooser.watched`."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+
+    def next_generation(self, after: int) -> Generation:
+        return self._chooser.wait(after)
+
+    def newest(self) -> int:
+        return self._chooser.newest()
+
+    def close(self) -> None:
+        self._chooser.close()
+
+
+def _layout(generation: Generation) -> Layout:
+    return Layout(generation.stages, generation.pipelines)
+
+
+def _names(generation: Generation, member: Member) -> bool:
+    return member in [*generation.members, *generation.leavers]

@@ -1,0 +1,1 @@
+"""A regroup as a transaction: plan, transfer, vote, commit."""

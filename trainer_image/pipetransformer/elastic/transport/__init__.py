@@ -1,0 +1,1 @@
+"""Process groups, connections and the watchdog over them."""

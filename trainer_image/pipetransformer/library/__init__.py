@@ -1,0 +1,1 @@
+"""The library that scripts use: `train()`, runs without an operator, forecasts and predictions."""

@@ -1,0 +1,122 @@
+"""What a job's layouts would be like, without training it: the ground of `pipetransformer plan`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pipetransformer.data import Split, lengths_of, read_batch
+from pipetransformer.errors import SpecError
+from pipetransformer.freeze import Explicit, FreezeObservation, NoFreeze, PaperSchedule
+from pipetransformer.job.job import Job
+from pipetransformer.models import MicroBatchContext
+from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts
+from pipetransformer.pipeline.probe import Probe
+from pipetransformer.worker.process import choose_device
+from pipetransformer_contract.choose import Layout, Present
+from pipetransformer_contract.messages import Offer
+from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A job as its leader would see it, at any boundary.
+
+    Attributes:
+        job: loaded, its weights not built.
+        costs: of its units, as measured; None to assume that all blocks cost the same, so that times are only relative.
+    """
+
+    job: Job
+    costs: ModelCosts | None = None
+
+    @classmethod
+    def of(cls, spec: TrainerSpec, costs: ModelCosts | None = None) -> "Forecast":
+        """Loads the job.
+
+        Raises:
+            SpecError: what the user asked for cannot be trained, or only a script has it.
+        """
+        _check_named(spec)
+        return cls(Job.load(spec), costs)
+
+    def boundaries(self) -> list[tuple[int, int]] | None:
+        """(step, frozen blocks from there on) of each move of the boundary; None when gradients will decide."""
+        policy, total = self.job.policy, self.job.total_steps
+        if isinstance(policy, NoFreeze):
+            return []
+        if isinstance(policy, PaperSchedule):
+            instants: Sequence[int] = range(policy.instants.start, total, policy.instants.interval)
+        elif isinstance(policy, Explicit):
+            instants = [point.step for point in policy.points if point.step < total]
+        else:
+            return None
+        moves: list[tuple[int, int]] = []
+        boundary = 0
+        for step in instants:
+            observation = FreezeObservation(
+                step, self.job.order.epoch(step), boundary, self.job.num_layers, unit_gradient_norms=()
+            )
+            if (decided := policy.decide(observation)) != boundary:
+                boundary = decided
+                moves.append((step, boundary))
+        return moves
+
+    def cut(self, boundary: int, layout: Layout) -> Cut:
+        """How the trainer would cut a layout."""
+        costs = None if self.job.cuts_by_paper else self.costs
+        return self.job.cut(boundary, layout.stages, layout.pipelines, costs)
+
+    def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
+        """Of a step; without costs in forwards of one sample through one block."""
+        return self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
+
+    def present(self, boundary: int, cut: Cut, layout: Layout, remaining_steps: int | None) -> Present:
+        """What the leader would report of a layout in which it trains."""
+        seconds = self.job.choice_model(self.costs).step_seconds(boundary, cut, layout.pipelines)
+        return Present(layout, seconds, remaining_steps)
+
+    def offers(self, boundary: int) -> list[Offer]:
+        """What the leader would offer at this boundary before it has measured a pause; without costs pauses are left
+        out, because no time is known to compare them with."""
+        pause = 0.0 if self.costs is None else ASSUMED_PAUSE_SECONDS
+        return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause)
+
+
+def _check_named(spec: TrainerSpec) -> None:
+    for field, name in (
+        ("spec.model.name", spec.model.name),
+        ("spec.data.name", spec.data.name),
+        ("spec.freeze.policy", spec.freeze.policy),
+        ("spec.pipeline.schedule", spec.pipeline.schedule),
+    ):
+        if name in (SCRIPT, FreezePolicyName.SCRIPT, ScheduleName.SCRIPT):
+            raise SpecError(field, f"is {name}: a plan is made from the manifest alone, and only the script has this")
+
+
+def measure_here(job: Job) -> ModelCosts:
+    """What each unit costs on this machine's accelerator, else its CPU; what workers send each other costs nothing.
+
+    Raises:
+        ModelError: the model failed.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
+    """
+    device = choose_device()
+    built = job.build_units(range(job.num_layers + 2))
+    units = [built[index].to(device) for index in sorted(built)]
+    small = max(2, job.micro_batch_size // 4)
+    sizes = (small, max(2 * small, job.micro_batch_size))
+    split: Split = job.dataset.train
+    recompute = job.spec.training.activation_checkpointing
+    costs = []
+    for size in sizes:
+        ids = [index % len(split) for index in range(size)]
+        samples, labels = read_batch(split, ids, 0)
+        labels, weights = labels.to(device), torch.ones(size, dtype=job.dtype, device=device)
+        context = MicroBatchContext(0, tuple(ids), lengths_of(split, ids, device), job.autocast, recompute)
+
+        def loss(output: torch.Tensor, labels: torch.Tensor = labels, weights: torch.Tensor = weights) -> torch.Tensor:
+            return job.model.loss(output, labels, weights)[0]
+
+        costs.append(Probe(units, 0, loss, context, device).measure(samples.to(device)))
+    return ModelCosts(micro_batch_sizes=sizes, small=costs[0], large=costs[1])

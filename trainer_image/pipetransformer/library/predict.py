@@ -1,0 +1,191 @@
+"""Reads a finished model back: `load_model` in Python, `python -m pipetransformer.library.predict FOLDER` in a shell.
+
+The command prints one JSON line, `{"samples": 364, "accuracy": 0.97}`, about the held-out split. With `--inputs FILE`
+it prints a line for each sample instead: `{"class": 3, "label": "cat", "score": 0.98}`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipetransformer import storage
+from pipetransformer.data import Split, lengths_of, load_dataset
+from pipetransformer.errors import SpecError
+from pipetransformer.job.script_parts import ModelFunction
+from pipetransformer.models import MicroBatchContext, PipelineModel, import_huggingface, set_micro_batch
+from pipetransformer.models.metrics import accuracy_of
+from pipetransformer.storage import Kind, ModelConfig, load_config
+from pipetransformer_contract.spec import SCRIPT
+
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model says of some samples.
+
+    Attributes:
+        outputs: (samples, ..., classes) the head's outputs, such as logits.
+        classes: (samples, ...) number of the largest output.
+        scores: (samples, ...) its softmax among the outputs.
+        labels: name of each sample's class; empty where classes have no names, or a sample has many.
+    """
+
+    outputs: Tensor
+    classes: Tensor
+    scores: Tensor
+    labels: Sequence[str]
+
+
+class TrainedModel(nn.Module):
+    """A finished model that is not of transformers, in evaluation mode on the CPU.
+
+    Its parts are `embedding`, `blocks` and `head`, so `state_dict()` has the names of `model.safetensors`.
+
+    Attributes:
+        config: what `pipetransformer.json` says of it, such as `labels`, `dtype` and `input_shape`.
+    """
+
+    def __init__(self, model: PipelineModel, config: ModelConfig) -> None:
+        super().__init__()
+        self.embedding, self.blocks, self.head = model.embedding, nn.ModuleList(model.blocks), model.head
+        self.config = config
+        self.eval()
+
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """The head's outputs.
+
+        Args:
+            inputs: (samples, *input_shape), scaled as the training data were; floating ones are cast to the weights'
+                type.
+            lengths: (samples,) leading positions that are no padding; None where nothing is padded.
+        """
+        x = inputs.to(next(self.parameters()).dtype) if inputs.is_floating_point() else inputs
+        set_micro_batch(MicroBatchContext(0, range(len(x)), lengths))
+        for unit in (self.embedding, *self.blocks, self.head):
+            x = unit(x)
+        return x
+
+    def predict(self, inputs: Tensor, lengths: Tensor | None = None, *, batch_size: int = _BATCH) -> Prediction:
+        """Outputs, classes and their names, without gradients.
+
+        Args:
+            inputs: as `forward` takes them.
+            lengths: as `forward` takes them.
+            batch_size: samples of one forward.
+
+        Raises:
+            ValueError: inputs have another shape than the model's.
+        """
+        wanted = self.config.input_shape
+        if tuple(inputs.shape[1:]) != wanted and not self.config.vocab_size:  # tokens may be fewer
+            raise ValueError(f"inputs are {tuple(inputs.shape)}, not (samples, {', '.join(map(str, wanted))})")
+        with torch.no_grad():
+            parts = [
+                self(
+                    inputs[start : start + batch_size], None if lengths is None else lengths[start : start + batch_size]
+                )
+                for start in range(0, len(inputs), batch_size)
+            ]
+        return _prediction(torch.cat(parts), self.config.labels)
+
+
+def load_model(location: str | Path, *, model: ModelFunction | None = None) -> Any:
+    """The finished model of a folder, in evaluation mode on the CPU.
+
+    Args:
+        location: path or fsspec URL of the folder `model` that a run left.
+        model: the function that a program gave to `train`. It is needed only where the folder does not name it, as of a
+            lambda, or where its module cannot be imported here.
+
+    Returns:
+        For `huggingface` the model of transformers; otherwise a `TrainedModel`.
+
+    Raises:
+        FileNotFoundError: the folder holds no model.
+        SpecError: the network cannot be built here.
+        RuntimeError: weights and network do not fit.
+    """
+    folder = str(location)
+    config = load_config(folder)
+    if config.kind is not Kind.TRANSFORMERS:
+        return TrainedModel(storage.load_model(folder, model), config)
+    with storage.local_copy(folder) as files:
+        return import_huggingface().load_trained(config.model, files, dtype=config.torch_dtype)
+
+
+def accuracy(model: PipelineModel, split: Split) -> float:
+    """Share of the split's targets that the model gets right."""
+    metric = accuracy_of(model)
+    correct = weight = 0.0
+    with torch.no_grad():
+        for start in range(0, len(split), _BATCH):
+            ids = range(start, min(start + _BATCH, len(split)))
+            inputs, targets = split.batch(ids)
+            set_micro_batch(MicroBatchContext(0, ids, lengths_of(split, ids, inputs.device)))
+            for unit in model.units:
+                inputs = unit(inputs)
+            ones = torch.ones(len(targets))
+            right, of = metric(inputs, targets, ones)
+            correct += float(right)
+            weight += float(of)
+    return correct / weight
+
+
+def _prediction(outputs: Tensor, labels: Sequence[str]) -> Prediction:
+    scores, classes = outputs.softmax(dim=-1).max(dim=-1)
+    named = [labels[each] for each in classes.tolist()] if labels and classes.dim() == 1 else []
+    return Prediction(outputs, classes, scores, named)
+
+
+def _score(location: str, config: ModelConfig) -> dict[str, float]:
+    if config.data.name == SCRIPT:
+        raise SpecError("data", "the samples were those of a program: give inputs by --inputs, or score them there")
+    dataset = load_dataset(config.data, dtype=config.torch_dtype)
+    return {"samples": len(dataset.test), "accuracy": accuracy(storage.load_model(location), dataset.test)}
+
+
+def _predict(location: str, config: ModelConfig, file: str) -> list[dict[str, Any]]:
+    inputs = torch.from_numpy(np.load(file, allow_pickle=False))
+    model = load_model(location)
+    if config.kind is Kind.TRANSFORMERS:
+        floating = inputs.is_floating_point()
+        with torch.no_grad():
+            outputs = model(inputs.to(config.torch_dtype) if floating else inputs).logits
+        found = _prediction(outputs, config.labels)
+    else:
+        found = model.predict(inputs)
+    labels: Sequence[str | None] = found.labels or [None] * len(inputs)
+    return [
+        {"class": number, **({} if label is None else {"label": label}), "score": score}
+        for number, label, score in zip(found.classes.tolist(), labels, found.scores.tolist(), strict=True)
+    ]
+
+
+def main() -> None:
+    """Print JSON lines: how well the model does on the held-out split, or what it says of some inputs."""
+    parser = argparse.ArgumentParser(prog="pipetransformer.library.predict", description=__doc__)
+    parser.add_argument("model_dir", help="folder or fsspec URL that holds a finished model")
+    parser.add_argument("--inputs", help="a .npy file of inputs (samples, ...), scaled as the training data were")
+    arguments = parser.parse_args()
+    try:
+        config = load_config(arguments.model_dir)
+        if arguments.inputs is None:
+            print(json.dumps(_score(arguments.model_dir, config)))
+        else:
+            for line in _predict(arguments.model_dir, config, arguments.inputs):
+                print(json.dumps(line))
+    except (OSError, ValueError) as error:  # a SpecError is a ValueError
+        sys.exit(f"pipetransformer.library.predict: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Progress of a script's training: a line that is redrawn on a terminal, and one line a minute elsewhere.
+
+It goes to standard error, so that the script has its standard output for itself.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from pipetransformer.callbacks.callback import Callback
+from pipetransformer_contract.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+REDRAW_SECONDS = 0.1
+LINE_SECONDS = 60.0
+#: Back to the line's beginning, and the rest of the line cleared.
+_BEGIN, _CLEAR = "\r", "\x1b[K"
+
+
+class ProgressLine(Callback):
+    """See the module. What fails in it, such as a stream that is closed, is told once and stops no training.
+
+    Args:
+        stream: by default standard error, as it is when the first step is told.
+        clock: seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._layout: tuple[int, int] | None = None
+        self._text = ""
+        #: Of what was written last.
+        self._written, self._written_at = "", -float("inf")
+        self._failed = False
+        self._lock = threading.Lock()  # `close` comes from the thread that trains
+
+    def on_step(self, line: Mapping[str, Any]) -> None:
+        stages, pipelines = self._layout or (None, None)
+        progress = Progress(
+            step=line["step"] + 1,
+            total_steps=line["total_steps"],
+            seconds_left=line["seconds_left"],
+            loss=line["loss"],
+            held_out=line["held_out"],
+            stages=stages,
+            pipelines=pipelines,
+            frozen_layers=line["frozen_layers"],
+            num_layers=line["num_layers"],
+            samples_per_second=line["samples_per_second"],
+        )
+        self._text = progress.line()
+        self._show(REDRAW_SECONDS, LINE_SECONDS)
+
+    def on_generation(self, step: int, generation: int, stages: int, pipelines: int) -> None:
+        self._layout = stages, pipelines
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        self._show(0.0, 0.0)
+        self.close()
+
+    def close(self) -> None:
+        """What is written next begins on a line of its own."""
+        with self._lock:
+            if self._written and not self._failed and _is_terminal(self._stream):
+                self._write("\n")
+            self._failed = True  # what is told late would be written over what comes next
+
+    def _show(self, on_terminal: float, elsewhere: float) -> None:
+        """Writes the present line if the last was written at least so many seconds ago, and said something else."""
+        with self._lock:
+            self._stream = self._stream or sys.stderr
+            terminal = _is_terminal(self._stream)
+            since = self._clock() - self._written_at
+            if self._failed or self._text == self._written or since < (on_terminal if terminal else elsewhere):
+                return
+            self._written, self._written_at = self._text, self._clock()
+            if terminal:
+                self._write(f"{_BEGIN}{self._text[: shutil.get_terminal_size().columns - 1]}{_CLEAR}")
+            else:
+                self._write(f"{self._text}\n")
+
+    def _write(self, text: str) -> None:
+        try:
+            assert self._stream is not None
+            self._stream.write(text)
+            self._stream.flush()
+        except Exception as error:  # noqa: BLE001 - training is worth more than its progress
+            self._failed = True
+            logger.warning("progress is no longer shown: %s: %s", type(error).__name__, error)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # it is closed
+        return False

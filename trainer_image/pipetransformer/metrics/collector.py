@@ -1,0 +1,107 @@
+"""What a worker is right now, read from the trainer at each scrape: it costs the training nothing."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.state import Control
+
+from .names import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a worker stands.
+
+    Attributes:
+        control: what all workers know alike.
+        layout: of the generation that it is a member of; None between two.
+        num_layers: blocks of the model.
+        idle_share: of a step, by the step model; None where this worker does not lead.
+    """
+
+    control: Control
+    layout: StageLayout | None
+    num_layers: int
+    idle_share: float | None
+
+
+class PositionCollector(Collector):
+    """The worker's role; on the leader also what concerns the whole job, once; the accelerator's memory.
+
+    Args:
+        position: where the worker stands now; asked from another thread than the training's.
+        device: of the worker.
+    """
+
+    def __init__(self, position: Callable[[], Position], device: torch.device) -> None:
+        self._position = position
+        self._device = device
+
+    def collect(self) -> Iterator[Metric]:
+        """What there is to say now."""
+        here = self._position()
+        if here.layout is not None:
+            yield from _role(here.layout, here.num_layers)
+            if here.layout.is_leader:
+                yield from _job(here, here.layout)
+        if self._device.type == "cuda":
+            yield _accelerator_memory(self._device)
+
+
+def _role(layout: StageLayout, num_layers: int) -> Iterator[Metric]:
+    yield _gauge("stage", "Stage of this worker in its pipeline, from 0.", layout.stage)
+    yield _gauge("pipeline", "Pipeline of this worker, from 0.", layout.pipeline)
+    held = range(max(layout.span.start, 1), min(layout.span.stop, num_layers + 1))
+    yield _gauge("held_layers", "Blocks that this worker holds.", len(held))
+
+
+def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
+    control, last = here.control, here.control.last_step
+    for name, help_text, value in (
+        ("step", "Committed steps of the job; told by the leader.", control.step),
+        ("layout_generation", "Layout generation that trains; told by the leader.", layout.number),
+        ("stages", "Stages a pipeline (K); told by the leader.", layout.stages),
+        ("pipelines", "Pipelines, the data-parallel width (R); told by the leader.", layout.pipelines),
+        ("layers", "Blocks of the model; told by the leader.", here.num_layers),
+        ("frozen_layers", "Blocks that no longer train; told by the leader.", control.boundary),
+        ("loss", "Mean loss of the newest step, none if it was no number; told by the leader.", last.get("loss")),
+        (
+            "gradient_norm",
+            "Norm of the newest step's gradient, not clipped; told by the leader.",
+            last.get("gradient_norm"),
+        ),
+        ("learning_rate", "Learning rate of the newest step; told by the leader.", last.get("learning_rate")),
+        (
+            "bubble_ratio",
+            "Share of a step in which the pipeline leaves its stages idle, by the step model: from measured times with"
+            " packing Measured, else as if all blocks cost the same; told by the leader.",
+            here.idle_share,
+        ),
+    ):
+        if value is not None:
+            yield _gauge(name, help_text, value)
+
+
+def _accelerator_memory(device: torch.device) -> Metric:
+    family = GaugeMetricFamily(
+        f"{PREFIX}_accelerator_memory_bytes",
+        "Memory of this worker's accelerator, by kind: Allocated (in tensors), Reserved (by PyTorch), Peak (most that"
+        " was ever allocated).",
+        labels=("kind",),
+    )
+    for kind, value in (
+        ("Allocated", torch.cuda.memory_allocated(device)),
+        ("Reserved", torch.cuda.memory_reserved(device)),
+        ("Peak", torch.cuda.max_memory_allocated(device)),
+    ):
+        family.add_metric((kind,), value)
+    return family
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", help_text, value)

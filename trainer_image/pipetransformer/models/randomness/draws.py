@@ -1,0 +1,233 @@
+"""What a unit draws from the process's random state in code that no module tells of, such as `functional.dropout`.
+
+That state is one of each process, so such draws would follow the layout. In training the usual functions are keyed as
+dropout's modules are; whatever else draws is refused. A unit's first forward shows what it draws, and whether it
+changes the unit. One that draws nothing then runs as if this module were not there.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipetransformer.errors import SpecError
+from pipetransformer.models.context import current_micro_batch
+from pipetransformer.models.unchanged import watching
+
+from .dropout import keyed_dropout, keyed_uniform, watchers
+
+_ATTRIBUTE = "_pipetransformer_draws"
+#: Where units are run, also from torch's checkpoint, with the context of their micro-batch.
+_RUNS_UNITS = str(Path(__file__).with_name("run.py"))
+
+
+def key_draws(unit: nn.Module, name: str, *, seed: int, place: int) -> None:
+    """From now on `drawing` keys what the unit draws.
+
+    Args:
+        unit: one that nobody else's index has.
+        name: of the unit, for errors.
+        seed: of the job.
+        place: where it draws, unique in the model.
+    """
+    unit.__dict__[_ATTRIBUTE] = _Draws(name, seed, place)
+
+
+def drawing(unit: nn.Module, device: torch.device) -> AbstractContextManager[object]:
+    """In here the unit's forward may draw, on this device or the CPU.
+
+    Raises:
+        SpecError: on the way out; it has drawn what is not keyed, or changed a parameter or a buffer.
+    """
+    draws: _Draws | None = unit.__dict__.get(_ATTRIBUTE)
+    return nullcontext() if draws is None else draws.around(unit, device)
+
+
+@dataclass
+class _Draws:
+    """Of a unit, in training and out of it: `known` says whether it draws."""
+
+    name: str
+    seed: int
+    place: int
+    known: dict[bool, bool] = field(default_factory=dict)
+
+    def around(self, unit: nn.Module, device: torch.device) -> AbstractContextManager[object]:
+        known = self.known.get(unit.training)
+        if known is None:
+            return self._first(unit, device)
+        return _Keyed(self.seed, self.place) if known else nullcontext()
+
+    @contextmanager
+    def _first(self, unit: nn.Module, device: torch.device) -> Iterator[None]:
+        keyed, training = _Keyed(self.seed, self.place), unit.training
+        begins = current_micro_batch().step == 0  # of the job
+        # Not out of training: layers of torch's that know a quicker way do not take it under such a mode.
+        watchers.append(self._refuse_checkpoint)
+        try:
+            with (
+                watching(unit, self.name, exactly=begins),
+                _Watch(device) as watch,
+                keyed if training else nullcontext(),
+            ):
+                yield
+        finally:
+            watchers.remove(self._refuse_checkpoint)
+        if watch.drawn:
+            words = f"{self.name} draws random numbers by {watch.drawn}"
+            if training:
+                raise SpecError(
+                    "spec.model",
+                    f"{words}, which would depend on the layout: draw by nn.Dropout, functional.dropout, "
+                    "scaled_dot_product_attention, torch.rand or bernoulli_, for samples first, or a KeyedDropout",
+                )
+            raise SpecError(
+                "spec.model",
+                f"{words} also where it does not train, as frozen or evaluated: draw only if self.training, as by "
+                "functional.dropout(x, p, self.training)",
+            )
+        self.known[training] = keyed.drew
+
+    def _refuse_checkpoint(self) -> None:
+        """Refuses a draw in what the unit's own code computes again in the backward, when other samples are current."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
+            if frame.f_code.co_filename == checkpoint.__file__:
+                raise SpecError(
+                    "spec.model",
+                    f"{self.name} draws random numbers within torch.utils.checkpoint, which would draw others when it "
+                    "computes again: run its code without checkpoint, and set training.activationCheckpointing",
+                )
+            frame = frame.f_back
+
+
+class _Keyed(TorchFunctionMode):
+    """In place of torch's functions that draw, those below."""
+
+    def __init__(self, seed: int, place: int) -> None:
+        super().__init__()
+        self._randomness = {"seed": seed, "place": place}
+        self.drew = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        ours, kwargs = _OURS.get(func), kwargs or {}
+        if ours is not None and kwargs.get("generator") is None and kwargs.get("out") is None:
+            output = ours(self._randomness, *args, **kwargs)
+            if output is not None:
+                self.drew = True
+                return output
+        return func(*args, **kwargs)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operation that moves the process's random state; in this thread, since callbacks may draw."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self.drawn = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self.drawn or torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        before = self._state()
+        output = func(*args, **(kwargs or {}))  # attention has the tag even if it drops nothing
+        if not torch.equal(before, self._state()):
+            self.drawn = str(func)
+        return output
+
+    def _state(self) -> Tensor:
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return torch.cat(states)
+
+
+# As torch's, after the randomness; None where nothing is drawn, or not in a way that is known here.
+
+
+def _dropout(
+    randomness: dict[str, int], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
+    if not training or not 0 < p <= 1:
+        return None
+    dropped = keyed_dropout(input, p, **randomness)
+    return input.copy_(dropped) if inplace else dropped
+
+
+def _torch_dropout(randomness: dict[str, int], input: Tensor, p: float, train: bool) -> Tensor | None:
+    return _dropout(randomness, input, p, train)
+
+
+def _attention(
+    randomness: dict[str, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    if dropout_p == 0.0:
+        return None
+    if enable_gqa:
+        shared = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(shared, dim=-3), value.repeat_interleave(shared, dim=-3)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return keyed_dropout(scores.softmax(dim=-1), dropout_p, **randomness) @ value
+
+
+def _rand(randomness: dict[str, int], *size: Any, **how: Any) -> Tensor:
+    return _fill(torch.empty(*size, **how), randomness)
+
+
+def _rand_like(randomness: dict[str, int], input: Tensor, **how: Any) -> Tensor:
+    return _fill(torch.empty_like(input, **how), randomness)
+
+
+def _bernoulli_(randomness: dict[str, int], self: Tensor, p: float | Tensor = 0.5, **_: object) -> Tensor:
+    return self.copy_(keyed_uniform(self.shape, torch.float32, self.device, **randomness) < p)
+
+
+def _bernoulli(randomness: dict[str, int], input: Tensor, p: float | None = None, **_: object) -> Tensor:
+    uniform = keyed_uniform(input.shape, torch.float32, input.device, **randomness)
+    return (uniform < (input if p is None else p)).to(input.dtype)
+
+
+def _fill(empty: Tensor, randomness: dict[str, int]) -> Tensor:
+    with torch.no_grad():
+        return empty.copy_(keyed_uniform(empty.shape, empty.dtype, empty.device, **randomness))
+
+
+_OURS: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+    functional.dropout: _dropout,
+    torch.dropout: _torch_dropout,
+    functional.scaled_dot_product_attention: _attention,
+    torch.rand: _rand,
+    torch.rand_like: _rand_like,
+    torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
+    Tensor.bernoulli_: _bernoulli_,
+}

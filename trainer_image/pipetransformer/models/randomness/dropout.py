@@ -1,0 +1,109 @@
+"""Dropout whose mask belongs to the sample and not to the process.
+
+A mask is drawn from (seed, step, sample, place), so a run that moves layers and samples between workers drops what
+one that stays drops, and no random state has to be carried.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.models.context import current_micro_batch
+
+#: SplitMix64's constants as signed 64-bit integers.
+_STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
+
+#: Binary digits of a number below 1 that a type holds, where they are less than of float32.
+_DIGITS = {torch.bfloat16: 8, torch.float16: 11}
+
+#: Told before anything is drawn.
+watchers: list[Callable[[], None]] = []
+
+
+class SamplesFirstError(ValueError):
+    """What is dropped does not have samples first."""
+
+
+def key(*parts: int) -> int:
+    """A 63-bit seed that depends on every part."""
+    digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
+    """Zeroes elements of `x` with probability `p` and scales the rest by 1/(1-p), by a mask for each sample.
+
+    `place` is unique in the model. The step and the samples come from the micro-batch's context; a place that draws
+    several times in one forward gets other masks each time.
+
+    Args:
+        x: (micro-batch, ...) or (micro-batch x n, ...), the n rows of a sample together, such as its windows.
+        p: of dropping an element.
+        seed: of the job.
+        place: see above.
+
+    Raises:
+        SamplesFirstError: `x` is of another shape, such as (positions, micro-batch, ...); that of a micro-batch which
+            divides the positions looks like (micro-batch x n, ...), so `warm_up` tries another.
+    """
+    keys = _keys(x.shape, "dropout", seed=seed, place=place)
+    if p == 1.0:
+        return x * 0.0  # as torch: there is no rest to scale
+    bits = _random_bits(torch.tensor(keys, device=x.device), x.numel() // len(keys)).reshape(x.shape)
+    return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
+
+
+def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *, seed: int, place: int) -> Tensor:
+    """Numbers from [0, 1) of the type, drawn as the masks of `keyed_dropout` are, for the same shapes."""
+    keys = _keys(shape, "random numbers", seed=seed, place=place)
+    bits = _random_bits(torch.tensor(keys, device=device), shape.numel() // len(keys)).reshape(shape)
+    digits = _DIGITS.get(dtype, 24)
+    return ((bits >> (32 - digits)) & ((1 << digits) - 1)).to(dtype) * 2.0**-digits
+
+
+def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
+    """For each sample of the micro-batch."""
+    for tell in watchers:
+        tell()
+    context = current_micro_batch()
+    samples = len(context.sample_ids)
+    if not shape or shape[0] % samples:
+        raise SamplesFirstError(
+            f"{what} of {tuple(shape)} in a micro-batch of {samples} samples, which come first: give it "
+            f"({samples}, ...), as with batch_first=True, or ({samples} x n, ...)"
+        )
+    draw = context.draws.get(place, 0)
+    context.draws[place] = draw + 1
+    return [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
+
+
+def _random_bits(keys: Tensor, count: int) -> Tensor:
+    """(len(keys), count) of all 32-bit integers: halves of what SplitMix64 gives from each key (Steele, Lea and Flood,
+    2014).
+
+    In integer arithmetic that wraps around, so every device draws the same, all at once.
+    """
+    z = torch.arange(1, -(-count // 2) + 1, device=keys.device).mul_(_STRIDE) + keys.unsqueeze(1)
+    for shift, factor in _MIX:
+        z ^= (z >> shift) & ((1 << (64 - shift)) - 1)  # a logical shift: the type is signed
+        z *= factor
+    z ^= (z >> 31) & ((1 << 33) - 1)
+    return z.view(torch.int32)[:, :count]
+
+
+class KeyedDropout(nn.Module):
+    """`keyed_dropout` in training, nothing in evaluation."""
+
+    def __init__(self, p: float, *, seed: int, place: int) -> None:
+        super().__init__()
+        self.p = p
+        self.seed = seed
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        return keyed_dropout(x, self.p, seed=self.seed, place=self.place)

@@ -1,0 +1,35 @@
+"""Which of torch's pipeline schedules a job runs."""
+
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from pipetransformer.errors import SpecError
+from pipetransformer_contract.spec import ScheduleName
+
+#: A schedule with one stage a worker, such as torch's `Schedule1F1B`.
+ScheduleClass = type[PipelineScheduleSingle]
+
+
+def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> ScheduleClass:
+    """The schedule that a spec names; `own` for `Script`.
+
+    Raises:
+        SpecError: `own` is no schedule with one stage a worker (the others lose gradients beside frozen layers).
+    """
+    match name:
+        case ScheduleName.GPIPE:
+            return ScheduleGPipe
+        case ScheduleName.ONE_FORWARD_ONE_BACKWARD:
+            return Schedule1F1B
+        case ScheduleName.SCRIPT:
+            if not isinstance(own, type) or not issubclass(own, PipelineScheduleSingle):
+                raise SpecError(
+                    "schedule", f"{own!r} is no subclass of torch.distributed.pipelining's PipelineScheduleSingle"
+                )
+            return own
+
+
+def one_forward_one_backward(schedule: ScheduleClass) -> bool:
+    """Whether a schedule's steps are predicted as 1F1B's. Those of others are as GPipe's, which keeps every micro-batch
+    until its backward: no order needs more memory."""
+    return issubclass(schedule, Schedule1F1B)

@@ -1,0 +1,142 @@
+"""Times single units on one micro-batch, between rounds.
+
+A probe and not hooks in the training itself: it also times what the present boundary never runs (each unit as the first
+that trains), at sizes that the present layout never uses, and costs nothing in the rounds.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.errors import RunningModel
+from pipetransformer.models import MicroBatchContext, run_unit, set_micro_batch
+from pipetransformer.partition import UnitCost
+
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measures the units of a stage. Every time is a median over passes through all of them, after a first one to warm
+    up: what disturbs the machine for a moment falls on one pass and not on one unit.
+
+    Attributes:
+        units: as they train, on the device.
+        num_frozen: how many of them, from the first, run without a graph: only their forward is measured.
+        finish: from the last unit's output to the loss, on a last stage.
+        context: of the micro-batch.
+    """
+
+    units: Sequence[nn.Module]
+    num_frozen: int
+    finish: Callable[[Tensor], Tensor] | None
+    context: MicroBatchContext
+    device: torch.device
+
+    def measure(self, x: Tensor) -> list[UnitCost]:
+        """Cost of each unit, `x` being the input of the first; leaves no trace in units, gradients or random state.
+
+        Raises:
+            ModelError: a unit failed.
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
+        """
+        saved = [_SavedBytes(unit) for unit in self.units]
+        with RunningModel("measuring"), self._without_trace():  # each on a copy, which the first unit may change
+            self._pass(x.clone(), to_input=True, saved=saved)
+            passes = [self._pass(x.clone(), to_input=True) for _ in range(_REPEATS)]
+            first = self._pass(x.clone(), to_input=False)
+        forward, backward = (
+            [statistics.median(times) for times in zip(*laps, strict=True)] for laps in zip(*passes, strict=True)
+        )
+        return [
+            UnitCost(f, b, min(w, b), kept.total)
+            for f, b, w, kept in zip(forward, backward, first[1], saved, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def _without_trace(self) -> Iterator[None]:
+        """Puts back buffers and the random state, which forwards may change; gradients never reach the parameters."""
+        before = [(buffer, buffer.clone()) for unit in self.units for buffer in unit.buffers()]
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
+
+    def _pass(
+        self, x: Tensor, *, to_input: bool, saved: Sequence["_SavedBytes"] = ()
+    ) -> tuple[list[float], list[float]]:
+        """Seconds of each unit's forward, and of its backward to its weights and, if asked for, its input."""
+        forwards, backwards = [], []
+        for index, unit in enumerate(self.units):
+            trains = index >= self.num_frozen
+            x = x.detach().requires_grad_(to_input and trains and x.is_floating_point())
+            wanted = [tensor for tensor in (x, *unit.parameters()) if tensor.requires_grad] if trains else []
+            watch = _Stopwatch(self.device)
+            set_micro_batch(self.context)
+            with torch.set_grad_enabled(trains), saved[index] if saved else contextlib.nullcontext():
+                if saved and trains:
+                    saved[index].keep(x)
+                watch.mark()
+                x = run_unit(unit, x)
+                last = self.finish is not None and index == len(self.units) - 1
+                result = self.finish(x) if self.finish and last else x
+                watch.mark()
+                if wanted and result.requires_grad:
+                    torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
+                watch.mark()
+            forward, backward = watch.laps()
+            forwards.append(forward)
+            backwards.append(backward if trains else 0.0)
+        return forwards, backwards
+
+
+class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that a forward keeps for its backward, without the unit's parameters."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        super().__init__(self.keep, lambda tensor: tensor)
+        self._own = {parameter.untyped_storage().data_ptr() for parameter in unit.parameters()}
+        self._kept: dict[int, int] = {}
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Count a tensor's memory, once."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self._kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def total(self) -> int:
+        return sum(self._kept.values())
+
+
+class _Stopwatch:
+    """Marks in the work of a device: events of the present stream on CUDA, the wall clock on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._events.append(event)
+        else:
+            self._times.append(time.perf_counter())
+
+    def laps(self) -> list[float]:
+        """Seconds from each mark to the next."""
+        if self._cuda:
+            self._events[-1].synchronize()
+            return [a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:], strict=False)]
+        return [b - a for a, b in zip(self._times, self._times[1:], strict=False)]

@@ -1,0 +1,1 @@
+"""What is committed: layout, control state, worker state, optimizer."""

@@ -1,0 +1,127 @@
+"""The optimizer as a function of whole-model parameter names, so that its state can move between workers by name.
+
+The moments live in one mapping from parameter name to tensors, which the trainer owns and the torch optimizer fills in
+place: after a regroup or a freeze the optimizer is made again and finds its state there. A frozen parameter is not in
+the optimizer at all, since decay and momentum would move it even with a zero gradient.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.errors import SpecError
+from pipetransformer.models import PipelineModel
+from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShape, Optimizer, OptimizerName
+
+from .packed_parameters import STEP_COUNT, Pack
+
+#: Optimizer state by whole-model parameter name, then by the optimizer's own key such as `exp_avg`.
+Moments = dict[str, dict[str, Tensor]]
+
+
+def make_optimizer(
+    spec: Optimizer,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    moments: Moments,
+    no_decay: Collection[str] = (),
+    packs: Sequence[Pack] = (),
+) -> torch.optim.Optimizer | None:
+    """An optimizer of these named parameters that reads and writes `moments`; None when there are no parameters.
+
+    Weight decay leaves alone the parameters that `no_decay` names. Those of each of `packs` are stepped as one tensor,
+    which their data and moments move into; all of a pack began to train at the same step.
+    """
+    packed = {name for pack in packs for name in pack.parameters}
+    named: list[tuple[str, nn.Parameter]] = []
+    states: dict[Tensor, dict[str, Tensor]] = {}
+    for name, parameter in parameters:
+        state = moments.setdefault(name, {})
+        if name not in packed:
+            named.append((name, parameter))
+            states[parameter] = state
+        elif not state:
+            state |= {
+                key: torch.zeros(shape, dtype=dtype, device=None if key == STEP_COUNT else parameter.device)
+                for key, (shape, dtype) in moment_shapes(spec, parameter).items()
+            }
+    for pack in packs:
+        whole = pack.join()
+        named.append((next(iter(pack.parameters)), whole))
+        states[whole] = pack.join_moments(moments)
+    if not named:
+        return None
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for name, parameter in named if name not in no_decay]},
+        {"params": [parameter for name, parameter in named if name in no_decay], "weight_decay": 0.0},
+    ]
+    trained = [group for group in groups if group["params"]]
+    optimizer: torch.optim.Optimizer
+    if spec.name is OptimizerName.ADAMW:
+        optimizer = torch.optim.AdamW(
+            trained,
+            lr=spec.learning_rate,
+            betas=(spec.beta1, spec.beta2),
+            eps=spec.epsilon,
+            weight_decay=spec.weight_decay,
+        )
+    else:
+        optimizer = torch.optim.SGD(
+            trained, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+        )
+    optimizer.state.update(states)
+    return optimizer
+
+
+def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozenset[str]:
+    """Whole-model names that match a pattern of `noDecay`, with those of the parameters that are tied to them.
+
+    Raises:
+        SpecError: a pattern matches nothing.
+    """
+    names = [
+        (index, name, f"{model.unit_name(index)}.{name}")
+        for index, unit in enumerate(model.units)
+        for name, _ in unit.named_parameters()
+    ]
+    found = set()
+    for pattern in patterns:
+        matches = [(index, name, full) for index, name, full in names if fnmatchcase(full, pattern)]
+        if not matches:
+            raise SpecError(
+                "spec.training.optimizer.noDecay", f"{pattern!r} matches no parameter; one is {names[-1][2]}"
+            )
+        for index, name, full in matches:
+            tie = model.ties.find(index, name)
+            copies = () if tie is None else tie.places
+            found |= {full, *(f"{model.unit_name(unit)}.{copy}" for unit, copy in copies)}
+    return frozenset(found)
+
+
+def moment_shapes(spec: Optimizer, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of each entry of a parameter's state once it has been stepped."""
+    like = (parameter.shape, parameter.dtype)
+    if spec.name is OptimizerName.ADAMW:
+        return {STEP_COUNT: (torch.Size(), torch.float32), "exp_avg": like, "exp_avg_sq": like}
+    return {"momentum_buffer": like} if spec.momentum else {}
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the rate of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def learning_rate(spec: Optimizer, schedule: LearningRateSchedule, step: int, total_steps: int) -> float:
+    """The learning rate of step `step` (from 0): linear warm-up, then by shape to zero after the last step."""
+    if step < schedule.warmup_steps:
+        return spec.learning_rate * (step + 1) / schedule.warmup_steps
+    if schedule.shape is LearningRateShape.CONSTANT:
+        return spec.learning_rate
+    progress = (step - schedule.warmup_steps) / max(1, total_steps - schedule.warmup_steps)
+    if schedule.shape is LearningRateShape.LINEAR:
+        return spec.learning_rate * (1 - progress)
+    return spec.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))

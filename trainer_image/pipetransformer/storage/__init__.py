@@ -1,0 +1,22 @@
+"""State that outlives every worker: checkpoints by unit, and the finished model."""
+
+from .files import Folder
+from .model_folder import Kind, ModelConfig, load_config, load_model, local_copy, write_model
+from .store import CheckpointInfo, commit, find, latest, load_unit, newest_generation, save_unit
+
+__all__ = [
+    "CheckpointInfo",
+    "Folder",
+    "Kind",
+    "ModelConfig",
+    "commit",
+    "find",
+    "latest",
+    "load_config",
+    "load_model",
+    "load_unit",
+    "local_copy",
+    "newest_generation",
+    "save_unit",
+    "write_model",
+]

@@ -1,0 +1,228 @@
+"""The finished model, beside a description from which the network can be built again.
+
+Our own networks and imported ones are one file of weights by whole-model name; a model of transformers is the folder
+that its `from_pretrained` reads, with the tokenizer or image processor that made its inputs.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from pipetransformer.data import DataInfo, Processor, Task
+from pipetransformer.errors import SpecError
+from pipetransformer.models import OwnModel, PipelineModel, build_model, import_huggingface
+from pipetransformer.user_code import import_function
+from pipetransformer_contract.spec import Data, Model, Precision
+
+from .files import Folder
+from .store import from_bytes, to_bytes
+
+WEIGHTS = "model.safetensors"
+CONFIG = "pipetransformer.json"
+
+
+class Kind(StrEnum):
+    """Where the network comes from."""
+
+    VIT = "vit"  #: ours, sized by the spec
+    TRANSFORMERS = "transformers"  #: a class of transformers: `from_pretrained` reads the folder
+    FUNCTION = "function"  #: `module:function`, which the spec names
+    SCRIPT = "script"  #: a function that a program gave to `train`
+
+
+class ModelConfig(BaseModel):
+    """What `pipetransformer.json` says.
+
+    Attributes:
+        made_by: name and version of the package that wrote the folder.
+        kind: where the network comes from.
+        model_class: name of the class, of transformers or of the `PipelineModel`.
+        function: what builds the network, as `module:function`; empty where it has no such place, as a lambda.
+        model: of the job's spec.
+        data: of the job's spec.
+        steps: that were committed when these were the weights.
+        precision: of training.
+        dtype: of the weights in the folder, such as `float32`.
+        input_shape: of one input, without the batch.
+        input_dtype: of an input, such as `int64` for tokens.
+        num_classes: of each target; 0 where nobody said it.
+        vocab_size: number of token ids, 0 where the inputs are no tokens.
+        task: what a target is, None where nobody said it.
+        labels: names of the classes, in their order; empty where they have none.
+    """
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    made_by: str
+    kind: Kind
+    model_class: str
+    function: str
+    model: Model
+    data: Data
+    steps: int
+    precision: Precision
+    dtype: str
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    num_classes: int
+    vocab_size: int
+    task: Task | None
+    labels: tuple[str, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return _dtype(self.dtype)
+
+    @property
+    def torch_input_dtype(self) -> torch.dtype:
+        """Of an input."""
+        return _dtype(self.input_dtype)
+
+    @property
+    def info(self) -> DataInfo:
+        return DataInfo(self.input_shape, self.num_classes, self.vocab_size, labels=self.labels)
+
+
+def write_model(
+    location: str,
+    tensors: Mapping[str, Tensor],
+    *,
+    config: ModelConfig,
+    info: DataInfo,
+    processor: Processor | None = None,
+) -> None:
+    """Write the weights and, after them, `pipetransformer.json` into a folder (a path or an fsspec URL).
+
+    Args:
+        location: the folder, made if needed.
+        tensors: parameters and buffers by whole-model name, such as `blocks.3.attn.qkv.weight`.
+        config: what they are.
+        info: of the training data.
+        processor: what made the inputs.
+    """
+    folder = Folder(location)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        if config.kind is Kind.TRANSFORMERS:
+            huggingface = import_huggingface()
+            huggingface.save_pretrained(config.model, info, tensors, scratch, dtype=config.torch_dtype)
+            if processor is None and config.model.path:
+                huggingface.keep_processor(config.model.path, scratch)
+        else:
+            (scratch / WEIGHTS).write_bytes(to_bytes(tensors, {"format": "pt"}))
+        if processor is not None:
+            processor.save_pretrained(str(scratch))
+        for file in sorted(file for file in scratch.iterdir() if file.is_file()):
+            folder.write(file.name, file.read_bytes())
+    folder.write(CONFIG, json.dumps(_described(config), indent=2).encode())
+
+
+def _described(config: ModelConfig) -> dict[str, object]:
+    """Without the sizes of our `vit` where the network is another."""
+    said = config.model_dump(mode="json")
+    only = None if config.kind is Kind.VIT else {"name", "path", "architecture", "num_layers", "options"}
+    said["model"] = config.model.model_dump(mode="json", by_alias=True, include=only)
+    said["data"] = config.data.to_wire()
+    return said
+
+
+def load_config(location: str) -> ModelConfig:
+    """The description of a model folder.
+
+    Raises:
+        FileNotFoundError: the folder holds no model.
+    """
+    folder = Folder(location)
+    try:
+        return ModelConfig.model_validate_json(folder.read(CONFIG))
+    except FileNotFoundError as error:
+        below = " but a folder `model`, which may be meant" if folder.exists("model") else ""
+        message = f"{location} holds no finished model: there is no {CONFIG}{below}"
+        raise FileNotFoundError(message) from error
+
+
+def load_model(location: str, model: Callable[[], PipelineModel | Sequence[nn.Module]] | None = None) -> PipelineModel:
+    """The trained model as units, in evaluation mode on the CPU.
+
+    Args:
+        location: the folder.
+        model: builds the network where a program did, in place of the function that the folder names.
+
+    Raises:
+        FileNotFoundError: the folder holds no model.
+        SpecError: the network cannot be built here.
+        RuntimeError: weights and network do not fit.
+    """
+    config = load_config(location)
+    if config.kind is Kind.TRANSFORMERS:
+        with local_copy(location) as folder:
+            built: PipelineModel = import_huggingface().load_pretrained(
+                config.model, config.info, folder, dtype=config.torch_dtype
+            )
+    else:
+        built = _built(config, model)
+        weights = from_bytes(Folder(location).read(WEIGHTS))
+        for index, unit in enumerate(built.units):
+            prefix = built.unit_name(index) + "."
+            own = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
+            unit.load_state_dict(own)
+    for unit in built.units:
+        unit.eval()
+    return built
+
+
+@contextmanager
+def local_copy(location: str) -> Iterator[Path]:
+    """The folder's files where transformers can read them: itself, or a copy of what is behind a URL."""
+    if Path(location).is_dir():
+        yield Path(location)
+        return
+    folder = Folder(location)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in folder.names():
+            (Path(scratch) / name).write_bytes(folder.read(name))
+        yield Path(scratch)
+
+
+def _built(config: ModelConfig, function: Callable[[], PipelineModel | Sequence[nn.Module]] | None) -> PipelineModel:
+    if config.kind is not Kind.SCRIPT:
+        return build_model(config.model, config.info, seed=0, dtype=config.torch_dtype)
+    sample = torch.zeros(1, *config.input_shape, dtype=config.torch_input_dtype)
+    own = OwnModel(function or _function_of(config), sample, seed=0, dtype=config.torch_dtype)
+    model = own.shape()
+    return model.with_units(own.build_units(range(model.num_layers + 2)))
+
+
+def _function_of(config: ModelConfig) -> Callable[[], PipelineModel | Sequence[nn.Module]]:
+    """What built the network, from the running program or from a module that can be imported.
+
+    Raises:
+        SpecError: the folder names none, or it cannot be imported here.
+    """
+    how = "give the function that builds the network: load_model(folder, model=...)"
+    if not config.function:
+        raise SpecError("model", f"was built by a function that has no name to import it by: {how}")
+    module, _, name = config.function.partition(":")
+    main = sys.modules["__main__"]
+    if Path(getattr(main, "__file__", None) or "").stem == module and callable(getattr(main, name, None)):
+        found: Callable[[], PipelineModel | Sequence[nn.Module]] = getattr(main, name)
+        return found
+    try:
+        return import_function(config.function, field="model")
+    except SpecError as error:
+        raise SpecError("model", f"{error}: {how}") from error
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found

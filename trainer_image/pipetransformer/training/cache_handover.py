@@ -1,0 +1,78 @@
+"""A worker's cache through the generations of its job: what it did in each step, and who gets its entries when others
+use their samples."""
+
+import datetime
+import logging
+from pathlib import Path
+
+from pipetransformer.elastic.transport.groups import Store
+from pipetransformer.job.job import Job
+from pipetransformer.job.make_cache import make_cache
+from pipetransformer.metrics import Meter
+from pipetransformer.record import CacheLog
+from pipetransformer.state.layout import StageLayout
+
+logger = logging.getLogger(__name__)
+
+#: A leaver keeps its accelerator no longer than this to save others a computation.
+_HANDOVER_TIMEOUT = datetime.timedelta(seconds=10)
+
+
+class WorkerCache:
+    """Does nothing where the job has no cache.
+
+    Attributes:
+        activations: for the runner of a first stage; None where there is no cache.
+    """
+
+    def __init__(self, job: Job, worker: str, run_dir: Path, meter: Meter) -> None:
+        self._job = job
+        self._meter = meter
+        self._log = CacheLog(run_dir, worker)
+        self.activations = make_cache(job, worker)
+
+    def listen(self, layout: StageLayout, store: Store, address: str) -> None:
+        """As the first worker of a pipeline, take entries of its samples at `address`, and tell the others where."""
+        listens_at = "" if self.activations is None else self.activations.listen(address)
+        store.set(f"cache/{layout.pipeline}", listens_at)
+
+    def note(self, step: int, layout: StageLayout) -> None:
+        """Log what it did for a step that was just committed."""
+        counts = self.activations.take_counts() if self.activations is not None else {}
+        if counts:
+            self._meter.cached(counts)
+            self._log.append(
+                step=step,
+                epoch=self._job.order.epoch(step),
+                layout_generation=layout.number,
+                pipelines=layout.pipelines,
+                counts=counts,
+            )
+
+    def hand_over(self, layout: StageLayout, store: Store) -> None:
+        """Send entries to the pipelines that use their samples now; all of these listen already."""
+        self._send(layout.pipelines, layout.pipeline if layout.is_first else None, store)
+
+    def leave(self, pipelines: int, store: Store) -> None:
+        """As a leaver, hand over everything; nobody waits for it, and it does not take long."""
+        if self.activations is None:
+            return
+        try:
+            store.wait([f"cache/{pipeline}" for pipeline in range(pipelines)], _HANDOVER_TIMEOUT)
+            self._send(pipelines, None, store)
+        except RuntimeError as error:
+            logger.warning("cached activations are lost: %s", error)
+        self.activations.wait_until_handed_over(_HANDOVER_TIMEOUT.total_seconds())
+
+    def close(self) -> None:
+        """Delete everything."""
+        if self.activations is not None:
+            self.activations.close()
+
+    def _send(self, pipelines: int, own: int | None, store: Store) -> None:
+        if self.activations is None:
+            return
+        users = self._job.users(pipelines)
+        self.activations.hand_over(
+            lambda key: users(key.split, key.sample), own, lambda pipeline: store.get(f"cache/{pipeline}").decode()
+        )

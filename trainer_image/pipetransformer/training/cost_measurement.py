@@ -1,0 +1,112 @@
+"""Makes what the units cost known to all workers alike: each measures the units that it holds, one all-reduce does the
+rest.
+
+It happens between rounds, when the control state says so, and its result is part of the control state: the next cut
+uses the same numbers wherever it is computed. Of several workers that hold a unit the slowest counts, since a step
+waits for it.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.data import Split
+from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.partition import ModelCosts, UnitCost
+from pipetransformer.pipeline import StageRunner
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.state import Control
+
+#: Steps before the first measurement: allocators and thread pools are warm by then.
+_WARM_UP_STEPS = 2
+#: What a measurement may take of the time until the next one.
+LARGEST_SHARE = 0.01
+#: Of device memory, what the model may plan with: the rest is the context, the allocator's loss and buffers.
+_USABLE_MEMORY = 0.85
+_LINK_BYTES = 1 << 20
+_LINK_REPEATS = 3
+
+
+def measurement_due(control: Control) -> bool:
+    """Whether it is time, by the control state alone: early in a job, and after each change of the boundary."""
+    before = control.costs
+    if before is None:
+        return control.step >= _WARM_UP_STEPS
+    return bool(before["boundary"] != control.boundary and control.step >= before["not_before"])
+
+
+def measure_costs(
+    runner: StageRunner,
+    layout: StageLayout,
+    groups: GenerationGroups,
+    split: Split,
+    control: Control,
+    round_seconds: float,
+) -> ModelCosts:
+    """What all units cost now; all members call this between two rounds, the last of which took `round_seconds`.
+
+    What is not run now (the backward of frozen units) keeps the cost that it had before.
+    """
+    started = time.perf_counter()
+    small = max(2, layout.micro_batch_size // 4)
+    sizes = (small, max(2 * small, layout.micro_batch_size))
+    num_units = layout.spans[-1].stop
+    seen = torch.zeros(2, num_units, len(UnitCost._fields), dtype=torch.float64)
+    for row, size in zip(seen, sizes, strict=True):
+        row[layout.span.start : layout.span.stop] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
+    rounds_taken = (time.perf_counter() - started) / round_seconds
+    usable = _usable_bytes(runner.spec.device)
+    workers = torch.tensor([_seconds_per_byte(groups, runner.spec.device), -usable, rounds_taken], dtype=torch.float64)
+    flat = torch.cat([seen.flatten(), workers])
+    dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=groups.world)
+    *numbers, seconds_per_byte, negative_usable, rounds_taken = flat.tolist()
+    rows = torch.tensor(numbers, dtype=torch.float64).view_as(seen).tolist()
+    measured = ModelCosts(
+        micro_batch_sizes=sizes,
+        small=[UnitCost(*unit) for unit in rows[0]],
+        large=[UnitCost(*unit) for unit in rows[1]],
+        seconds_per_byte=seconds_per_byte,
+        worker_bytes=round(-negative_usable) if negative_usable > float("-inf") else None,
+        step=control.step,
+        boundary=control.boundary,
+        not_before=control.step + math.ceil(rounds_taken / LARGEST_SHARE),
+    )
+    return measured if control.costs is None else _filled(measured, ModelCosts.model_validate(control.costs))
+
+
+def _filled(measured: ModelCosts, before: ModelCosts) -> ModelCosts:
+    """`measured`, its gaps filled from `before`."""
+
+    def fill(new: Sequence[UnitCost], size: int) -> list[UnitCost]:
+        old = before.at(size)
+        return [UnitCost(*(a or b for a, b in zip(*units, strict=True))) for units in zip(new, old, strict=True)]
+
+    small, large = measured.micro_batch_sizes
+    return measured.model_copy(update={"small": fill(measured.small, small), "large": fill(measured.large, large)})
+
+
+def _usable_bytes(device: torch.device) -> float:
+    if device.type != "cuda":
+        return float("inf")
+    return _USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
+
+
+def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:
+    """Time that a byte takes from one worker to another, from all-reduces in a ring; 0 where there is no other."""
+    group = max((groups.data_parallel, groups.pipeline), key=lambda one: one.size() if one else 0)
+    if group is None or group.size() == 1:
+        return 0.0
+    data = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device=device)
+    seconds = []
+    for _ in range(_LINK_REPEATS + 1):
+        started = time.perf_counter()
+        dist.all_reduce(data, group=group)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    sent = 2 * (group.size() - 1) / group.size() * _LINK_BYTES
+    return statistics.median(seconds[1:]) / sent

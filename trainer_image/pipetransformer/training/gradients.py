@@ -1,0 +1,113 @@
+"""The gradients of all that a worker trains: one buffer, of which each parameter's gradient is a view.
+
+What is done to gradients at every step (zero, norm, scale, sum over replicas) is then done to a few large tensors, not
+to hundreds of small ones. Lives as long as the worker holds these units and its boundary stands, which may be longer
+than the group it trained in: a step that was voted for can still be committed.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.models import unit_name
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.packed_parameters import Pack, packing_order
+from pipetransformer.state.state import WorkerState
+
+
+class Gradients:
+    """Empty until `clear`. A parameter that several units share is left out: its copies have gradients of their own.
+
+    Attributes:
+        parameters: those of each unit that train and that no other unit shares, the last unit first, as a backward
+            reaches them.
+        packs: those of them that an optimizer may step as one.
+        of_unit: (elements,) each unit's part of the buffer, in the same order; the parts lie side by side.
+    """
+
+    def __init__(self, state: WorkerState, layout: StageLayout, no_decay: Collection[str] = ()) -> None:
+        self._no_decay = no_decay
+        groups = {index: _own_parameters(state, index, no_decay) for index in reversed(layout.span)}
+        self.parameters = {
+            index: [parameter for group in some for parameter in group.values()] for index, some in groups.items()
+        }
+        self._shared = _shared_parameters(state, layout.span)
+        trained = [parameter for parameters in self.parameters.values() for parameter in parameters]
+        sizes = [parameter.numel() for parameter in trained]
+        for parameter in trained:
+            parameter.grad = None  # an older buffer's view goes before this one comes
+        self._flat = trained[0].new_empty(sum(sizes)) if trained else torch.empty(0, dtype=torch.float32)
+        self._views = [
+            (parameter, part.view_as(parameter))
+            for parameter, part in zip(trained, torch.split(self._flat, sizes), strict=True)
+        ]
+        packable = [group for some in groups.values() for group in some]
+        parts = torch.split(self._flat, [sum(parameter.numel() for parameter in group.values()) for group in packable])
+        self.packs = [Pack(group, part) for group, part in zip(packable, parts, strict=True) if len(group) > 1]
+        units = [sum(parameter.numel() for parameter in parameters) for parameters in self.parameters.values()]
+        self.of_unit = dict(zip(self.parameters, torch.split(self._flat, units), strict=True))
+
+    @property
+    def device(self) -> torch.device:
+        """Of the buffer."""
+        return self._flat.device
+
+    def serve(self, state: WorkerState, layout: StageLayout) -> bool:
+        """Whether what `state` trains in `layout` is just what these are of."""
+        held = [*(parameter for some in self.parameters.values() for parameter in some), *self._shared]
+        trained = [
+            parameter
+            for index in reversed(layout.span)
+            for group in _own_parameters(state, index, self._no_decay)
+            for parameter in group.values()
+        ]
+        trained += _shared_parameters(state, layout.span)
+        return [id(parameter) for parameter in held] == [id(parameter) for parameter in trained]
+
+    def clear(self) -> None:
+        """Before a round."""
+        self._flat.zero_()
+        for parameter, view in self._views:
+            if parameter.grad is not view:  # at first, and when somebody has taken it off
+                parameter.grad = view
+        for parameter in self._shared:
+            parameter.grad = None
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients, those of shared parameters too."""
+        self._flat.mul_(factor)
+        for parameter in self._shared:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def square_norms(self) -> dict[int, float]:
+        """Of each unit's part. Waits for the device once."""
+        norms = torch.stack(torch._foreach_norm(list(self.of_unit.values())))
+        return {index: norm * norm for index, norm in zip(self.of_unit, norms.tolist(), strict=True)}
+
+    def joined(self, units: list[int]) -> Tensor:
+        """The parts of these units, which follow each other in `of_unit`, as one tensor that shares their memory."""
+        parts = [self.of_unit[index] for index in units]
+        start = parts[0].storage_offset()
+        return self._flat[start : start + sum(part.numel() for part in parts)]
+
+
+def _own_parameters(state: WorkerState, index: int, no_decay: Collection[str]) -> list[dict[str, nn.Parameter]]:
+    """By whole-model name, those together that may be packed."""
+    prefix = unit_name(index, state.num_layers)
+    own = {
+        f"{prefix}.{name}": parameter
+        for name, parameter in state.units[index].named_parameters()
+        if parameter.requires_grad and state.ties.find(index, name) is None
+    }
+    return [{name: own[name] for name in names} for names in packing_order(own, no_decay)]
+
+
+def _shared_parameters(state: WorkerState, span: range) -> list[nn.Parameter]:
+    return [
+        parameter
+        for tie in state.ties.all
+        for unit, name in tie.places
+        if unit in span and (parameter := state.units[unit].get_parameter(name)).requires_grad
+    ]

@@ -1,0 +1,54 @@
+"""Where a step that was skipped began to be no number."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
+from pipetransformer.job.job import Job
+from pipetransformer.models import unit_name
+from pipetransformer.state.state import Control
+
+from .membership import Membership
+from .vote import Vote
+
+
+class Beginning(NamedTuple):
+    """What was no number first: the loss, or the output or gradient of a unit."""
+
+    what: str
+    unit: str = ""
+
+    def __str__(self) -> str:
+        return f"the {self.what} of {self.unit}" if self.unit else f"the {self.what}"
+
+
+#: A batch without any has no mean loss.
+NO_TARGETS = Beginning("mean loss of no targets")
+
+
+def find_beginning(job: Job, control: Control, vote: Vote, member: Membership, watchdog: Watchdog) -> Beginning:
+    """Where the newest step, which was skipped, began to be no number; the same on all members, who all call this.
+
+    A loss that is no number makes none of any gradient, so only a forward tells: the step's is done again.
+
+    Raises:
+        RuntimeError: a connection broke.
+        ModelError: the model failed.
+        DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
+    """
+    if not vote.weight > 0:
+        return NO_TARGETS
+    if math.isfinite(vote.loss_sum):
+        unit = vote.non_finite_unit
+        assert unit is not None
+        return Beginning("gradient", unit_name(unit, job.num_layers))
+    layout, step = member.layout, control.step - 1
+    micro_batches = job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
+    with watchdog.timing("search", member.groups.connections, ROUND):
+        own = member.runner.first_non_finite(step, micro_batches, job.dataset.train)
+        first = torch.tensor(math.inf if own is None else own, dtype=torch.float64)
+        dist.all_reduce(first, op=dist.ReduceOp.MIN, group=member.world)
+    return Beginning("output", unit_name(int(first), job.num_layers)) if first.isfinite() else Beginning("loss")

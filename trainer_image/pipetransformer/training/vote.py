@@ -1,0 +1,98 @@
+"""The one collective between rounds: all ballots of the world, a few float64 each, summed alike by every worker.
+
+Everything that follows a round (commit, clipping, skipping, freezing, regroup) is a pure function of these sums.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pipetransformer.elastic.transport.exchange import Exchange
+
+
+@dataclass
+class Vote:
+    """One worker's ballot before the reduction; the same sums on all workers after it.
+
+    Attributes:
+        saw_next: members that know of a newer generation.
+        leaving: members that were told to stop.
+        writing: members whose part of a checkpoint is not written yet.
+        loss_sum: weighted sum of the losses of all samples; only last stages contribute.
+        weight: sum of the weights of all samples; only last stages contribute.
+        square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
+        similarities: what a freeze policy asked for; the same on all.
+        behind: members whose callbacks are told too late; only the leader has some to tell.
+        save: members by whose clock a checkpoint is due; only the leader looks at its own.
+    """
+
+    saw_next: float = 0.0
+    leaving: float = 0.0
+    writing: float = 0.0
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    square_norms: list[float] = field(default_factory=list)
+    similarities: list[float] = field(default_factory=list)
+    behind: float = 0.0
+    save: float = 0.0
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are numbers: there is no mean loss of a batch without any target."""
+        return self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
+
+    @property
+    def non_finite_unit(self) -> int | None:
+        """The unit in whose backward a gradient became no number, None where all are numbers.
+
+        A backward hands it down, so of the lowest units that have it, it is the highest. Units without parameters that
+        train tell nothing; one far above may have it by a parameter that it shares with a low one.
+        """
+        found = None
+        for unit, square in enumerate(self.square_norms):
+            if not math.isfinite(square):
+                found = unit
+            elif square > 0 and found is not None:
+                break
+        return found
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the round."""
+        return self.loss_sum / self.weight
+
+    @property
+    def gradient_norm(self) -> float:
+        """Global norm of the mean gradient."""
+        return math.sqrt(math.fsum(self.square_norms)) / self.weight
+
+    @property
+    def unit_norms(self) -> list[float]:
+        """Norm of the mean gradient of each unit."""
+        return [math.sqrt(square) / self.weight for square in self.square_norms]
+
+    def gradient_scale(self, max_norm: float | None) -> float:
+        """What the summed gradients are multiplied by: one division by the weight, and clipping by the global norm."""
+        scale = 1.0 / self.weight
+        if max_norm is not None and self.gradient_norm > max_norm:
+            scale *= max_norm / self.gradient_norm
+        return scale
+
+    def to_list(self) -> list[float]:
+        """All that a commit depends on: `similarities`, `behind` and `save` only matter for what follows it."""
+        return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
+
+    @classmethod
+    def from_list(cls, values: Sequence[float]) -> "Vote":
+        saw_next, leaving, writing, loss_sum, weight, *square_norms = values
+        return cls(saw_next, leaving, writing, loss_sum, weight, square_norms)
+
+    def reduce(self, ballots: Exchange) -> "Vote":
+        """The sums over all members; they have `similarities` in common before."""
+        *sums, behind, save = ballots.sum([*self.to_list(), self.behind, self.save])
+        return replace(Vote.from_list(sums), similarities=self.similarities, behind=behind, save=save)
+
+    @staticmethod
+    def length(units: int) -> int:
+        """Numbers of a ballot on a model of so many units."""
+        return len(Vote(square_norms=[0.0] * units).to_list()) + 2

@@ -1,0 +1,66 @@
+"""Under a torchrun agent that holds the rendezvous, a worker process lives for one generation.
+
+The agent's handler leaves the generation in the environment of the process that it starts. When a newer one is
+published the agent stops that process and starts another, which goes on from the last checkpoint.
+"""
+
+import datetime
+import os
+import threading
+
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo
+
+from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, GenerationSource
+from pipetransformer.elastic.generations.watcher import GenerationWatcher
+from pipetransformer.elastic.transport.groups import TCPStore
+from pipetransformer_contract.messages import Generation
+
+#: JSON of the generation that the agent has met.
+GENERATION = "PIPETRANSFORMER_AGENT_GENERATION"
+
+
+class AgentRendezvousHandler(GenerationRendezvousHandler):
+    """The agent's side. It notices newer generations by itself, since no trainer lives in its process."""
+
+    def __init__(
+        self, worker: str, own_store: TCPStore, source: GenerationSource, *, timeout: datetime.timedelta
+    ) -> None:
+        super().__init__(worker, own_store, source, timeout=timeout)
+        self._watcher = GenerationWatcher(source)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        info = super().next_rendezvous()
+        assert self.generation is not None
+        os.environ[GENERATION] = self.generation.model_dump_json(by_alias=True)
+        self._watcher.watch(self.current)
+        return info
+
+    def num_nodes_waiting(self) -> int:
+        return int(self._watcher.found(self.current) is not None)
+
+
+class OneGeneration:
+    """The agent's generation (`GenerationSource`). What comes after it comes to another process."""
+
+    def __init__(self, generation: Generation) -> None:
+        # The agents have used their nonce's keys in the store that these processes share with them.
+        self._generation = generation.model_copy(update={"nonce": f"{generation.nonce}-processes"})
+        self._stopped = threading.Event()
+
+    @classmethod
+    def from_environment(cls) -> "OneGeneration | None":
+        """None where no agent of ours has started this process."""
+        content = os.environ.get(GENERATION)
+        return None if content is None else cls(Generation.model_validate_json(content))
+
+    def next_generation(self, after: int) -> Generation:
+        if after < self._generation.layout_generation:
+            return self._generation
+        self._stopped.wait()
+        raise RendezvousClosedError("the agent starts the next generation in a new process")
+
+    def newest(self) -> int:
+        return self._generation.layout_generation
+
+    def close(self) -> None:
+        self._stopped.set()

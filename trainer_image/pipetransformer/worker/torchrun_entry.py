@@ -1,0 +1,36 @@
+"""Entry point `torchrun.handlers`: `torchrun --rdzv-backend=pipetransformer` takes its generations from the channel.
+
+torch loads this while it imports its own rendezvous package, so nothing here may import that package before it is
+called.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+
+_JOIN_TIMEOUT_SECONDS = 600
+
+
+def handler_creator() -> "Callable[[RendezvousParameters], RendezvousHandler]":
+    """What the entry point names: torch calls this once and registers what it returns."""
+    return create_handler
+
+
+def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
+    """The handler of the worker that the `PIPETRANSFORMER_*` environment describes; `join_timeout` is in seconds."""
+    import datetime
+
+    from pipetransformer.elastic.generations.channel_source import ChannelSource
+    from pipetransformer.elastic.generations.rendezvous import host_store
+
+    from .process import WorkerIdentity
+    from .torchrun_agent import AgentRendezvousHandler
+
+    identity = WorkerIdentity.from_environment()
+    seconds = params.get_as_int("join_timeout", _JOIN_TIMEOUT_SECONDS) or _JOIN_TIMEOUT_SECONDS
+    timeout = datetime.timedelta(seconds=seconds)
+    store, address = host_store(identity.address, timeout)
+    source = ChannelSource(identity.channel(), address, store)
+    return AgentRendezvousHandler(identity.name, store, source, timeout=timeout)
