@@ -223,9 +223,7 @@ def _worker(
     from pipetransformer.moments import Hooks
     from pipetransformer.resume import in_order_of_checkpoint
     from pipetransformer.trainer import Trainer
-    from tests.undrawn import undrawn
 
-    undrawn().start()
     if not checks_model:
         mock.patch("pipetransformer.warm_up._check_dropout").start()
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from pipetransformer_contract.api.manifest import local_job, local_manifest
 from pipetransformer_contract.api.status import ConditionType, JobStatus
 
 from ..run_folder import RunFolder, RunFolderError
+from ..timeline import read, write
 from . import app
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, errors
@@ -89,6 +91,8 @@ def _interrupted(folder: RunFolder) -> str:
 
 
 def _print_end(out: Console, status: JobStatus, folder: RunFolder) -> None:
+    with suppress(ValueError):  # it ended before it trained
+        write(read(folder.path), folder.path.name, folder.path)
     failed = status.condition(ConditionType.FAILED)
     if failed and status.is_true(ConditionType.FAILED):
         errors().print(f"Failed ({failed.reason}): {failed.message}\nlogs: {folder.path / 'logs'}")
