@@ -7,9 +7,11 @@ import json
 import re
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import websocket
 
@@ -20,34 +22,18 @@ _PATIENCE_SECONDS = 60
 
 
 class Browser:
-    """A context manager; needs `debian.obtain(debian.BROWSER)`. Speaks the DevTools protocol with one page."""
+    """A browser's one page, spoken with by the DevTools protocol."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self._numbers = itertools.count(1)
-        self._page: dict[str, str] = {}
         self.complaints: list[str] = []  #: what pages wrote to the console, and what they failed to load
-
-    def __enter__(self) -> Self:
-        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        command = [
-            str(debian.program("chromium")), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--user-data-dir={self._profile.name}", "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--remote-debugging-port=0", "--remote-allow-origins=*",
-        ]  # fmt: skip
-        self._process = subprocess.Popen(command, env=debian.environment(), stderr=subprocess.PIPE, text=True)
-        try:
-            self._connect()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._profile.cleanup()
+        self._socket = websocket.create_connection(address, timeout=_PATIENCE_SECONDS)
+        self._page: dict[str, str] = {}
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._page = {"sessionId": session}
+        for domain in ("Page", "Log", "Runtime"):
+            self._call(f"{domain}.enable")
 
     def open(self, page: Path, *, width: int, height: int) -> None:
         """Shows a file as a phone or a screen of this size (CSS pixels) does; returns once it has loaded."""
@@ -67,18 +53,6 @@ class Browser:
             raise RuntimeError(json.dumps(found["exceptionDetails"]))
         return found["result"].get("value")
 
-    def _connect(self) -> None:
-        assert self._process.stderr is not None
-        found = next((match for line in self._process.stderr if (match := _LISTENING.search(line))), None)
-        if found is None:
-            raise RuntimeError("chromium ended before it listened")
-        self._socket = websocket.create_connection(found[1], timeout=_PATIENCE_SECONDS)
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self._page = {"sessionId": session}
-        for domain in ("Page", "Log", "Runtime"):
-            self._call(f"{domain}.enable")
-
     def _call(self, method: str, **parameters: object) -> dict[str, Any]:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters, **self._page}))
@@ -96,3 +70,25 @@ class Browser:
                 self.complaints.append(json.dumps(message["params"]))
             if awaited in (message.get("id"), message.get("method")):
                 return message
+
+
+@contextmanager
+def running() -> Iterator[Browser]:
+    """Starts a browser, which `debian.obtain(debian.BROWSER)` made sure of, and ends it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [
+            str(debian.program("chromium")), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-port=0",
+            "--remote-allow-origins=*",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, env=debian.environment(), stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        try:
+            found = next((match for line in process.stderr if (match := _LISTENING.search(line))), None)
+            if found is None:
+                raise RuntimeError("chromium ended before it listened")
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the browser
+            yield Browser(found[1])
+        finally:
+            process.kill()
+            process.wait()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.documented import ROOT
-from tools.browser import Browser
+from tools.browser import Browser, running
 from tools.devcluster import debian
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ def browser() -> Iterator[Browser]:
     """A headless Chromium; a test that needs one is skipped on a machine without."""
     if debian.lacking(debian.BROWSER):
         pytest.skip("chromium is neither on this machine nor in the cache; `make programs` obtains it")
-    with Browser() as browser:
+    with running() as browser:
         yield browser

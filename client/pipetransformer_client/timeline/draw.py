@@ -12,7 +12,7 @@ from .drawing import ACTIVE, FAINT, FONT_SIZE, FROZEN, INK, MOVED, Drawing, text
 from .record import Record, Regroup, Span
 from .scale import Scale, rounded, short, ticks, time_ticks
 
-#: Reasons of a generation that nobody asked for: a member was lost or taken away, or a layout did not work.
+#: Reasons of a generation after a failure: a member was lost or taken away, or a layout did not work.
 FAILURES = frozenset({"Failure", "Drain", "Undo"})
 LOSS = "loss"
 
