@@ -10,15 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Span:
-    """A time in which neither the layout nor the boundary changed.
+    """A time without a change of the layout or the boundary.
 
     Attributes:
         start: seconds.
         end: seconds.
         stages: workers a pipeline.
         pipelines: data-parallel width.
-        frozen: blocks.
-        cuts: first and last block (both included) of each stage; a stage without blocks is left out.
+        frozen: layers.
+        cuts: first and last layer (both included) of each stage; a stage without layers is left out.
     """
 
     start: float
@@ -46,7 +46,7 @@ class Regroup:
 
 @dataclass(frozen=True)
 class Freeze:
-    """A move of the boundary to so many blocks before a step."""
+    """A move of the boundary to `frozen` layers before a step."""
 
     time: float
     step: int
