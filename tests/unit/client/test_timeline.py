@@ -65,11 +65,16 @@ def boxes(svg: str) -> list[tuple[str, float, float, float, float]]:
 
 def test_a_record_tells_who_held_what_when(run_dir: Path) -> None:
     record = read(run_dir)
-    assert [(span.start, span.end, span.stages, span.frozen, len(span.cuts)) for span in record.spans] == [
-        (0, 40, 4, 0, 4),
-        (40, 50, 4, 9, 4),
-        (50, 80, 2, 9, 2),
-        (80, 100, 1, 9, 1),
+    assert [(span.start, span.end, span.frozen, len(span.cuts)) for span in record.spans] == [
+        (0, 40, 0, 4),
+        (40, 50, 9, 4),
+        (50, 80, 9, 2),
+        (80, 100, 9, 1),
+    ]
+    assert [(one.time, one.end, one.stages, one.pipelines, one.after_failure) for one in record.regroups] == [
+        (0, 50, 4, 1, False),
+        (50, 80, 2, 1, False),
+        (80, 100, 1, 1, True),
     ]
     assert record.gpu_seconds == 50 * 4 + 30 * 2 + 20
     assert [(one.time, one.metrics) for one in record.evaluations] == [
@@ -88,7 +93,7 @@ def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> 
 
 def test_a_drawing_shows_layouts_gpus_speed_loss_and_metrics_over_one_time(run_dir: Path) -> None:
     found = texts(draw(read(run_dir), "digits", 1100))
-    assert {"4 × 1", "2 × 1", "1 × 1", "stage 3", "4 GPUs", "2 given back", "samples/s"} <= set(found)  # noqa: RUF001
+    assert {"4 × 1", "2 × 1", "1 × 1", "stage 3", "4 GPUs", "2 released", "samples/s"} <= set(found)  # noqa: RUF001
     assert {"loss (dots: held-out)", "last 0.25", "held-out accuracy", "last 0.875", "100 s"} <= set(found)
 
 
