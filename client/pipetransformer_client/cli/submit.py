@@ -1,4 +1,4 @@
-"""`submit`: the jobs of a file go to the cluster."""
+"""`submit`: creates the jobs of a file on the cluster."""
 
 from typing import Annotated, Any
 
@@ -19,19 +19,19 @@ def submit(
     file: File,
     name: Name = None,
     settings: Settings = None,
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch the job to its end.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch the job until it ends.")] = False,
     namespace: Namespace = None,
     context: Context = None,
     output: Output = None,
 ) -> None:
-    """Create the jobs of a file on the cluster, after the checks that the cluster would make."""
+    """Create the jobs of a file on the cluster. They are checked first, as the cluster checks them."""
     manifests = all_jobs(file, name, settings)
     for manifest in manifests:
         own = manifest["metadata"].get("namespace")
         if own and namespace and own != namespace:
-            raise typer.BadParameter(f"--namespace {namespace}: the job's own namespace is {own}")
+            raise typer.BadParameter(f"--namespace {namespace}: the job's manifest names the namespace {own}")
     if follow and len(manifests) > 1:
-        raise typer.BadParameter(f"--watch shows one job, and the file holds {len(manifests)}: choose one with --name")
+        raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
     jobs = []
     for manifest in manifests:
         jobs.append(_create(manifest, namespace, context))

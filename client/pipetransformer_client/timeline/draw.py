@@ -200,7 +200,7 @@ class _Chart:
             self._inside(same[0].time, same[-1].end, y.at(count), y.start, words)
 
     def curve(self, curve: _Curve, top: float) -> None:
-        """Draws a value over time. Where a pixel has many values, it shows their mean, and their range in a pale colour."""
+        """Draws a value over time. Many values in one pixel are drawn as their mean, and their range in pale."""
         values = [value for _, value in (*curve.line, *curve.points)]
         low, high = rounded(min(0, *values) if curve.from_zero else min(values), max(values))
         y = Scale(low, high, top + _CURVE, top)

@@ -70,7 +70,7 @@ class Drawing:
     def label(
         self, x: float, y: float, text: str, *, colour: str = INK, anchor: str = "start", bold: bool = False
     ) -> bool:
-        """Writes text as `words` does, shifted into the picture, unless it would touch a label. Returns whether it did."""
+        """Writes text, shifted into the picture. Returns False, and writes nothing, if it would touch a label."""
         width = text_width(text, bold=bold)
         left = min(max(x - _ANCHORS[anchor] * width, _APART), self.width - _APART - width)
         box = (left - _APART, y - FONT_SIZE, left + width + _APART, y + 0.3 * FONT_SIZE)

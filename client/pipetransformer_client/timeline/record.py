@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 #: Reasons of a generation after a failure: a worker was lost or drained, or the previous layout did not work.
 _FAILURES = frozenset({"Failure", "Drain", "Undo"})
 

@@ -55,7 +55,7 @@ def test_a_job_of_another_namespace_than_was_asked_for_is_refused(
 ) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(make_job().manifest()))
     assert command(monkeypatch, "submit", str(tmp_path / "job.yaml"), "-n", "team") == 2
-    assert "the job's own namespace is default" in capsys.readouterr().err.replace("\n", " ")
+    assert "the job's manifest names the namespace default" in capsys.readouterr().err.replace("\n", " ")
     assert fake.requests == []
 
 
@@ -74,7 +74,7 @@ def test_deleting_a_job_without_a_name_deletes_nothing(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, "delete", "") == 2
-    assert "'' is no name" in capsys.readouterr().err
+    assert "'' is not a valid name" in capsys.readouterr().err
     assert fake.requests == []
 
 
@@ -216,7 +216,7 @@ def test_a_job_that_has_ended_is_not_changed(
 ) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), state="Complete", conditions=[finished()])
     assert command(monkeypatch, "suspend", "digits") == 3
-    assert "default/digits has ended (Complete): it cannot be changed" in capsys.readouterr().err
+    assert "default/digits has ended (Complete) and cannot be changed" in capsys.readouterr().err
     assert fake.requests == []
 
 
@@ -268,8 +268,8 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
     signal_while_it_trains(monkeypatch, signal.SIGINT)
     assert command(monkeypatch, *RUN) == 130
     out, told = capsys.readouterr()
-    assert "Stopping: the workers write a checkpoint. A second Ctrl-C ends them at once" in out
-    assert "The same command begins again: there is no checkpoint yet" in told
+    assert "Stopping: The workers write a checkpoint. Press Ctrl-C again to end them at once" in out
+    assert "The same command starts over, because there is no checkpoint yet" in told
 
 
 def test_a_hangup_that_is_ignored_stays_ignored(

@@ -153,7 +153,7 @@ def test_a_stream_does_not_go_over_to_another_job_of_the_name(client: Client, fa
     stream = client.stream("digits")
     next(stream)
     fake.objects[f"{JOBS}/digits"]["metadata"]["uid"] = "another"
-    with pytest.raises(NotFound, match="another has its name"):
+    with pytest.raises(NotFound, match="another job now has its name"):
         next(stream)
 
 

@@ -149,4 +149,4 @@ def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job.workers(8, most=3).manifest()))
     assert command(monkeypatch, "plan", str(file)) == 2
-    assert "spec.elasticPolicy.maxWorkers: 3 carry no layout of 4 stages" in capsys.readouterr().err
+    assert "spec.elasticPolicy.maxWorkers: no layout of 4 stages fits 3 workers" in capsys.readouterr().err
