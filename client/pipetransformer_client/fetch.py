@@ -64,7 +64,9 @@ def fetch_from_url(url: str, folder: Path) -> Path:
     with _reading(url):
         if has_magic(root):  # `get` would take the path as a pattern
             for file in files.find(root):
-                files.get_file(file, str(_place(folder, file.removeprefix(f"{root}/"))))
+                place = folder / file.removeprefix(f"{root}/")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                files.get_file(file, str(place))
         else:
             files.get(f"{root}/", f"{folder}/", recursive=True)
     return folder
@@ -80,12 +82,6 @@ def _reading(url: str) -> Iterator[None]:
         raise NothingToFetch(f"{url} cannot be read here: {error}") from error
     except Exception as error:  # libraries of stores raise errors of any class
         raise ClientError(f"{url} cannot be copied: {type(error).__name__}: {error}") from error
-
-
-def _place(folder: Path, name: str) -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder: Path) -> Path:

@@ -187,7 +187,7 @@ def test_a_monitor_without_its_definition_is_refused_in_words(kind: str) -> None
 
 def test_workers_are_scraped_by_a_prometheus_whose_namespace_is_known() -> None:
     done = template("x", MONITORS, monitoring='{"podMonitor": {"enabled": true}}')
-    assert "monitoring.podMonitor.prometheusNamespace: say in which namespace Prometheus runs" in done.stderr
+    assert "monitoring.podMonitor.prometheusNamespace: set the namespace of Prometheus" in done.stderr
     (deployment,) = (d for d in render("x", MONITORS, monitoring=monitoring_values()) if d["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert {"name": "PIPETRANSFORMER_SCRAPER_NAMESPACE", "value": "monitoring"} in container["env"]

@@ -1,11 +1,10 @@
 """`submit`: creates the jobs of a file on the cluster."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipetransformer_client.client import Client
-from pipetransformer_client.job import Job
 
 from .app import app
 from .manifests import File, Name, Settings, all_jobs
@@ -34,7 +33,7 @@ def submit(
         raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
     jobs = []
     for manifest in manifests:
-        jobs.append(_create(manifest, namespace, context))
+        jobs.append(Client.connect(context=context, namespace=namespace).submit(manifest))
         if output is None:
             console().print(f"{jobs[-1].namespace}/{jobs[-1].name} created", highlight=False)
     client = Client.connect(context=context, namespace=jobs[0].namespace)
@@ -50,7 +49,3 @@ def submit(
         print_jobs(jobs, output)
     if any(job.failure for job in jobs):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _create(manifest: dict[str, Any], namespace: str | None, context: str | None) -> Job:
-    return Client.connect(context=context, namespace=namespace).submit(manifest)
