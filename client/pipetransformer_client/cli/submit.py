@@ -28,7 +28,7 @@ def submit(
     for manifest in manifests:
         own = manifest["metadata"].get("namespace")
         if own and namespace and own != namespace:
-            raise typer.BadParameter(f"--namespace {namespace}: the job's manifest names the namespace {own}")
+            raise typer.BadParameter(f"--namespace {namespace}: the manifest's namespace is {own}")
     if follow and len(manifests) > 1:
         raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
     jobs = []

@@ -55,7 +55,7 @@ def test_a_job_of_another_namespace_than_was_asked_for_is_refused(
 ) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(make_job().manifest()))
     assert command(monkeypatch, "submit", str(tmp_path / "job.yaml"), "-n", "team") == 2
-    assert "the job's manifest names the namespace default" in capsys.readouterr().err.replace("\n", " ")
+    assert "the manifest's namespace is default" in capsys.readouterr().err.replace("\n", " ")
     assert fake.requests == []
 
 
