@@ -1,14 +1,13 @@
-# Images of the operator and of the trainer. The trainer's layers go from what changes least to what changes
-# most: a change of our code rebuilds only the last one, so it reaches a running pod in seconds although torch weighs
-# gigabytes. /opt/venv/sbom.cdx.json says what is in an image (CycloneDX).
+# Images of the operator and of the trainer. The trainer's layers are ordered from the least to the most frequently changed.
+# A change of our code rebuilds only the last layer, and torch, which takes gigabytes, is not copied again.
+# /opt/venv/sbom.cdx.json lists the contents of an image (CycloneDX).
 #
-# BASE_IMAGE is any Debian with Python 3.11 and its venv module; RUNTIME_IMAGE has the same Python at the same place, and may
-# have nothing else. `python -m tools.devcluster images` makes both from Debian packages under the names below, so no
-# outside container registry is needed.
+# BASE_IMAGE is any Debian with Python 3.11 and its venv module. RUNTIME_IMAGE needs only the same Python at the same path.
+# `python -m tools.devcluster images` makes both from Debian packages under the names below, without an outside registry.
 ARG BASE_IMAGE=localhost/pipetransformer/python:3.11
 ARG RUNTIME_IMAGE=localhost/pipetransformer/python-runtime:3.11
 ARG VERSION=0.1.0
-# What our packages need of others, extras too, from their pyproject.toml, so that it is written once.
+# Dependencies of our packages, with extras, read from their pyproject.toml files.
 ARG PRINT_DEPENDENCIES="import pathlib, tomllib; \
 [print(need) for file in pathlib.Path('/opt/src').glob('*/pyproject.toml') \
 for project in [tomllib.loads(file.read_text())['project']] \
@@ -16,7 +15,7 @@ for needs in [project['dependencies'], *project.get('optional-dependencies', {})
 for need in needs if not need.startswith('pipetransformer')]"
 
 FROM ${BASE_IMAGE} AS base
-# Settings of pip that the build machine may need; build arguments never reach the image's environment.
+# Settings of pip that the build machine may need. They do not become part of the image's environment.
 ARG PIP_CERT
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -24,7 +23,7 @@ RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp nonroot &&
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp
-# Kept apart from the constraints: our own packages are built with these, without pip's build isolation.
+# Build tools of our packages, which are built without pip's build isolation.
 RUN pip install --no-cache-dir --disable-pip-version-check setuptools==80.9.0 wheel==0.45.1
 
 FROM ${RUNTIME_IMAGE} AS runtime
@@ -47,7 +46,7 @@ COPY tools/sbom.py /opt/
 COPY --from=runtime /usr/share/doc /opt/runtime-doc
 RUN python /opt/sbom.py pipetransformer-operator /opt/runtime-doc > /opt/venv/sbom.cdx.json
 
-# Only Python, our packages and what they need: no shell, no package manager.
+# Only Python, our packages and their dependencies: no shell, no package manager.
 FROM runtime AS operator
 COPY --from=operator-build /etc/passwd /etc/group /etc/
 COPY --from=operator-build /opt/venv /opt/venv

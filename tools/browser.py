@@ -1,4 +1,4 @@
-"""A headless Chromium without a network that shows pages of this machine, for tests."""
+"""A headless Chromium without a network, with which tests open local pages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PATIENCE_SECONDS = 60
 
 
 class Browser:
-    """A browser's one page, spoken with by the DevTools protocol."""
+    """The page of a browser, controlled by the DevTools protocol."""
 
     def __init__(self, address: str) -> None:
         self._numbers = itertools.count(1)
-        self.complaints: list[str] = []  #: what pages wrote to the console, and what they failed to load
+        self.complaints: list[str] = []  #: console messages, exceptions and failed loads
         self._socket = websocket.create_connection(address, timeout=_PATIENCE_SECONDS)
         self._page: dict[str, str] = {}
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
@@ -36,14 +36,14 @@ class Browser:
             self._call(f"{domain}.enable")
 
     def open(self, page: Path, *, width: int, height: int) -> None:
-        """Shows a file as a phone or a screen of this size (CSS pixels) does; returns once it has loaded."""
+        """Opens a file on a screen of this size (CSS pixels), and returns once it has loaded."""
         size = {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": width < 600}
         self._call("Emulation.setDeviceMetricsOverride", **size)
         self._call("Page.navigate", url=page.resolve().as_uri())
         self._until("Page.loadEventFired")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript, as JSON carries it.
+        """Evaluates a JavaScript expression to a JSON value.
 
         Raises:
             RuntimeError: the expression failed.
@@ -63,7 +63,7 @@ class Browser:
         return result
 
     def _until(self, awaited: int | str) -> dict[str, Any]:
-        """The answer to a call by its number, or the next event of a kind."""
+        """The answer to the call of a number, or the next event of a method."""
         while True:
             message: dict[str, Any] = json.loads(self._socket.recv())
             if message.get("method") in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
@@ -74,7 +74,7 @@ class Browser:
 
 @contextmanager
 def running() -> Iterator[Browser]:
-    """Starts a browser, which `debian.obtain(debian.BROWSER)` made sure of, and ends it."""
+    """Starts a browser and ends it. `debian.obtain(debian.BROWSER)` must have run before."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [
             str(debian.program("chromium")), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",

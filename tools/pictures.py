@@ -1,4 +1,4 @@
-"""The documentation's pictures of real runs, each also narrow for a phone; `make pictures` makes them."""
+"""Draws the documentation's pictures of real runs (`make pictures`), each also narrow for a phone."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LEFT, _RIGHT, _TOP, _TALL, _AXIS = 28.0, 12.0, 44.0, 120.0, 32.0
 
 
 def write(folder: Path, name: str, drawn: Callable[[float], str]) -> None:
-    """Writes what `drawn` makes of a width as NAME.svg and, for a phone, NAME-narrow.svg."""
+    """Writes the drawing `drawn(width)` as NAME.svg and, for phones, as NAME-narrow.svg."""
     for suffix, width in _WIDTHS.items():
         (folder / f"{name}{suffix}.svg").write_text(drawn(width), encoding="utf-8")
 
 
 def terminal(shown: RenderableType, title: str) -> str:
-    """What a terminal shows, as an SVG that loads nothing."""
+    """The output of a terminal as a self-contained SVG."""
     console = Console(width=TERMINAL_WIDTH, record=True, force_terminal=True, file=StringIO())
     console.print(shown)
     return _FONTS.sub("", console.export_svg(title=title, unique_id="terminal"))
@@ -39,9 +39,9 @@ def gpus_by_job(samples: Sequence[tuple[float, Mapping[str, int]]], capacity: in
     """An SVG of the GPUs that each job holds, stacked, over the seconds since the first sample.
 
     Args:
-        samples: seconds, and GPUs by the job's name; a job that is missing holds none.
-        capacity: GPUs that there are for all of them.
-        width: of the drawing, in pixels.
+        samples: time in seconds, and GPUs by the job's name. A job that is not listed holds none.
+        capacity: number of GPUs of the cluster.
+        width: width of the drawing in pixels.
     """
     start, end = samples[0][0], samples[-1][0]
     before = [None, *(held for _, held in samples)]

@@ -1,9 +1,9 @@
 """Prints the software bill of materials (CycloneDX 1.5, JSON) of the Python that runs it and of the Debian around it,
-with the licence of each component as far as its package states one.
+with the licences that packages state.
 
-It runs inside an image while that is built, so it needs nothing but the standard library: `python sbom.py NAME [DOC]`,
-NAME being the distribution that the image is for. DOC is /usr/share/doc of the image that will hold this Python, if
-that is another: a package has a folder there.
+It runs while an image is built, so it needs only the standard library: `python sbom.py NAME [DOC]`. NAME is the
+distribution that the image is for. DOC is /usr/share/doc of the image that will hold this Python, if it is another
+image; each Debian package in it has a folder there.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A client of PipeTrainingJobs, and the command `pipetransformer`, which kubectl knows as a plugin."""
+"""A Python client of PipeTrainingJobs, and the command `pipetransformer`, which is also a kubectl plugin."""
 
 from pipetransformer_contract.api.manifest import InvalidManifest
 

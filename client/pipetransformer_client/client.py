@@ -1,4 +1,4 @@
-"""A client of PipeTrainingJobs for scripts and notebooks; the command line uses nothing else.
+"""A client of PipeTrainingJobs for scripts and notebooks. The command line is built on it.
 
 >>> client = Client.connect()
 >>> job = client.submit("examples/vit-digits.yaml")
@@ -24,17 +24,18 @@ from .job import Event, Job
 from .kube import Kube
 from .logs import LogLine, WorkerLogs
 
-#: A watch is opened anew so often, and after so long a failure to open one.
+#: A watch is opened again after this time.
 WATCH_SECONDS = 60
+#: Pause before the next attempt to open a watch.
 RETRY_SECONDS = 1.0
 RECORD_FILES = ("events.jsonl", "steps.jsonl")
 
 
 class Client:
-    """Jobs of one cluster. Methods raise `ClientError`: see `errors`.
+    """The jobs of one cluster. All methods may raise `ClientError`; see `errors`.
 
     Attributes:
-        namespace: of jobs that are named without one.
+        namespace: used for jobs that do not name one.
     """
 
     def __init__(self, kube: Kube, namespace: str | None = None) -> None:
@@ -43,16 +44,16 @@ class Client:
 
     @classmethod
     def connect(cls, *, context: str | None = None, namespace: str | None = None) -> "Client":
-        """Connects as kubectl would; both arguments are by default those of the kubeconfig."""
+        """Connects as kubectl does. Context and namespace default to those of the kubeconfig."""
         return cls(Kube.connect(context), namespace)
 
     def submit(self, job: Mapping[str, Any] | str | Path) -> Job:
-        """Creates a job from a manifest or its file. One without a namespace goes to the client's.
+        """Creates a job from a manifest or a file. It goes to the client's namespace unless it names one.
 
         Raises:
-            InvalidManifest: it is no valid job; the errors name the fields.
+            InvalidManifest: the job is not valid; the errors name the fields.
             OSError: the file cannot be read.
-            AlreadyExists: there is a job of that name.
+            AlreadyExists: a job of that name exists.
         """
         manifest = read_manifest(Path(job)) if isinstance(job, str | Path) else checked(job, "the manifest")
         namespace = manifest["metadata"].get("namespace") or self.namespace
@@ -64,56 +65,56 @@ class Client:
         return Job.of(self._kube.get(_path(self.namespace, name)))
 
     def jobs(self, *, all_namespaces: bool = False) -> list[Job]:
-        """The namespace's jobs by name, or those of all namespaces."""
+        """The jobs of the client's namespace, or of all namespaces, sorted by namespace and name."""
         answer = self._kube.get(_path(None if all_namespaces else self.namespace))
         return sorted((Job.of(item) for item in answer["items"]), key=lambda job: (job.namespace, job.name))
 
     def delete(self, name: str) -> None:
-        """Deletes the job and, with it, its workers."""
+        """Deletes the job and its workers."""
         self._kube.request("DELETE", _path(self.namespace, name), {"propagationPolicy": "Background"})
 
     def suspend(self, name: str) -> Job:
-        """Gives all workers of the job back, after a checkpoint.
+        """Releases all workers of the job after a checkpoint.
 
         Raises:
-            Refused: it has no `spec.checkpoint`, or has ended.
+            Refused: the job has no `spec.checkpoint`, or has ended.
         """
         return self._change(name, {"suspend": True})
 
     def resume(self, name: str) -> Job:
-        """Starts a suspended job again, from its newest checkpoint.
+        """Resumes a suspended job from its newest checkpoint.
 
         Raises:
-            Refused: it has ended.
+            Refused: the job has ended.
         """
         return self._change(name, {"suspend": False})
 
     def scale(self, name: str, max_workers: int) -> Job:
-        """Sets how many workers the job may have at most.
+        """Sets the maximum number of workers of the job.
 
         Raises:
-            Refused: that is fewer than its `minWorkers`, or it has ended.
+            Refused: `max_workers` is below the job's `minWorkers`, or the job has ended.
         """
         return self._change(name, {"elasticPolicy": {"maxWorkers": max_workers}})
 
     def _change(self, name: str, spec: Mapping[str, Any]) -> Job:
         if (job := self.get(name)).finished:
-            raise Refused(f"{job.namespace}/{name} has ended ({job.status.state.value}): it cannot be changed")
+            raise Refused(f"{job.namespace}/{name} has ended ({job.status.state.value}) and cannot be changed")
         return Job.of(self._kube.request("PATCH", _path(self.namespace, name), {"spec": dict(spec)}))
 
     def stream(self, name: str, *, timeout: float | None = None) -> Iterator[Job]:
-        """The job as it is, then as it becomes with each change, up to its end.
+        """Yields the job as it is now, then after each change, until it has ended.
 
-        Outages of the API server that begin meanwhile are waited out; what happened in them is one change.
+        An outage of the API server does not end the stream. All that happens during it is one change.
 
         Args:
-            name: of the job.
-            timeout: seconds after which waiting ends; for ever when None.
+            name: name of the job.
+            timeout: maximum time to wait, in seconds; no limit if None.
 
         Raises:
-            NotFound: there is no such job, or it was deleted.
-            TimeoutError: the job had not ended by then.
-            Unavailable: the API server does not answer the first request.
+            NotFound: the job does not exist, or was deleted.
+            TimeoutError: the job did not end in time.
+            Unavailable: the API server did not answer the first request.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         job, version = self._look(name)
@@ -129,68 +130,68 @@ class Client:
                     yield job
                     if job.finished:
                         return
-                time.sleep(max(0.0, started + min(RETRY_SECONDS, left) - time.monotonic()))  # it may end at once
+                time.sleep(max(0.0, started + min(RETRY_SECONDS, left) - time.monotonic()))  # a watch may end at once
                 newest, version = self._look(name)
             except Unavailable:
                 time.sleep(RETRY_SECONDS)
                 continue
             if newest.uid != job.uid:
-                raise NotFound(f"{job.namespace}/{name} was deleted, and another has its name")
+                raise NotFound(f"{job.namespace}/{name} was deleted, and another job now has its name")
             if newest.manifest["metadata"]["resourceVersion"] != job.manifest["metadata"]["resourceVersion"]:
                 job = newest
                 yield job
 
     def wait(self, name: str, *, timeout: float | None = None) -> Job:
-        """The job once it has ended; `failure` says whether it failed. Raises as `stream`."""
+        """Waits until the job has ended, and returns it. `failure` says whether it failed. Raises as `stream` does."""
         return deque(self.stream(name, timeout=timeout), maxlen=1).pop()
 
     def events(self, job: Job) -> list[Event]:
-        """What the operator told about the job, oldest first; the cluster forgets events, by default after an hour."""
+        """The operator's events about the job, oldest first. The cluster keeps events for an hour by default."""
         path = f"/api/v1/namespaces/{job.namespace}/events"
         answer = self._kube.get(path, fieldSelector=f"involvedObject.uid={job.uid}")
         written = sorted(answer["items"], key=lambda item: int(item["metadata"]["resourceVersion"]))
-        return sorted(map(Event.of, written), key=lambda event: event.time)  # whose times are whole seconds
+        return sorted(map(Event.of, written), key=lambda event: event.time)  # times are whole seconds
 
     def logs(self, name: str, *, follow: bool = False, tail: int | None = None) -> Iterator[LogLine]:
-        """Lines of all workers that there still are, merged by their time; `follow` goes on to the job's end.
+        """Yields the log lines of all workers whose pods still exist, merged by time.
 
         Args:
-            name: of the job.
-            follow: whether to wait for more; lines then come as they are written.
-            tail: so many lines of each worker at most.
+            name: name of the job.
+            follow: whether to yield new lines as they are written, until the job has ended.
+            tail: maximum number of recent lines of each worker.
         """
         logs = WorkerLogs(self._kube, lambda: self.get(name), tail)
         return logs.follow() if follow else logs.read()
 
     def fetch_model(self, name: str, folder: Path) -> Path:
-        """Copies the job's model into a folder, which it returns.
+        """Copies the job's model into a folder and returns the folder.
 
-        From a URL it is read here; on a mounted path by a pod with the volumes of the workers.
+        A model at a URL is read from this machine, one on a volume through a pod that mounts the volume.
 
         Raises:
-            NothingToFetch: the job keeps no results, or not where anybody can reach them.
-            ClientError: it is not there.
+            NothingToFetch: the job keeps no results, or they cannot be read from here.
+            ClientError: the model does not exist.
         """
         job = self.get(name)
         if job.results is None:
-            raise NothingToFetch(f"{name} has no spec.output: its model went with its pods")
+            raise NothingToFetch(f"{name} has no spec.output, so its model was deleted with its pods")
         if not job.on_volume:
             return fetch_from_url(f"{job.results}/model", folder)
         return fetch_from_pod(self._kube, job, "model", ["."], folder)
 
     def fetch_record(self, name: str, folder: Path) -> Path:
-        """Copies the record of the job's steps and regroups, which is there while it trains, too. As `fetch_model`."""
+        """Copies the record of steps and regroups, also while the job trains. Raises as `fetch_model` does."""
         return fetch_from_pod(self._kube, self.get(name), "", RECORD_FILES, folder)
 
     def _look(self, name: str) -> tuple[Job, str]:
-        """The job as it is, and the version of all jobs: that of one that waits for long no watch can begin with."""
+        """The job, and the version of the job list. A watch starts there, as a job's own version may be too old."""
         answer = self._kube.get(_path(self.namespace), fieldSelector=_named(name))
         if not answer["items"]:
-            raise NotFound(f"{self.namespace}/{name}: there is no such job")
+            raise NotFound(f"{self.namespace}/{name}: the job does not exist")
         return Job.of(answer["items"][0]), answer["metadata"]["resourceVersion"]
 
     def _changes(self, job: Job, version: str, seconds: int) -> Iterator[Job]:
-        """What a watch of so many seconds shows after `version`."""
+        """Watches the job for a number of seconds and yields what it becomes after `version`."""
         query: dict[str, str | int] = {
             "watch": "true",
             "fieldSelector": _named(job.name),
@@ -199,7 +200,7 @@ class Client:
         }
         for line in self._kube.lines(_path(job.namespace), query, silence=seconds + 10):
             event = json.loads(line)
-            if event["type"] == "ERROR":  # most often that the version is too old
+            if event["type"] == "ERROR":  # usually the version is too old
                 return
             if event["type"] == "DELETED":
                 raise NotFound(f"{job.namespace}/{job.name} was deleted")
@@ -211,7 +212,7 @@ def _named(name: str) -> str:
 
 
 def _path(namespace: str | None, name: str | None = None) -> str:
-    """Of a job, else of the namespace's jobs, else of all."""
+    """Path of a job, of all jobs in a namespace, or of all jobs."""
     path = f"/apis/{GROUP}/{VERSION}"
     if namespace is not None:
         path += f"/namespaces/{_checked(namespace)}"
@@ -219,7 +220,7 @@ def _path(namespace: str | None, name: str | None = None) -> str:
 
 
 def _checked(name: str) -> str:
-    """What stands in a path for one object must not make it another's: without a name it is that of all jobs."""
+    """Refuses a name that would change the path. An empty one would make it the path of all jobs."""
     if not is_name(name):
-        raise InvalidName(f"{name!r} is no name that a job or a namespace can have")
+        raise InvalidName(f"{name!r} is not a valid name of a job or a namespace")
     return name

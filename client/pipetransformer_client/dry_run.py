@@ -1,7 +1,6 @@
-"""Which layouts a job would take and what it would save; nothing is trained.
+"""Predicts the layouts of a job and what it saves, without training.
 
-The contract's functions decide on layouts and new cuts here as they do for a job that trains. The trainer's code makes
-the offers that they are asked with.
+The contract's functions choose layouts and cuts, as for a job that trains. The trainer's code makes the offers.
 """
 
 from collections.abc import Sequence
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """Training between two moves of the frozen boundary.
+    """Training with a constant number of frozen layers.
 
     Attributes:
-        first_step: from which it lasts; None when only gradients tell when this boundary is reached.
-        boundary: frozen blocks.
-        layout: that the operator would choose.
-        stage_layers: blocks of each stage.
-        step_seconds: of a step in the layout; without measured costs it is only comparable with others.
-        gpus: held while it lasts.
-        regroups: whether its workers regroup for it: into another layout, or with other stages.
+        first_step: the first step of the phase; None if it depends on gradients.
+        boundary: number of frozen layers.
+        layout: the layout that the operator would choose.
+        stage_layers: number of layers of each stage.
+        step_seconds: time of a step. Without measured costs it is relative: compare it only with other phases.
+        gpus: number of GPUs that the job holds.
+        regroups: whether the workers regroup for the phase, into another layout or with other stages.
     """
 
     first_step: int | None
@@ -41,17 +40,17 @@ class Phase:
 
 @dataclass(frozen=True)
 class Savings:
-    """Shares of what the job would take in its first layout with nothing frozen, pauses of regroups not counted."""
+    """Time and GPU time saved, as shares of a run in the first layout without freezing. Pauses are not counted."""
 
     time: float
     gpu_time: float
 
 
 def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
-    """The job's phases in order; when the policy asks for gradients, one for each boundary that there can be.
+    """The job's phases in order. If freezing depends on gradients: one phase for each possible number of frozen layers.
 
     Raises:
-        ValueError: the job would not start, for no layout lies within the bounds of its spec.
+        ValueError: the job cannot start, because no layout fits the bounds of its spec.
     """
     moves = forecast.boundaries()
     points: list[tuple[int | None, int]] = [(0, 0)]
@@ -84,7 +83,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
 
 
 def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savings | None:
-    """What the phases save; None when nobody knows when they begin."""
+    """What the phases save; None if it is not known when they begin."""
     starts = [phase.first_step for phase in found]
     total = forecast.job.total_steps
     time = gpu_time = 0.0
@@ -104,7 +103,7 @@ def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
     offers = [Offer(stages=stages, bytes_per_worker=0)]
     found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
     if found is None:
-        raise ValueError(f"spec.elasticPolicy.maxWorkers: {elastic.ceiling} carry no layout of {stages} stages")
+        raise ValueError(f"spec.elasticPolicy.maxWorkers: no layout of {stages} stages fits {elastic.ceiling} workers")
     return found
 
 

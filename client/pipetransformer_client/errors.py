@@ -1,29 +1,29 @@
-"""What can go wrong between a user and the cluster, sorted by what to do about it."""
+"""Errors of the client, one class for each thing that a caller can do about them."""
 
 
 class ClientError(Exception):
-    """The cluster does not do what was asked; the message says why."""
+    """A request failed. The message says why."""
 
 
 class InvalidName(ClientError):
-    """Nothing can have that name; the cluster was not asked."""
+    """The name is not valid. No request was sent."""
 
 
 class NotFound(ClientError):
-    """No such object, or it is gone."""
+    """The object does not exist, or no longer does."""
 
 
 class AlreadyExists(ClientError):
-    """The name is taken."""
+    """An object of that name already exists."""
 
 
 class Refused(ClientError):
-    """The API server says no: no right, or an invalid object."""
+    """The API server refused the request: a missing permission, or an invalid object."""
 
 
 class Unavailable(ClientError):
-    """No answer, or none for now."""
+    """The API server did not answer, or asked to try later."""
 
 
 class NothingToFetch(ClientError):
-    """The job keeps its results where nobody can read them any more."""
+    """The job keeps no results, or they cannot be read from here."""

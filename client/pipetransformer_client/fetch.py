@@ -1,7 +1,7 @@
-"""Copies what a job left from where it lies: a URL, or the volume of its workers.
+"""Copies the results of a job from a URL or from the volume of its workers.
 
-A volume is read through a pod: the leader's while it runs, which also knows what is on no volume, else one that is made
-for it with the workers' image, volumes and security, without accelerators, and deleted at the end.
+A volume is read through a pod. While the job runs, this is the leader's pod, which can also read files on no volume.
+Otherwise it is a temporary pod with the workers' image, volumes and security settings, but without accelerators.
 """
 
 import copy
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 START_SECONDS = 300.0
 POLL_SECONDS = 0.5
 LIFE_SECONDS = 24 * 3600
-#: The template's may be 0, by which the pod would go before its container.
+#: Set, because the template's may be 0, which deletes a pod before its container has ended.
 GRACE_SECONDS = 30
-#: Both of both, for a namespace's quota may want each of them.
+#: All four are set, because a namespace's quota may require each of them.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
-#: Blocked, for a container's first process gets no signal that it merely leaves to its default.
+#: Waits for SIGTERM. It is blocked, because a container's first process never gets a signal with default handling.
 _WAIT = ["python3", "-c", "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, {s.SIGTERM}); s.sigwait({s.SIGTERM})"]
-#: Writes files and folders to its output as an archive: where they are, and their names. For `$RUN_DIR` a worker knows.
+#: Writes files and folders as an archive to its output. Arguments: their folder (or `$RUN_DIR`), and their names.
 _PACK = (
     "import os, sys, tarfile\n"
     f"folder = os.environ.get({Env.RUN_DIR!r}, '') if sys.argv[1] == '$RUN_DIR' else sys.argv[1]\n"
@@ -49,11 +49,11 @@ _PACK = (
 
 
 def fetch_from_url(url: str, folder: Path) -> Path:
-    """Copies the folder of an fsspec URL.
+    """Copies the folder at an fsspec URL.
 
     Raises:
-        NothingToFetch: its file system is not installed here, or there is no such folder.
-        ClientError: the store refuses, or does not answer.
+        NothingToFetch: the file system of the URL is not installed, or the folder does not exist.
+        ClientError: the store refused the request or did not answer.
     """
     with _reading(url):
         files, path = fsspec.core.url_to_fs(url)
@@ -62,9 +62,11 @@ def fetch_from_url(url: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     root = path.rstrip("/")
     with _reading(url):
-        if has_magic(root):  # `get` would copy whatever matches it
+        if has_magic(root):  # `get` would take the path as a pattern
             for file in files.find(root):
-                files.get_file(file, str(_place(folder, file.removeprefix(f"{root}/"))))
+                place = folder / file.removeprefix(f"{root}/")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                files.get_file(file, str(place))
         else:
             files.get(f"{root}/", f"{folder}/", recursive=True)
     return folder
@@ -78,22 +80,16 @@ def _reading(url: str) -> Iterator[None]:
         raise
     except (ImportError, ValueError) as error:
         raise NothingToFetch(f"{url} cannot be read here: {error}") from error
-    except Exception as error:  # a library of a store may raise anything
+    except Exception as error:  # libraries of stores raise errors of any class
         raise ClientError(f"{url} cannot be copied: {type(error).__name__}: {error}") from error
 
 
-def _place(folder: Path, name: str) -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder: Path) -> Path:
-    """Copies `names` of a part of the job's results, or of a worker's record where those lie behind a URL.
+    """Copies the files `names` from a part of the job's results. If results are at a URL, from the leader's record.
 
     Raises:
-        NothingToFetch: no pod can read them any more.
-        ClientError: they are not there, or the pod does not run.
+        NothingToFetch: no pod can read the files.
+        ClientError: a file does not exist, or the pod did not run.
     """
     with _pod_that_sees(kube, job) as (pod, container):
         source = f"{job.results}/{part}".rstrip("/") if job.on_volume else "$RUN_DIR"
@@ -104,7 +100,7 @@ def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder
             with tarfile.open(fileobj=archive, mode="r|") as files:
                 files.extractall(folder, filter="data")
         except tarfile.TarError as error:
-            archive.drain()  # raises what the other side says, which is better
+            archive.drain()  # raises the error of the command in the pod, which says more
             raise ClientError(f"{source}: {error}") from error
         archive.drain()
     return folder
@@ -112,14 +108,14 @@ def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder
 
 @contextmanager
 def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
-    """(name, container) of a pod that can read the results."""
+    """Name and container of a pod that can read the results."""
     generation = job.status.generation
     pods = f"/api/v1/namespaces/{job.namespace}/pods"
     if generation is not None and not job.finished and _phase(kube, f"{pods}/{generation.leader}") == "Running":
         yield generation.leader, job.trainer
         return
     if not job.on_volume:
-        raise NothingToFetch(f"{job.name} has no spec.output on a volume: what it left there went with its pods")
+        raise NothingToFetch(f"{job.name} has no spec.output on a volume, so its files were deleted with its pods")
     reader = reader_pod(job)
     path = f"{pods}/{reader['metadata']['name']}"
     kube.request("POST", pods, reader)
@@ -127,9 +123,7 @@ def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
         deadline = time.monotonic() + START_SECONDS
         while (phase := _phase(kube, path)) != "Running":
             if phase != "Pending" or time.monotonic() > deadline:
-                raise ClientError(
-                    f"{reader['metadata']['name']} reads the job's volume and does not run: it is {phase}"
-                )
+                raise ClientError(f"pod {reader['metadata']['name']} should read the job's volume, but is {phase}")
             time.sleep(POLL_SECONDS)
         yield reader["metadata"]["name"], "reader"
     finally:
@@ -144,7 +138,7 @@ def _phase(kube: Kube, path: str) -> str:
 
 
 def reader_pod(job: Job) -> Object:
-    """A pod with the workers' image, volumes and security that waits until it is deleted; it is the job's."""
+    """A pod that waits until it is deleted, with the workers' image, volumes and security settings. The job owns it."""
     template = copy.deepcopy(job.manifest["spec"]["podTemplate"]["spec"])
     spec: Object = {key: value for key, value in template.items() if key not in ("resourceClaims", "resources")}
     trainer = next(one for one in spec["containers"] if one["name"] == job.trainer)
@@ -173,7 +167,7 @@ def reader_pod(job: Job) -> Object:
 
 
 class _Stream(io.RawIOBase):
-    """Pieces of bytes as a file that can be read once."""
+    """A file that reads pieces of bytes once."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -196,6 +190,6 @@ class _Stream(io.RawIOBase):
         return size
 
     def drain(self) -> None:
-        """Reads what is left, and raises what went wrong there."""
+        """Reads the rest, to raise the errors in it."""
         for _ in self._pieces:
             self._rest = memoryview(b"")

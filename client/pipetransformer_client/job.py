@@ -1,4 +1,4 @@
-"""A job as the cluster has it: the manifest as it is, and its status typed."""
+"""A job of the cluster: its plain manifest and its typed status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .errors import ClientError
 
 @dataclass(frozen=True)
 class Job:
-    """A `PipeTrainingJob`. Its spec stays plain, so that a client shows jobs whose spec is newer than itself."""
+    """A `PipeTrainingJob`. Its spec is not typed, so that the client can show jobs with newer specs."""
 
     name: str
     namespace: str
@@ -26,10 +26,10 @@ class Job:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Job":
-        """Reads an object of the API server.
+        """Makes a job from an object of the API server.
 
         Raises:
-            ClientError: its status does not fit the types.
+            ClientError: the status does not fit this client's types.
         """
         metadata = manifest["metadata"]
         try:
@@ -41,12 +41,12 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether the job has ended, one way or the other."""
+        """Whether the job has completed or failed."""
         return self.status.finished
 
     @property
     def failure(self) -> str:
-        """Why the job failed; empty when it did not."""
+        """Why the job failed; empty if it did not fail."""
         failed = self.status.condition(ConditionType.FAILED)
         if failed is None or not self.status.is_true(ConditionType.FAILED):
             return ""
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def created(self) -> datetime:
-        """When the object was made."""
+        """When the job was created."""
         return datetime.fromisoformat(self.manifest["metadata"]["creationTimestamp"])
 
     @property
@@ -65,24 +65,24 @@ class Job:
 
     @property
     def results(self) -> str | None:
-        """Folder or URL of the model and, on a mounted path, of the run's record; None when nothing is kept."""
+        """Folder or URL of the model, and of the record if it is a folder; None if the job keeps nothing."""
         output = self.manifest["spec"].get("output")
         return None if output is None else f"{output['location'].rstrip('/')}/{self.name}"
 
     @property
     def on_volume(self) -> bool:
-        """Whether the results lie on a mounted path."""
+        """Whether the results are on a mounted volume."""
         return self.results is not None and "://" not in self.results
 
     def rank(self, worker: str) -> int | None:
-        """Rank of a worker in the published generation; None of one that is not in it."""
+        """Rank of a worker in the current generation; None if it is not a member."""
         members = self.status.generation.members if self.status.generation else []
         return next((rank for rank, member in enumerate(members) if member.name == worker), None)
 
 
 @dataclass(frozen=True)
 class Event:
-    """A decision about a job, as the operator told it."""
+    """A Kubernetes event about a job."""
 
     uid: str
     time: datetime

@@ -1,7 +1,6 @@
-"""Logs of a job's workers as one.
+"""Reads the logs of all workers of a job as one.
 
-Read at once, lines are merged by the time that the kubelet gave them. Followed, they come in the order of their
-arrival, from every worker that there is, those included that join later.
+`read` merges lines by the kubelet's timestamps. `follow` yields lines as they arrive, also of workers that join later.
 """
 
 import contextlib
@@ -23,9 +22,14 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a worker. `time` is the kubelet's, empty where there is none.
+    """A line of a worker.
 
-    `rank` is its rank in the generation of now, None when it is in none."""
+    Attributes:
+        time: the kubelet's timestamp; empty if there is none.
+        worker: name of the worker's pod.
+        rank: the worker's rank in the current generation; None if it is not a member.
+        text: the line.
+    """
 
     time: str
     worker: str
@@ -34,12 +38,12 @@ class LogLine:
 
 
 class WorkerLogs:
-    """See the module.
+    """The logs of one job.
 
     Args:
-        kube: of the cluster.
+        kube: requests to the cluster.
         job: reads the job.
-        tail: so many lines of each worker at most.
+        tail: maximum number of recent lines of each worker; all lines if None.
     """
 
     def __init__(self, kube: Kube, job: Callable[[], Job], tail: int | None = None) -> None:
@@ -50,13 +54,12 @@ class WorkerLogs:
         self._query: Query = self._stream if tail is None else {**self._stream, "tailLines": tail}
 
     def read(self) -> Iterator[LogLine]:
-        """What was written so far. A worker that has not started has written nothing; one whose node is lost has a line
-        that says so."""
+        """Yields all lines so far. If a worker's log cannot be read, as on a lost node, a line says so."""
         for moment, worker, text in heapq.merge(*(self._whole(worker) for worker in self._workers())):
             yield LogLine(moment, worker, self._job.rank(worker), text)
 
     def follow(self) -> Iterator[LogLine]:
-        """What was written and what will be, until the job has ended and all was said. Outages are waited out."""
+        """Yields lines until the job has ended and every log is read to its end. Outages do not end it."""
         arrived: queue.SimpleQueue[tuple[str, str, str] | ClientError] = queue.SimpleQueue()
         readers: dict[str, threading.Thread] = {}
         stopped = False
@@ -83,7 +86,7 @@ class WorkerLogs:
             stopped = finished and not any(reader.is_alive() for reader in readers.values())
 
     def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
-        """Puts the worker's lines; a stream may break, so the last is one that began after the worker's end."""
+        """Puts the worker's lines into the queue. Streams may break, so the last one begins after the worker's end."""
         query: Query = {**self._query, "follow": "true"}
         newest = ""
         try:
@@ -93,14 +96,14 @@ class WorkerLogs:
                     ended = over or self._phase(worker) != "Running"
                     begin = newest
                     for line in self._lines(worker, query):
-                        if line[0] > begin:  # the kubelet counts in whole seconds
+                        if line[0] > begin:  # sinceTime counts whole seconds, so lines come twice
                             arrived.put(line)
                             newest = line[0]
                     if ended:
                         return
                 except Unavailable:
                     if over:
-                        return  # its node is gone, and with it the log
+                        return  # the log is lost with its node
                 time.sleep(POLL_SECONDS)
                 if newest:
                     query = {**self._stream, "follow": "true", "sinceTime": newest}
@@ -119,7 +122,7 @@ class WorkerLogs:
                 moment, _, text = line.partition(" ")
                 yield moment, worker, text
         except NotFound:
-            return  # it left meanwhile
+            return  # the pod was deleted meanwhile
         except Refused as error:
             if "waiting to start" not in str(error):
                 raise
@@ -129,7 +132,7 @@ class WorkerLogs:
         return [pod["metadata"]["name"] for pod in answer["items"] if _belongs(pod, self._job)]
 
     def _phase(self, worker: str) -> str:
-        """Of the worker's pod; empty when it is gone."""
+        """Phase of the worker's pod; empty if the pod does not exist."""
         try:
             pod = self._kube.get(f"{self._pods}/{worker}")
         except NotFound:
@@ -142,5 +145,5 @@ class WorkerLogs:
 
 
 def _belongs(pod: Object, job: Job) -> bool:
-    """Whether it is a pod of the job, and not of one before it, or of somebody who has its label."""
+    """Whether the job owns the pod. An earlier job of that name, or anything else, may use the same label."""
     return any(owner["uid"] == job.uid for owner in pod["metadata"].get("ownerReferences", []))

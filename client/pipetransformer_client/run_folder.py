@@ -1,6 +1,6 @@
-"""The folder of a local run: the job that it belongs to, and a lock, so that one process at a time trains in it.
+"""The folder of a local run. It holds the job, and a lock that only one run at a time can take.
 
-An interrupted run is resumed by the same command, which finds here that the job is the same.
+The command that began an interrupted run resumes it, because the job in the folder is the same.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pipetransformer_contract.api.validate import validate_update
 
 JOB_FILE = "job.json"
 LOCK_FILE = "run.lock"
-#: Until the workers of a run that was killed have written a checkpoint and ended.
+#: How long workers of a killed run may take to write a checkpoint and end.
 ORPHANS_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 #: A local run keeps checkpoints and results in its folder, whatever the manifest says.
@@ -27,16 +27,16 @@ _MOST_CHANGES = 5
 
 
 class RunFolderError(Exception):
-    """The folder cannot be used for this run; the message says why, and what to do."""
+    """The folder cannot be used for this run. The message says why, and what to do."""
 
 
 class RunFolder:
-    """See the module. `open` makes one.
+    """A locked folder; `open` makes one.
 
     Attributes:
-        path: of the folder.
-        lock: file descriptor that holds the lock, for workers to inherit: the lock lasts as long as they do.
-        finished: whether the job has ended with its model.
+        path: path of the folder.
+        lock: file descriptor of the lock. Workers inherit it, so that the lock lasts as long as they do.
+        finished: whether the job has completed.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -54,11 +54,11 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path, *, patience_seconds: float = ORPHANS_SECONDS) -> Iterator["RunFolder"]:
-        """Locks the folder, which is made if it is not there.
+        """Makes the folder if it does not exist, and locks it.
 
         Raises:
-            RunFolderError: another run trains in it, or it is damaged.
-            OSError: it is no folder, or cannot be written.
+            RunFolderError: another run trains in the folder, or the folder is damaged.
+            OSError: the path is not a folder, or cannot be written.
         """
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
@@ -69,18 +69,18 @@ class RunFolder:
             os.close(lock)
 
     def claim(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """The manifest to run: under the name that it was given here before, where the API server would make one.
+        """Records the job in the folder, and returns the manifest to run.
+
+        A job with `generateName` keeps the name that it had in this folder before.
 
         Args:
-            manifest: as `local_manifest` gives it.
+            manifest: a manifest from `local_manifest`.
 
         Raises:
-            RunFolderError: the folder holds a run of another job, or of this one with other settings.
+            RunFolderError: the folder holds a run of another job, or of this job with other settings.
         """
         claimed = dict(manifest)
-        if (
-            self.finished or (self.path / "steps.jsonl").exists()
-        ):  # else there is nothing to resume, and nothing to lose
+        if self.finished or (self.path / "steps.jsonl").exists():  # otherwise there is nothing to resume or to lose
             if self._manifest is None:
                 raise RunFolderError(
                     f"{self.path} holds the record of a run that this command did not begin. Name another folder, or"
@@ -93,12 +93,12 @@ class RunFolder:
         return claimed
 
     def finish(self) -> None:
-        """Notes that the job has ended with its model."""
+        """Records that the job has completed."""
         self.finished = True
         self._write()
 
     def checkpoint_step(self) -> int | None:
-        """Committed steps in the newest checkpoint; None where there is none."""
+        """Number of committed steps in the newest checkpoint; None if there is no checkpoint."""
         if not (self.path / "events.jsonl").exists():
             return None
         newest = None
@@ -130,9 +130,9 @@ class RunFolder:
 
 
 def _take(lock: int, path: Path, patience_seconds: float) -> None:
-    """Takes the lock. One whose process has ended is held by its workers, which are about to end as well.
+    """Takes the lock. Workers of a run whose process has ended still hold it; this waits until they end.
 
-    On a file system without locks it does nothing.
+    Does nothing on a file system without locks.
     """
     deadline = time.monotonic() + patience_seconds
     while True:
@@ -161,7 +161,7 @@ def _take(lock: int, path: Path, patience_seconds: float) -> None:
 
 
 def _named_as(before: Mapping[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with the name that was made for the same `generateName` before."""
+    """The manifest, with the name that was made earlier for the same `generateName`."""
     was, metadata = before["metadata"], manifest["metadata"]
     if not metadata.get("generateName") or metadata["generateName"] != was.get("generateName"):
         return manifest
@@ -169,8 +169,7 @@ def _named_as(before: Mapping[str, Any], manifest: dict[str, Any]) -> dict[str, 
 
 
 def _changes(before: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    """What differs of what a cluster lets nobody change: there, too, a job that does not run may get another
-    `podTemplate`."""
+    """Changes of fields that are fixed on a cluster. As there, a suspended job may get another `podTemplate`."""
     old = {**before, "spec": {**before["spec"], "suspend": True}}
     fixed = [error.path for error in validate_update(old, manifest) if error.path not in _OVERRULED]
     was, now = (_leaves(with_defaults(root_schema(), one)["spec"], "spec") for one in (before, manifest))
@@ -182,7 +181,7 @@ def _changes(before: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str
 
 
 def _leaves(value: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Values by their paths; a list is one value."""
+    """Values by path. A list is one value."""
     found: dict[str, Any] = {}
     for name, item in value.items():
         found |= _leaves(item, f"{path}.{name}") if isinstance(item, Mapping) and item else {f"{path}.{name}": item}

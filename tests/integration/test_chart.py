@@ -97,7 +97,7 @@ def test_a_namespaced_operator_has_no_right_over_the_cluster_but_to_check_tokens
 
 def test_a_namespaced_operator_yields_to_nobody_for_it_sees_no_pods_of_others() -> None:
     done = template("x", namespaces='["team-a"]', **{"yielding.enabled": "true"})
-    assert "yielding.enabled: pods of others are seen only by an operator of all namespaces" in done.stderr
+    assert "yielding.enabled: only an operator of all namespaces (namespaces: []) sees other pods" in done.stderr
     assert "YIELD" not in yaml.safe_dump_all(render("x"))
     rules = [[d.get("rules") for d in render("x", **{"yielding.enabled": on})] for on in ("false", "true")]
     assert rules[0] == rules[1], "it needs no right besides"
@@ -182,12 +182,12 @@ def test_nothing_that_shows_the_operator_is_installed_unless_asked_for() -> None
 def test_a_monitor_without_its_definition_is_refused_in_words(kind: str) -> None:
     done = template("x", [other for other in MONITORS if other != kind], monitoring=monitoring_values())
     assert done.returncode != 0
-    assert f"monitoring.{kind[0].lower()}{kind[1:]}.enabled: the cluster knows no {kind}" in done.stderr
+    assert f"monitoring.{kind[0].lower()}{kind[1:]}.enabled: the cluster has no kind {kind}" in done.stderr
 
 
 def test_workers_are_scraped_by_a_prometheus_whose_namespace_is_known() -> None:
     done = template("x", MONITORS, monitoring='{"podMonitor": {"enabled": true}}')
-    assert "monitoring.podMonitor.prometheusNamespace: say in which namespace Prometheus runs" in done.stderr
+    assert "monitoring.podMonitor.prometheusNamespace: set the namespace of Prometheus" in done.stderr
     (deployment,) = (d for d in render("x", MONITORS, monitoring=monitoring_values()) if d["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert {"name": "PIPETRANSFORMER_SCRAPER_NAMESPACE", "value": "monitoring"} in container["env"]

@@ -136,7 +136,7 @@ async def test_the_documented_rights_suffice(
     (job,) = await asyncio.to_thread(client.jobs)
     assert await asyncio.to_thread(lambda: next(client.stream("digits")).uid) == job.uid
     assert await asyncio.to_thread(client.events, job) == []
-    with pytest.raises(ClientError, match="reads the job's volume and does not run: it is Pending"):
+    with pytest.raises(ClientError, match="should read the job's volume, but is Pending"):
         await asyncio.to_thread(client.fetch_model, "digits", tmp_path)
     assert await namespace.pods() == {}
     kube = Kube.connect()

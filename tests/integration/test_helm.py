@@ -78,7 +78,7 @@ def test_names_that_look_like_numbers_are_names() -> None:
 def test_a_release_that_no_service_can_be_named_after_is_refused_in_words(name: str) -> None:
     done = helm("template", name, CHART, check=False)
     assert done.returncode != 0
-    assert f"release name {name}: must begin with a letter and have no dot" in done.stderr
+    assert f"release name {name}: must begin with a letter and contain no dot" in done.stderr
 
 
 def test_what_the_schema_takes_is_what_values_yaml_documents() -> None:

@@ -1,1 +1,1 @@
-"""Grafana's dashboards as code: `python -m tools.dashboards` writes the JSON that the chart installs."""
+"""Grafana dashboards as code. `python -m tools.dashboards` writes the JSON that the chart installs."""

@@ -1,4 +1,4 @@
-"""All jobs together, for the platform engineer: where the GPUs are, what comes back, and how the operator fares."""
+"""The dashboard of all jobs for platform engineers: GPUs held and released, and the operator's health."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
@@ -31,30 +31,30 @@ def _now(board: Dashboard) -> None:
         number(
             "GPUs held",
             [("sum(pipetransformer_job_gpus_held)", "held")],
-            description="GPUs whose pods exist, also those that leave: each counts until its pod is gone.",
+            description="GPUs whose pods exist. A GPU counts until its pod is gone, also while it is being released.",
         ),
         number(
             "GPUs pending",
             [("sum(pipetransformer_job_gpus_pending)", "pending")],
-            description="GPUs that jobs asked for and no node has given yet.",
+            description="GPUs that jobs asked for and the scheduler has not placed yet.",
             limits=((1, "yellow"),),
         ),
         number(
             "GPUs saved",
             [("sum(namespace_job_name:pipetransformer_job_saved_gpus:rate5m)", "saved")],
-            description="GPUs that running jobs leave to others, against holding their initial ones.",
+            description="GPUs that running jobs leave to others, compared with holding their initial GPUs.",
         ),
         number(
             "GPU time saved in this range",
             [("sum(increase(pipetransformer_job_saved_gpu_seconds_total[$__range]))", "saved")],
             unit="s",
-            description="GPU time within the time range that jobs left to others, against holding their initial GPUs.",
+            description="GPU time in this range that jobs left to others, compared with holding their initial GPUs.",
         ),
         number("Jobs", [("sum by (state) (pipetransformer_job_state)", "{{state}}")], description="Jobs by state."),
         number(
             "Alerts",
             [('count(ALERTS{alertname=~"PipeTransformer.+", alertstate="firing"}) or vector(0)', "firing")],
-            description="Alerts of this chart that fire now. Each links to its runbook.",
+            description="Firing alerts of this chart. Each links to its runbook.",
             limits=((1, "red"),),
         ),
     )
@@ -72,21 +72,21 @@ def _gpus(board: Dashboard) -> None:
             description="Each job's GPUs. A job that packs with onPack Release shrinks here.",
         ),
         graph(
-            "Held, pending, about to be given back",
+            "Held, pending, about to be released",
             [
                 ("sum(pipetransformer_job_gpus_held)", "held"),
                 ("sum(pipetransformer_job_gpus_pending)", "pending"),
                 ("sum(pipetransformer_job_gpus_leaving)", "leaving"),
             ],
             span=12,
-            description="Pending: asked for. Leaving: their job waits for a durable checkpoint first.",
+            description="Pending: asked for, not placed yet. Leaving: released after the next durable checkpoint.",
         ),
         graph(
             "Saved by job",
             [("namespace_job_name:pipetransformer_job_saved_gpus:rate5m", "{{namespace}}/{{job_name}}")],
             stacked=True,
             span=12,
-            description="GPUs that each job leaves to others now, as a mean of five minutes.",
+            description="GPUs that each job leaves to others, as a mean of five minutes.",
         ),
         graph(
             "Given back, by job",
@@ -97,7 +97,7 @@ def _gpus(board: Dashboard) -> None:
                 )
             ],
             span=12,
-            description="GPUs that jobs gave back in each interval.",
+            description="GPUs that jobs released in each interval.",
         ),
     )
 
@@ -115,7 +115,7 @@ def _jobs(board: Dashboard) -> None:
                 ("Frozen", "percentunit", f"max by {_OF_JOB} ({_FROZEN})"),
                 ("Samples a second", "short", "namespace_job_name:pipetransformer_trainer_samples:rate5m"),
             ],
-            description="A row for each job. A click on a row opens the job's dashboard.",
+            description="One row for each job. Click a row to open the job's dashboard.",
             link=(
                 "Open the job",
                 "/d/pipetransformer-job?var-namespace=${__data.fields.namespace}"
@@ -142,7 +142,7 @@ def _jobs(board: Dashboard) -> None:
         graph(
             "Nodes avoided",
             [("count(pipetransformer_node_avoided_until_timestamp_seconds > time()) or vector(0)", "nodes")],
-            description="Nodes to which no worker is sent: more than one accelerator failed there within a day.",
+            description="Nodes that get no workers, because more than one accelerator failed there within a day.",
             limits=((1, "yellow"),),
         ),
     )
@@ -160,12 +160,12 @@ def _resizes(board: Dashboard) -> None:
                     "{{direction}} {{result}}",
                 )
             ],
-            description="Resizes that ended in each interval. Cancelled ones cost no training: the old layout goes on.",
+            description="Resizes that ended in each interval. The old layout trains on after a cancelled one.",
         ),
         graph(
             "Layouts published, by reason",
             [("sum by (reason) (increase(pipetransformer_generations_total[$__rate_interval]))", "{{reason}}")],
-            description="Generations that the operator published in each interval, by what caused them.",
+            description="Generations that the operator published in each interval, by their cause.",
         ),
         graph(
             "Seconds in each phase",
@@ -189,23 +189,23 @@ def _operator(board: Dashboard) -> None:
         board,
         "Operator",
         graph(
-            "From a report to its durable status",
+            "Time from a report to its durable status",
             [("pipetransformer_report_seconds:p99_5m", "p99"), (_quantile("0.5", "report_seconds"), "median")],
             unit="s",
             description="Time from a leader's report to the status that answers it. An alert fires above the line.",
             limits=((5, "red"),),
         ),
         graph(
-            "Turns of jobs' loops, by result",
+            "Reconciles, by result",
             [("sum by (result) (rate(pipetransformer_reconciles_total[$__rate_interval]))", "{{result}}")],
             unit="ops",
-            description="How often the operator looks at jobs. Error: its own fault. Unavailable: the API server's.",
+            description="Reconciles of jobs per second. Error: the operator failed. Unavailable: the API server did.",
         ),
         graph(
             "Turn and plan, p99",
             [(_quantile("0.99", "reconcile_seconds"), "turn"), (_quantile("0.99", "plan_seconds"), "plan alone")],
             unit="s",
-            description="Time of one look at a job, and of the decision alone.",
+            description="Time to reconcile a job, and time of the decision alone.",
         ),
         graph(
             "Requests to the API server",
@@ -222,7 +222,7 @@ def _operator(board: Dashboard) -> None:
             "Answers of the API server",
             [("sum by (code) (rate(pipetransformer_api_requests_total[$__rate_interval]))", "{{code}}")],
             unit="reqps",
-            description="The API server's answers by code. Many 429 mean that it limits the operator.",
+            description="The API server's answers by code. Many 429s mean that it throttles the operator.",
         ),
         graph(
             "Requests to the API server, p99",
@@ -234,7 +234,7 @@ def _operator(board: Dashboard) -> None:
                 )
             ],
             unit="s",
-            description="Time of the slowest hundredth of the operator's requests, by verb.",
+            description="Time that 99 % of the operator's requests take at most, by verb.",
             limits=((1, "yellow"), (5, "red")),
         ),
         graph(
@@ -260,7 +260,7 @@ def _operator(board: Dashboard) -> None:
             limits=((1, "yellow"),),
         ),
         graph(
-            "Watches: since they were opened",
+            "Age of watches",
             [("time() - pipetransformer_watch_opened_timestamp_seconds", "{{resource}}")],
             unit="s",
             description="Each watch is opened again every two minutes. One that grows older is stuck.",
@@ -269,7 +269,7 @@ def _operator(board: Dashboard) -> None:
         graph(
             "Holds the lease",
             [("pipetransformer_leader", "{{instance}}")],
-            description="1 for the operator that leads, 0 for those that stand by. Exactly one leads.",
+            description="1 for the leading operator, 0 for standbys. Exactly one operator leads.",
         ),
         graph(
             "Processor",
@@ -279,13 +279,13 @@ def _operator(board: Dashboard) -> None:
                     "{{instance}}",
                 )
             ],
-            description="Processor time a second of the operator that leads, in cores.",
+            description="Processor time per second of the leading operator, in cores.",
         ),
         graph(
             "Memory",
             [("process_resident_memory_bytes and on (instance) pipetransformer_leader", "{{instance}}")],
             unit="bytes",
-            description="Resident memory of the operator that leads.",
+            description="Resident memory of the leading operator.",
         ),
     )
 

@@ -1,11 +1,11 @@
-"""One job, for the researcher who trains it: layout, frozen layers, speed, and what regroups cost."""
+"""The dashboard of one job for the researcher who trains it: layout, frozen layers, speed and cost of regroups."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, QueryVariable
 from grafana_foundation_sdk.models.dashboard import VariableRefresh
 
 from tools.dashboards.panels import annotation, graph, new_dashboard, number, section, source
 
-#: Panels on which freezes and regroups are marked.
+#: Panels that mark freezes and regroups.
 MARKED = ("Loss", "Samples a second", "Seconds of a step")
 _JOB = 'namespace="$namespace", job_name="$job"'
 
@@ -44,12 +44,12 @@ def _now(board: Dashboard) -> None:
             "State",
             [(_operator("state"), "{{state}}")],
             name=True,
-            description="State of the job; kubectl describe has its conditions and events.",
+            description="State of the job. kubectl describe shows its conditions and events.",
         ),
         number(
             "Frozen layers",
             [(_operator("frozen_layers"), "frozen"), (_operator("layers"), "of")],
-            description="Layers that no longer train, of all layers of the model.",
+            description="Frozen layers, and all layers of the model.",
         ),
         number(
             "Layout",
@@ -57,15 +57,17 @@ def _now(board: Dashboard) -> None:
             description="Data-parallel pipelines, and the stages of each.",
         ),
         number(
-            "GPUs held", [(_operator("gpus_held"), "held")], description="GPUs whose pods exist, also those that leave."
+            "GPUs held",
+            [(_operator("gpus_held"), "held")],
+            description="GPUs whose pods exist, also while they are being released.",
         ),
         number(
             "GPU time saved",
             [(f"increase({_operator('saved_gpu_seconds_total')}[$__range])", "saved")],
             unit="s",
-            description="GPU time that the job left to others within the time range, against holding its initial GPUs.",
+            description="GPU time in this range that the job left to others, compared with holding its initial GPUs.",
         ),
-        number("Step", [(_worker("step"), "step")], description="Steps that are committed."),
+        number("Step", [(_worker("step"), "step")], description="Committed steps."),
     )
 
 
@@ -76,7 +78,7 @@ def _layout(board: Dashboard) -> None:
         graph(
             "Layers",
             [(_worker("frozen_layers"), "frozen"), (_worker("layers"), "all")],
-            description="Layers that no longer train, and all layers.",
+            description="Frozen layers, and all layers.",
         ),
         graph(
             "Layout",
@@ -91,22 +93,22 @@ def _layout(board: Dashboard) -> None:
                 (_operator("gpus_leaving"), "leaving"),
                 (_operator("workers_initial"), "initial"),
             ],
-            description="GPUs that the job holds, asked for and gives back, beside those that it began with.",
+            description="GPUs that the job holds, asked for and releases, and its initial GPUs.",
         ),
         graph(
             "GPUs saved",
             [(f"namespace_job_name:pipetransformer_job_saved_gpus:rate5m{{{_JOB}}}", "saved")],
-            description="GPUs that the job leaves to others now, as a mean of five minutes.",
+            description="GPUs that the job leaves to others, as a mean of five minutes.",
         ),
         graph(
             "Given back",
             [(_increase(_operator("gpus_released_total")), "GPUs")],
-            description="GPUs that the job gave back in each interval.",
+            description="GPUs that the job released in each interval.",
         ),
         graph(
             "Layout generation",
             [(_operator("layout_generation"), "published"), (_worker("layout_generation"), "trains")],
-            description="Newest layout that the operator published, and the one that trains.",
+            description="Newest generation that the operator published, and the one that trains.",
         ),
     )
 
@@ -123,18 +125,18 @@ def _training(board: Dashboard) -> None:
         graph(
             "Gradient norm",
             [(_worker("gradient_norm"), "norm")],
-            description="Norm of the whole model's gradient, before it is clipped.",
+            description="Norm of the whole model's gradient before clipping.",
         ),
         graph("Learning rate", [(_worker("learning_rate"), "rate")], description="Learning rate of the newest step."),
         graph(
             "Step and checkpoint",
             [(_worker("step"), "step"), (_operator("checkpoint_step"), "durable checkpoint")],
-            description="Steps that are committed, and steps that a durable checkpoint holds.",
+            description="Committed steps, and steps in a durable checkpoint.",
         ),
         graph(
             "Steps skipped",
             [(f"sum({_increase(_worker('skipped_steps_total'))})", "not finite")],
-            description="Steps of each interval whose loss or gradient was not finite.",
+            description="Steps in each interval whose loss or gradient was not finite.",
             limits=((1, "yellow"),),
         ),
         graph(
@@ -145,7 +147,7 @@ def _training(board: Dashboard) -> None:
                 (_operator("resize_failures"), "of resizes, in a row"),
                 (f"max({_increase(_worker('broken_generations_total'))})", "broken generations"),
             ],
-            description="Failures of each interval. Lost nodes and failed resizes do not count against backoffLimit.",
+            description="Failures in each interval. Lost nodes and failed resizes do not count against backoffLimit.",
             limits=((3, "red"),),
         ),
     )
@@ -176,7 +178,7 @@ def _speed(board: Dashboard) -> None:
             "Bubble",
             [(_worker("bubble_ratio"), "idle")],
             unit="percentunit",
-            description="Share of a step in which the pipeline leaves its stages idle, as the step model predicts it.",
+            description="Predicted share of a step in which stages are idle.",
         ),
     )
 
@@ -192,10 +194,10 @@ def _cache(board: Dashboard) -> None:
             description="Share of samples whose frozen layers were read from the cache.",
         ),
         graph(
-            "Samples, by what became of them",
+            "Samples, by use of the cache",
             [(f"sum by (outcome) (rate({_worker('cache_samples_total')}[$__rate_interval]))", "{{outcome}}")],
             stacked=True,
-            description="Samples a second that the cache served, computed or passed by.",
+            description="Samples per second that were read from the cache, computed, or bypassed it.",
         ),
         graph(
             "Bytes",
@@ -207,7 +209,7 @@ def _cache(board: Dashboard) -> None:
         graph(
             "Faults",
             [(f"sum by (fault) ({_increase(_worker('cache_faults_total'))})", "{{fault}}")],
-            description="Faults of the cache in each interval. It computes what it cannot read, so results stay.",
+            description="Faults of the cache in each interval. Lost entries are computed, so results do not change.",
             limits=((1, "yellow"),),
         ),
     )
@@ -226,7 +228,7 @@ def _regroups(board: Dashboard) -> None:
                 )
             ],
             unit="s",
-            description="Mean of the slowest worker, its first step included.",
+            description="Mean time of the slowest worker, including its first step.",
         ),
         graph(
             "Seconds in each phase",
@@ -267,12 +269,12 @@ def _workers(board: Dashboard) -> None:
             "Memory of the accelerator",
             [(f"{allocated} or on (pod) {memory}", "{{pod}}")],
             unit="bytes",
-            description="What tensors take. The host's, where a worker has no accelerator.",
+            description="Memory of tensors, on the host if a worker has no accelerator.",
         ),
         graph(
             "Processor",
             [(f"rate(process_cpu_seconds_total{{{_JOB}}}[$__rate_interval])", "{{pod}}")],
-            description="Processor time a second of each worker's process, in cores.",
+            description="Processor time per second of each worker's process, in cores.",
         ),
     )
 

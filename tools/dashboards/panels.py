@@ -1,4 +1,4 @@
-"""The few kinds of panels that both dashboards are made of."""
+"""The kinds of panels in both dashboards."""
 
 from collections.abc import Iterable, Sequence
 
@@ -36,16 +36,16 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 TAG = "pipetransformer"
 DATA_SOURCE = "datasource"
-#: (PromQL, legend); the legend may name labels as {{label}}.
+#: (PromQL, legend). The legend may name labels as {{label}}.
 Query = tuple[str, str]
-#: (title of a column, its unit, PromQL); without a title only the labels of the values are shown.
+#: (title of a column, unit, PromQL). Without a title only the labels of the values are shown.
 Column = tuple[str, str, str]
-#: (value from which on, colour), from low to high; below the first all is well.
+#: (lowest value, colour) in increasing order. Values below the first are good.
 Limits = Sequence[tuple[float, str]]
 
 
 def new_dashboard(uid: str, title: str, description: str) -> dashboard.Dashboard:
-    """Returns an empty dashboard: a choice of the data source, links to its siblings, one crosshair for all panels."""
+    """Returns an empty dashboard: a choice of the data source, links to other dashboards, one crosshair."""
     return (
         dashboard.Dashboard(title)
         .uid(uid)
@@ -86,7 +86,7 @@ def number(
     limits: Limits = (),
     name: bool = False,
 ) -> stat.Panel:
-    """Shows the newest values; `name` shows legends instead of them."""
+    """Shows the newest values, or with `name` their legends."""
     panel = stat.Panel().title(title).description(description).unit(unit).datasource(source()).height(4).span(4)
     panel.reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
     panel.text_mode(BigValueTextMode.NAME if name else BigValueTextMode.AUTO)
@@ -106,7 +106,7 @@ def graph(
     stacked: bool = False,
     span: int = 8,
 ) -> timeseries.Panel:
-    """Shows values over time, and limits as dashed lines."""
+    """Shows values over time, with limits as dashed lines."""
     panel = timeseries.Panel().title(title).description(description).unit(unit).datasource(source())
     panel.height(8).span(span).axis_soft_min(0).fill_opacity(20 if stacked else 5)
     panel.legend(
@@ -123,7 +123,7 @@ def graph(
 
 
 def rows(title: str, columns: Sequence[Column], *, description: str, link: tuple[str, str]) -> table.Panel:
-    """Shows a row for each set of labels. Each links to a title and URL, which may name fields of the row."""
+    """Shows one row for each set of labels, with a link. Its title and URL may name fields of the row."""
     panel = table.Panel().title(title).description(description).unit("short").datasource(source()).height(9).span(24)
     for target in _targets(((expression, "") for _, _, expression in columns), instant=True):
         panel.with_target(target.format(PromQueryFormat.TABLE))
@@ -140,7 +140,7 @@ def rows(title: str, columns: Sequence[Column], *, description: str, link: tuple
 
 
 def annotation(name: str, colour: str, expression: str) -> AnnotationQuery:
-    """Returns marks on graphs where the expression has a value."""
+    """Returns marks on graphs at times where the expression has a value."""
     return AnnotationQuery().name(name).datasource(source()).enable(True).icon_color(colour).expr(expression)
 
 
@@ -160,5 +160,5 @@ def _letter(index: int) -> str:
 
 
 def source() -> DataSourceRef:
-    """The data source that the reader chose."""
+    """The data source that the user chose."""
     return DataSourceRef(type_val="prometheus", uid=f"${{{DATA_SOURCE}}}")

@@ -1,4 +1,4 @@
-"""From builders to the files that the chart holds."""
+"""Renders the dashboards to the chart's files."""
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import AnnotationPanelFilter

@@ -1,4 +1,4 @@
-"""Command line of the dev cluster."""
+"""The command line of the development cluster."""
 
 from __future__ import annotations
 
@@ -19,33 +19,37 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default="dev", help="name of the cluster's state folder")
     parser.add_argument("--port", type=int, default=16443, help="first of 20 ports on 127.0.0.1")
     commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="start the cluster, or what of it is missing")
+    up = commands.add_parser("up", help="start the cluster, or its missing parts")
     up.add_argument("--nodes", type=int, default=NODES)
-    up.add_argument("--gpus", type=int, default=8, help="counted nvidia.com/gpu of each node")
-    up.add_argument("--control-plane-only", action="store_true", help="no nodes; needs no root")
-    up.add_argument("--no-controllers", action="store_true", help="with --control-plane-only: etcd and API server only")
-    add = commands.add_parser("add-node", help="start one node more")
+    up.add_argument("--gpus", type=int, default=8, help="number of counted nvidia.com/gpu on each node")
+    up.add_argument("--control-plane-only", action="store_true", help="start no nodes; needs no root")
+    up.add_argument(
+        "--no-controllers", action="store_true", help="with --control-plane-only: start only etcd and the API server"
+    )
+    add = commands.add_parser("add-node", help="start another node")
     add.add_argument("--gpus", type=int, default=8)
-    down = commands.add_parser("down", help="stop it and leave nothing on the host but the cache")
-    down.add_argument("--purge", action="store_true", help="drop the pulled and pushed images too")
-    commands.add_parser("status", help="what runs")
-    programs = commands.add_parser("programs", help="build or unpack what the tests run, once; minutes when cold")
-    programs.add_argument("--nodes", action="store_true", help="what the nodes need, too")
+    down = commands.add_parser("down", help="stop the cluster and remove everything except the cache")
+    down.add_argument("--purge", action="store_true", help="also remove pulled and pushed images")
+    commands.add_parser("status", help="show what runs")
+    programs = commands.add_parser(
+        "programs", help="build or unpack the programs that tests run; takes minutes the first time"
+    )
+    programs.add_argument("--nodes", action="store_true", help="also those that nodes need")
     build = commands.add_parser("images", help="build and push the project's images; print their references as JSON")
     build.add_argument(
         "targets",
         nargs="*",
         default=list(images.TARGETS),
         metavar="TARGET",
-        help=f"of {', '.join(images.TARGETS)}; all by default",
+        help=f"any of {', '.join(images.TARGETS)}; default: all",
     )
     for program in _PASSED_ON:
-        commands.add_parser(program, help=f"run {program} on the cluster, with all that follows")
+        commands.add_parser(program, help=f"run {program} on the cluster with the remaining arguments")
     return parser
 
 
 def main() -> int:
-    """Run one command; a failure is one message on stderr and exit code 1."""
+    """Run one command. A failure prints one message on stderr and returns exit code 1."""
     ours, theirs = _split(sys.argv[1:])
     options = _parser().parse_args(ours)
     layout = Layout(name=options.name, port=options.port)
@@ -57,7 +61,7 @@ def main() -> int:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Our part of the command line, and what belongs to kubectl or helm."""
+    """Split the command line into our arguments and those of kubectl, helm or buildah."""
     for index, word in enumerate(arguments):
         if word in _PASSED_ON:
             return arguments[: index + 1], arguments[index + 1 :]

@@ -1,4 +1,4 @@
-"""The whole cluster's life: the parts in the order in which they need each other, and back."""
+"""Starts and stops the parts of the cluster in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def is_up(layout: Layout) -> bool:
 
 
 def obtain(layout: Layout, *, nodes: bool) -> None:
-    """Build or unpack every program that the tests use, so that none of them waits for it; minutes on a fresh machine.
+    """Build or unpack every program that the tests use. Takes minutes on a fresh machine.
 
-    Refused where what the tests need beside it, as disk for images, is not there either.
+    Fails early if the machine lacks anything else that the tests need, such as disk for images.
 
     Args:
-        layout: of the cluster that will use them.
-        nodes: those of the kubelet's tests too.
+        layout: the cluster that will use the programs.
+        nodes: whether to include programs of nodes.
     """
     if not is_up(layout):
         _check(layout, ports=(), nodes=NODES if nodes else 0)
@@ -44,7 +44,7 @@ def obtain(layout: Layout, *, nodes: bool) -> None:
 
 
 def up_control_plane(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:
-    """Start only the control plane; needs no root. Does nothing where it runs. See `controlplane.start`."""
+    """Start only the control plane unless it runs. Needs no root. See `controlplane.start`."""
     if not is_up(layout):
         _stop(layout)
         _check(layout, ports=layout.control_plane_ports(), nodes=0)
@@ -52,7 +52,7 @@ def up_control_plane(layout: Layout, *, controllers: bool = True, fake_nodes: bo
 
 
 def up(layout: Layout, *, nodes: int = NODES, gpus: int = 8) -> None:
-    """Start the control plane, the registry, `nodes` nodes and DNS; go on from where an earlier `up` stopped."""
+    """Start the control plane, the registry, `nodes` nodes and DNS, or those that an earlier `up` did not start."""
     if not 1 <= nodes <= MAX_NODES:
         raise CommandError(f"--nodes must be from 1 to {MAX_NODES}")
     if not is_up(layout):
@@ -71,7 +71,7 @@ def up(layout: Layout, *, nodes: int = NODES, gpus: int = 8) -> None:
 
 
 def _check(layout: Layout, *, ports: Iterable[int], nodes: int) -> None:
-    """Refuse to begin where something is missing; of a full disk, what can be made again goes first."""
+    """Check that nothing is missing. If the disk is too full, first delete what can be rebuilt."""
     shortage = disk.shortage(layout, nodes=nodes)
     if shortage and nodes and os.geteuid() == 0:
         _stop(layout)
@@ -81,7 +81,7 @@ def _check(layout: Layout, *, ports: Iterable[int], nodes: int) -> None:
 
 
 def _stop(layout: Layout) -> None:
-    """Stop all that runs of it. Where the API server does not, this is what a crash left, and it holds ports."""
+    """Stop all processes. If the API server does not run, the others are left over from a crash and hold ports."""
     for index in reversed(node.indices(layout)):
         node.stop(layout, index)
     registry.daemon(layout).stop()
@@ -97,16 +97,16 @@ def _start_dns(layout: Layout) -> None:
 
 
 def add_node(layout: Layout, *, gpus: int = 8) -> int:
-    """Start one node more; return its index."""
+    """Start another node and return its index."""
     index = max(node.indices(layout), default=-1) + 1
     if index >= MAX_NODES:
-        raise CommandError(f"the cluster has {MAX_NODES} nodes, the most it can")
+        raise CommandError(f"the cluster already has the maximum of {MAX_NODES} nodes")
     node.start(layout, index, pause_image=images.pause_reference(layout), gpus=gpus)
     return index
 
 
 def down(layout: Layout, *, purge: bool = False) -> None:
-    """Stop everything and clean the host; `purge` drops the nodes' image stores and the registry's too."""
+    """Stop everything and clean the host. `purge` also deletes the image stores of nodes and registry."""
     _stop(layout)
     if layout.snapshot.exists():  # it had nodes
         images.unmount()
@@ -122,7 +122,7 @@ def down(layout: Layout, *, purge: bool = False) -> None:
 
 
 def status(layout: Layout) -> str:
-    """A few lines a person reads: processes, nodes, what is left on the host."""
+    """A summary for users: processes, nodes, and leftovers on the host."""
     parts = {**controlplane.alive(layout), "registry": registry.daemon(layout).pid, **node.alive(layout)}
     lines = [f"{name:24} {'pid ' + str(pid) if pid else '-'}" for name, pid in parts.items()]
     if is_up(layout):

@@ -1,7 +1,6 @@
-"""etcd, API server, controller manager and scheduler as processes on loopback; needs no root.
+"""Runs etcd, API server, controller manager and scheduler as processes on loopback, without root.
 
-`KUBEBUILDER_ASSETS`, where set, names a folder with `etcd`, `kube-apiserver` and `kubectl` to use instead of our own
-for a control plane without nodes.
+A control plane without nodes uses `etcd`, `kube-apiserver` and `kubectl` from the folder `KUBEBUILDER_ASSETS`, if set.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ _QPS = ("--kube-api-qps=1000", "--kube-api-burst=1000")
 
 
 def kubectl_command(layout: Layout) -> list[str]:
-    """kubectl that speaks to this cluster and to no other."""
+    """kubectl with the kubeconfig of this cluster."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     folder = Path(assets) if assets else gobuild.kubernetes(nodes=False)
     return [str(folder / "kubectl"), "--kubeconfig", str(layout.kubeconfig), "--cache-dir", str(layout.run / "kubectl")]
 
 
 def kubectl(layout: Layout, *arguments: str, stdin: str | None = None) -> str:
-    """Run kubectl as the cluster's admin and return what it printed."""
+    """Run kubectl as the cluster's admin and return its output."""
     return run([*kubectl_command(layout), *arguments], stdin=stdin)
 
 
 def _answers(layout: Layout, port: int, path: str, *, verify: bool = True) -> bool:
     context = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))
-    if not verify:  # the scheduler serves a certificate that it signs itself at every start
+    if not verify:  # the scheduler signs its own certificate at each start
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return answers(f"https://127.0.0.1:{port}{path}", context)
 
 
 def start(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:
-    """Start it and return once it serves; with `controllers=False` only etcd and the API server.
+    """Start the control plane and return once it serves. `controllers=False` starts only etcd and the API server.
 
-    `fake_nodes`: nodes are objects without a kubelet, so nobody watches over their leases.
+    With `fake_nodes`, nodes are objects without a kubelet, so their leases are not checked.
     """
     debian.obtain(debian.CONTROL_PLANE if not os.environ.get("KUBEBUILDER_ASSETS") else ("openssl",))
     assets = os.environ.get("KUBEBUILDER_ASSETS") if not controllers else None
@@ -139,11 +138,11 @@ def _start_controllers(layout: Layout, binaries: Path, *, fake_nodes: bool) -> N
 
 
 def stop(layout: Layout) -> None:
-    """Stop what runs, clients before servers."""
+    """Stop all processes, clients before servers."""
     for name in reversed(_NAMES):
         Daemon(name, layout.run).stop()
 
 
 def alive(layout: Layout) -> dict[str, int | None]:
-    """Process id of each part, None where it does not run."""
+    """Process id of each part; None if it does not run."""
     return {name: Daemon(name, layout.run).pid for name in _NAMES}

@@ -1,7 +1,7 @@
-"""Programs that come from Debian: used where the host has them, else unpacked into the cache.
+"""Programs from Debian packages: the host's own, otherwise unpacked into the cache.
 
-Packages are downloaded by apt with the dependencies that the host lacks and unpacked beside each other. Nothing is
-installed, so no service starts and dpkg's database stays as it was.
+apt downloads packages and the dependencies that the host lacks. They are unpacked but not installed, so no service
+starts and dpkg's database does not change.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MONITORING = ("prometheus", "promtool")
 IMAGES = ("buildah", "runc", "mmdebstrap", "docker-registry")
 BROWSER = ("chromium",)
 
-# An unpacked chromium is started without its script in /usr/bin, which knows only where it is installed.
+# An unpacked chromium cannot use its script in /usr/bin, which expects the path of an installation.
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/lib/chromium", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 def tested(*, nodes: bool) -> tuple[str, ...]:
-    """What the tests run; with `nodes` also what kubelets and images need."""
+    """Programs that the tests run. With `nodes`, also those for kubelets and images."""
     return CONTROL_PLANE + MONITORING + BROWSER + (NODE + IMAGES if nodes else ())
 
 
@@ -49,7 +49,7 @@ def _unpacked() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Environment for child processes in which host programs come first and unpacked ones after them."""
+    """Environment for child processes, with unpacked programs on the PATH after the host's."""
     env = dict(os.environ)
     root = _unpacked()
     folders = [*env.get("PATH", "").split(":"), *_SYSTEM_PATH, *(f"{root}{p}" for p in _SYSTEM_PATH)]
@@ -74,7 +74,7 @@ def cni_plugins() -> Path:
 
 
 def _mark(package: str) -> Path:
-    """There while a package and what it depends on are unpacked: one that was cut off is not taken for whole."""
+    """File that exists while a package is being unpacked, so that an interrupted one does not count as complete."""
     return cache_dir() / "debian" / f".{package}.unpacking"
 
 
@@ -85,20 +85,20 @@ def _has(program: str) -> bool:
 
 
 def program(name: str) -> Path:
-    """Path of a program that `obtain` made sure of; raise `CommandError` when it is absent."""
+    """Path of a program, after `obtain`. Raises `CommandError` if the program is missing."""
     found = shutil.which(name, path=environment()["PATH"])
     if found is None:
-        raise CommandError(f"{name} is not on this machine (Debian package {PACKAGE_OF.get(name, name)})")
+        raise CommandError(f"{name} is not installed (Debian package {PACKAGE_OF.get(name, name)})")
     return Path(found)
 
 
 def lacking(programs: tuple[str, ...]) -> list[str]:
-    """Those of `programs` that neither the host nor the cache has."""
+    """The `programs` that are neither on the host nor in the cache."""
     return [program for program in programs if not _has(program)]
 
 
 def obtain(programs: tuple[str, ...]) -> None:
-    """Make sure of `programs`, unpacking Debian packages for those that the host lacks."""
+    """Unpack Debian packages for those `programs` that the host lacks."""
     if lacking(programs):
         with locked(cache_dir() / "debian"):
             _obtain(programs)
@@ -109,7 +109,7 @@ def _obtain(programs: tuple[str, ...]) -> None:
     if not packages:  # another process was quicker
         return
     if shutil.which("apt-get") is None:
-        raise CommandError(f"install these first (they are Debian's names): {' '.join(packages)}")
+        raise CommandError(f"install these Debian packages first: {' '.join(packages)}")
     say(f"unpacking from Debian into {_unpacked()}: {' '.join(packages)}")
     marks = [_mark(package) for package in packages]
     for mark in marks:

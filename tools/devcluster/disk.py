@@ -1,7 +1,7 @@
-"""How much disk is still missing, by part, and what gives way where there is too little.
+"""Estimates the disk space that the cluster still needs, and frees space if there is too little.
 
-A part's size is what `du` finds of it after the tests, with replaced builds gone. What a part holds is taken off, so a
-run that was cut off asks for the rest alone.
+The size of a part was measured with `du` after the tests, without replaced builds. The space that a part already takes
+is subtracted.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tools.devcluster import debian, gobuild, images
 from tools.devcluster.layout import Layout, cache_dir
 from tools.devcluster.process import say
 
-_GO = 6.0  # GiB, as all: modules 3.4, Go's own build cache 1.9, programs 0.7
+_GO = 6.0  # all sizes in GiB; modules 3.4, Go's own build cache 1.9, programs 0.7
 _DEBIAN = 1.0
 _BUILDAH = 7.2
 _REGISTRY = 3.1
 _NODE = 6.1
-_PACKED = 3.1  # of each node that pulls an image whole, until it is unpacked
-_WRITTEN = 1.0  # new layers of our code, what tests write
+_PACKED = 3.1  # for each node, until a pulled image is unpacked
+_WRITTEN = 1.0  # new image layers of our code, and files of tests
 _CONTROL_PLANE = 1.0  # etcd and logs
 
 
 def missing(layout: Layout, *, nodes: int) -> dict[str, float]:
-    """GiB that a cluster of `nodes` nodes will still take, 0 for a control plane alone: part -> GiB."""
+    """GiB that each part of a cluster will still take. `nodes` is 0 for a control plane alone."""
     programs = debian.tested(nodes=nodes > 0)
     built = gobuild.has_kubernetes(nodes=nodes > 0)
     parts = {
@@ -43,7 +43,7 @@ def missing(layout: Layout, *, nodes: int) -> dict[str, float]:
 
 
 def shortage(layout: Layout, *, nodes: int) -> str:
-    """Says what is needed and what is free, where that is less; else empty."""
+    """A message with the needed and the free space if there is too little; empty otherwise."""
     parts = missing(layout, nodes=nodes)
     cache_dir().mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache_dir()).free / (1 << 30)
@@ -54,13 +54,13 @@ def shortage(layout: Layout, *, nodes: int) -> str:
 
 
 def drop_replaced(layout: Layout) -> None:
-    """Drop replaced builds, and stores that hold more than one build needs, while nothing of the cluster runs."""
+    """Delete replaced builds, and stores that are larger than one build needs. The cluster must not run."""
     if _buildah().exists() and not debian.lacking(debian.IMAGES):
         images.unmount()
         images.prune(layout)
     for size, folder in [(_REGISTRY, _registry())] + [(_NODE, node) for node in layout.node_images(0).parent.glob("*")]:
         if _held(folder) > size:
-            say(f"dropping {folder}: the disk is short, and it holds more than one build; it fills again by itself")
+            say(f"the disk is almost full: deleting {folder}, which holds more than one build needs")
             shutil.rmtree(folder)
 
 
@@ -79,6 +79,6 @@ def _rest(size: float, *folders: Path) -> float:
 def _held(folder: Path) -> float:
     if not folder.exists():
         return 0
-    # It ends with 1 where another build took a file away meanwhile.
+    # du exits with 1 if another build deleted a file meanwhile.
     du = subprocess.run(["du", "-skx", folder], capture_output=True, check=False)
     return int(du.stdout.split()[0]) / (1 << 20)

@@ -1,7 +1,6 @@
-"""Programs built from Go modules, once for each version: the cache is keyed by the digest of go.mod and go.sum.
+"""Builds programs from Go modules once for each version. The key of the cache is the digest of go.mod and go.sum.
 
-Each module under `go/` pins its versions; `go mod tidy` there writes go.sum. Go's own caches make a second build of the
-same sources quick, ours makes it nothing.
+Each module under `go/` pins its versions; `go mod tidy` writes its go.sum.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _folder(module: str, version: str, ldflags: str) -> Path:
 
 
 def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str = "") -> Path:
-    """Build `packages` (program name -> import path) of `go/<module>`; return the folder with the programs."""
+    """Build `packages` (program name -> import path) of `go/<module>` and return the folder of the programs."""
     folder = _folder(module, version, ldflags)
     if all((folder / name).exists() for name in packages):
         return folder
@@ -80,21 +79,21 @@ def _names(*, nodes: bool) -> tuple[str, ...]:
 
 
 def has_kubernetes(*, nodes: bool) -> bool:
-    """Whether `kubernetes` would have nothing to build."""
+    """Whether `kubernetes` has already been built."""
     folder = _folder("kubernetes", KUBERNETES, _KUBERNETES_FLAGS)
     return all((folder / name).exists() for name in _names(nodes=nodes))
 
 
 def written_folders() -> list[Path]:
-    """Where builds write: ours, and Go's own caches, which other projects share: until Kubernetes is in them, all that
-    they hold is of those."""
+    """Folders that builds write to: ours and Go's own caches. Other projects share Go's, so these count only once they
+    hold Kubernetes."""
     modules, builds = map(Path, run([_go(), "env", "GOMODCACHE", "GOCACHE"]).splitlines())
     begun = (modules / "k8s.io" / f"kubernetes@v{KUBERNETES}").exists()
     return [cache_dir() / "go", *([modules, builds] if begun else [])]
 
 
 def kubernetes(*, nodes: bool = True) -> Path:
-    """Folder with the Kubernetes programs; `nodes=False` leaves out what only nodes need."""
+    """Folder of the Kubernetes programs. `nodes=False` leaves out those that only nodes need."""
     packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in _names(nodes=nodes)}
     return _build("kubernetes", packages, version=KUBERNETES, ldflags=_KUBERNETES_FLAGS)
 
@@ -110,13 +109,13 @@ def kueue() -> Path:
 
 
 def kueue_chart() -> Path:
-    """Kueue's Helm chart, as it lies in its Go module; it holds the CRDs too."""
+    """Kueue's Helm chart in its Go module, including the CRDs."""
     listed = run([_go(), "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue"], cwd=SOURCES / "go" / "kueue").strip()
     return Path(listed) / "charts" / "kueue"
 
 
 def pause() -> Path:
-    """The program of the pod sandbox."""
+    """The pause program of pod sandboxes."""
     return _build("pause", {"pause": "."}, version="1") / "pause"
 
 
@@ -124,7 +123,7 @@ def helm() -> Path:
     """The Helm program."""
     stamps = {
         "internal/version.version": f"v{HELM}",
-        "pkg/chartutil.k8sVersionMajor": _MAJOR,  # what `helm template` renders for
+        "pkg/chartutil.k8sVersionMajor": _MAJOR,  # the version that `helm template` assumes
         "pkg/chartutil.k8sVersionMinor": _MINOR,
     }
     ldflags = " ".join(["-s -w", *(f"-X helm.sh/helm/v3/{field}={value}" for field, value in stamps.items())])
@@ -138,7 +137,7 @@ def helm() -> Path:
 
 
 def prometheus_operator_crds() -> list[Path]:
-    """The CustomResourceDefinitions of the Prometheus Operator that our chart has objects of."""
+    """The Prometheus Operator's CustomResourceDefinitions whose objects our chart creates."""
     module = f"github.com/prometheus-operator/prometheus-operator@v{PROMETHEUS_OPERATOR}"
     folder = Path(json.loads(run([_go(), "mod", "download", "-json", module]))["Dir"])
     kinds = ("podmonitors", "prometheusrules", "servicemonitors")

@@ -1,8 +1,7 @@
-"""What nodes change on the host, and how all of it is put back.
+"""Changes that nodes make to the host, and their removal.
 
-`remember` writes down what is there before the first node starts; `restore` is told nothing else, so it also cleans up
-after a run of this tool that was killed. Only names that carry the cluster's state folder, its nodes or its nft tables
-are touched.
+`remember` saves the host's state before the first node starts. `restore` needs nothing else, so it also cleans up after
+a killed run. Both touch only names that contain the cluster's state folder, its nodes or its nft tables.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def _set_sysctl(name: str, value: str) -> None:
 
 
 def remember(layout: Layout) -> None:
-    """Write down sysctls and the folders that exist now; a snapshot that is there already is kept."""
+    """Save sysctls and existing folders. An earlier snapshot is kept."""
     if layout.snapshot.exists():
         return
     sysctls = {name: (Path("/proc/sys") / name).read_text().strip() for name in _SYSCTLS}
@@ -72,14 +71,14 @@ def remember(layout: Layout) -> None:
 
 
 def name_node(index: int) -> None:
-    """Let the API server find the node's kubelet on loopback by the node's name."""
+    """Add the node's name to the hosts file, so that the API server finds its kubelet on loopback."""
     lines = _HOSTS.read_text().splitlines()
     if _hosts_line(index) not in lines:
         _HOSTS.write_text("\n".join([*lines, _hosts_line(index)]) + "\n")
 
 
 def make_cgroups(index: int) -> None:
-    """Make the cgroup below which the node's pods live, under either version of cgroups."""
+    """Make the parent cgroup of the node's pods, with either version of cgroups."""
     if (CGROUPS / "cgroup.controllers").exists():
         available = (CGROUPS / "cgroup.controllers").read_text().split()
         (CGROUPS / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in available))
@@ -93,7 +92,7 @@ def make_cgroups(index: int) -> None:
 
 
 def make_bridge(layout: Layout, index: int, address: str, api_service_ip: str) -> None:
-    """Make the node's bridge and send what pods say to the `kubernetes` Service to the API server on loopback."""
+    """Make the node's bridge, and redirect pods' traffic to the `kubernetes` Service to the API server."""
     env = debian.environment()
     _set_sysctl("net/ipv4/ip_forward", "1")
     if not Path(f"/sys/class/net/{bridge(index)}").exists():
@@ -115,7 +114,7 @@ table ip {NFT_TABLE} {{
 
 
 def unmount_below(folder: Path) -> None:
-    """Unmount all that is mounted below `folder`, innermost first."""
+    """Unmount everything below `folder`, innermost first."""
     prefix = f"{folder}/"
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in sorted((m for m in mounts if m.startswith(prefix)), reverse=True):
@@ -123,7 +122,7 @@ def unmount_below(folder: Path) -> None:
 
 
 def remove_node(layout: Layout, index: int) -> None:
-    """Take away a stopped node's mounts, bridge, cgroups and host name."""
+    """Remove the mounts, bridge, cgroups and host name of a stopped node."""
     env = debian.environment()
     unmount_below(layout.node(index))
     if Path(f"/sys/class/net/{bridge(index)}").exists():
@@ -137,7 +136,7 @@ def remove_node(layout: Layout, index: int) -> None:
 
 
 def restore(layout: Layout) -> None:
-    """Put back sysctls and drop tables and folders that were not there; every node is gone by now."""
+    """Restore sysctls, and remove tables and folders that did not exist before. All nodes must be removed."""
     before = json.loads(layout.snapshot.read_text())
     env = debian.environment()
     for family, table in _NFT_TABLES:
@@ -152,7 +151,7 @@ def restore(layout: Layout) -> None:
 
 
 def leftovers(layout: Layout) -> list[str]:
-    """What nodes of the cluster left on the host, in words; empty after a complete `down` and where none ever ran."""
+    """Descriptions of what nodes left on the host; empty after a complete `down`."""
     if not layout.snapshot.exists():
         return []
     found = [f"bridge {bridge(i)}" for i in range(MAX_NODES) if Path(f"/sys/class/net/{bridge(i)}").exists()]

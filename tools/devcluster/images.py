@@ -1,8 +1,7 @@
-"""Builds container images without a daemon or an outside registry, and pushes them to the cluster's own.
+"""Builds container images without a daemon or an outside registry, and pushes them to the cluster's registry.
 
-The base is made from Debian packages under the name that the Dockerfile's BASE_IMAGE has by default. buildah keeps its
-layers in the cache, so a change of our code builds one small layer. An image's tag is its id: a pod that names it runs
-exactly that build.
+The base image is made from Debian packages, with the default name of the Dockerfile's BASE_IMAGE. buildah caches
+layers, so a change of our code builds one small layer. An image's tag is its id, so a pod runs the build that it names.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from tools.devcluster.layout import REPOSITORY, Layout, cache_dir
 from tools.devcluster.process import CommandError, run, say, succeeds, write_whole
 
 TARGETS = ("operator", "trainer")
-# Stages whose files a target copies. Without a name of their own they would be no part of any image, and pruned.
+# Stages whose files a target copies. Without a name they would be pruned, because no image contains them.
 _COPIED_FROM = {"operator": ("operator-build",)}
 _BASE = "localhost/pipetransformer/python:3.11"
 _RUNTIME = "localhost/pipetransformer/python-runtime:3.11"
 _DEBIAN_SUITE = "bookworm"  # its python3 is 3.11
 _BASE_PACKAGES = "python3,python3-venv,ca-certificates"
-# What the runtime's Python never opens.
+# Files that the runtime's Python does not need.
 _LEFT_OUT = (
     "/usr/share/doc/*",
     "/usr/share/locale/*",
@@ -35,7 +34,7 @@ _PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
 
 def command(word: str, *arguments: str | Path) -> list[str | Path]:
-    """buildah's command line on the cache's store, with what this machine needs: no registry but the cluster's own."""
+    """buildah's command line for the store in the cache, with no registry except the cluster's."""
     store = cache_dir() / "buildah"
     policy = store / "policy.json"
     if not policy.exists():
@@ -47,7 +46,7 @@ def command(word: str, *arguments: str | Path) -> list[str | Path]:
         settings = {"PIP_CERT": f"{_CERTIFICATES}/ca-certificates.crt"}
         settings |= {key: os.environ[key] for key in _PIP_SETTINGS if key in os.environ}
         needs += [part for key, value in settings.items() for part in ("--build-arg", f"{key}={value}")]
-        # Its own isolation, chroot, starts buildah anew without the environment that says where its libraries are.
+        # Its own isolation, chroot, restarts buildah without the environment variables that locate its libraries.
         needs += ["--isolation", "oci", "--runtime", debian.program("runc"), "--network", "host"]
         needs += ["--layers", "--force-rm", "--pull-never"]
         needs += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro"]
@@ -76,14 +75,14 @@ def _from_scratch(name: str, content: Path, destination: str, *entrypoint: str) 
 
 
 def unmount() -> None:
-    """Remove working containers of builds that were cut off, and what the store has mounted."""
+    """Remove working containers of interrupted builds, and mounts of the store."""
     if (cache_dir() / "buildah" / "root").exists():
         _buildah("rm", "--all")
         host.unmount_below(cache_dir() / "buildah")
 
 
 def make_bases() -> None:
-    """Make the base images from Debian packages unless they are there: a small Debian, and Python alone."""
+    """Make the base images from Debian packages unless they exist: a small Debian, and one with only Python."""
     _make(_BASE, "--variant=minbase", f"--include={_BASE_PACKAGES}")
     left_out = [f"--dpkgopt=path-{rule}" for rule in _LEFT_OUT]
     _make(_RUNTIME, "--variant=extract", "--include=python3,base-files,libstdc++6", *left_out)
@@ -100,7 +99,7 @@ def _make(name: str, *options: str) -> None:
 
 
 def push(layout: Layout, name: str) -> str:
-    """Push the local image `name`; return the reference that a pod's `image` takes."""
+    """Push the local image `name` and return its reference for a pod's `image`."""
     short = name.removeprefix("localhost/").partition(":")[0]
     identity = _buildah("images", "--quiet", "--no-trunc", name).removeprefix("sha256:")[:12]
     reference = f"{layout.registry}/{short}:{identity}"
@@ -109,7 +108,7 @@ def push(layout: Layout, name: str) -> str:
 
 
 def push_program(layout: Layout, program: Path, *, entry: str = "") -> str:
-    """Push an image that holds just one static program, at `entry` or else under its name; return its reference."""
+    """Push an image with one static program, at `entry` or by default at its name, and return its reference."""
     name = f"localhost/pipetransformer/{program.name}:{program.parent.name}"
     entry = entry or f"/{program.name}"
     if not _exists(name):
@@ -118,7 +117,7 @@ def push_program(layout: Layout, program: Path, *, entry: str = "") -> str:
 
 
 def build(target: str, source: Path = REPOSITORY, *, tag: str = "latest") -> str:
-    """Build a target of the Dockerfile of the checkout `source`; return its local name."""
+    """Build a target of the Dockerfile in the checkout `source`, and return its local name."""
     name = f"localhost/{short_name(target)}:{tag}"
     for stage in _COPIED_FROM.get(target, ()):
         _buildah("build", "--target", stage, "--tag", f"localhost/{short_name(stage)}:{tag}", source)
@@ -127,7 +126,7 @@ def build(target: str, source: Path = REPOSITORY, *, tag: str = "latest") -> str
 
 
 def _revision(source: Path) -> str:
-    """Commit of the checkout `source`, whoever owns it; empty where it is no checkout."""
+    """Commit of the checkout `source`, which any user may own; empty if it is not a checkout."""
     if not (source / ".git").exists():
         return ""
     return run(["git", "-c", "safe.directory=*", "-C", source, "rev-parse", "HEAD"]).strip()
@@ -139,16 +138,16 @@ def short_name(target: str) -> str:
 
 
 def published(layout: Layout) -> dict[str, str]:
-    """What `publish` made last for this cluster: target -> reference."""
+    """The references that `publish` last made for this cluster, by target."""
     record = layout.state / "images.json"
     text = record.read_text() if record.exists() else ""
-    return json.loads(text) if text else {}  # a full disk may have left it empty
+    return json.loads(text) if text else {}  # a full disk may have left the file empty
 
 
 def prune(layout: Layout) -> None:
-    """Drop builds that a later one replaced, and names given to push them: each would keep its layers for good.
+    """Delete replaced builds and the names under which they were pushed, because each keeps its layers.
 
-    What cannot go, as what another checkout builds on just now, stays until the next time.
+    An image that is in use, such as by the build of another checkout, stays until the next time.
     """
     try:
         names = {name for image in json.loads(_buildah("images", "--json")) for name in image.get("names") or ()}
@@ -156,11 +155,11 @@ def prune(layout: Layout) -> None:
             _buildah("rmi", *pushed)
         _buildah("rmi", "--prune")
     except CommandError as error:
-        say(f"not all replaced builds could go: {error}")
+        say(f"some replaced builds could not be deleted: {error}")
 
 
 def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str]:
-    """Build and push `targets`; return target -> reference, also kept in the state folder as images.json."""
+    """Build and push `targets`. Returns references by target, and writes them to images.json in the state folder."""
     obtain()
     references = published(layout)
     for target in targets:
@@ -171,7 +170,7 @@ def publish(layout: Layout, targets: tuple[str, ...] = TARGETS) -> dict[str, str
 
 
 def publish_revision(layout: Layout, revision: str, folder: Path) -> dict[str, str]:
-    """Check out an older revision in `folder`, build and push its images; return target -> reference."""
+    """Check out an older revision in `folder`, build and push its images, and return references by target."""
     run(["git", "clone", "--quiet", "--shared", "--no-checkout", REPOSITORY, folder])
     run(["git", "-C", folder, "checkout", "--quiet", "--detach", revision])
     obtain()
@@ -179,16 +178,16 @@ def publish_revision(layout: Layout, revision: str, folder: Path) -> dict[str, s
 
 
 def obtain() -> None:
-    """Make sure of the programs that builds need, and of the base images."""
+    """Obtain the programs that builds need, and the base images."""
     debian.obtain(debian.IMAGES)
     make_bases()
 
 
 def pause_reference(layout: Layout) -> str:
-    """Push the pod sandbox's image; return its reference."""
+    """Push the pod sandbox's image and return its reference."""
     return push_program(layout, gobuild.pause())
 
 
 def coredns_reference(layout: Layout) -> str:
-    """Push CoreDNS's image; return its reference."""
+    """Push CoreDNS's image and return its reference."""
     return push_program(layout, gobuild.coredns())

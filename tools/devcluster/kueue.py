@@ -1,6 +1,6 @@
-"""The real Kueue: as a pod from its unchanged chart, or as a process beside a control plane that has no nodes.
+"""Runs the real Kueue, as a pod from its unchanged chart, or as a process if the cluster has no nodes.
 
-The process serves its webhooks on loopback, so there the chart's objects that name its Service get an address instead.
+The process serves webhooks on loopback, so objects of the chart get its address instead of its Service.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def daemon(layout: Layout) -> Daemon:
 
 
 def start(layout: Layout) -> None:
-    """Start Kueue as a process and return once it admits; its objects are applied first."""
+    """Apply Kueue's objects, start it as a process, and return once it admits."""
     folder = layout.state / "kueue"
-    certificates = folder / "etc/kueue/metrics/certs"  # the one place where Kueue looks for those of its metrics
+    certificates = folder / "etc/kueue/metrics/certs"  # the only place where Kueue looks for the metrics' certificates
     certificates.mkdir(parents=True, exist_ok=True)
     for name, source in (("tls.crt", "apiserver.crt"), ("tls.key", "apiserver.key")):
-        shutil.copy(layout.pki / source, certificates / name)  # for loopback, signed by this cluster's authority
+        shutil.copy(layout.pki / source, certificates / name)  # valid for loopback, signed by this cluster's authority
     if not (folder / "applied").exists():
         namespace = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         controlplane.kubectl(layout, "apply", "-f", "-", stdin=namespace)
         definitions = json.dumps({"apiVersion": "v1", "kind": "List", "items": _objects(layout)})
         controlplane.kubectl(layout, "apply", "--server-side", "-f", "-", stdin=definitions)
-        # Kueue ends at once where its kinds are not served yet.
+        # Kueue exits if the API server does not serve its kinds yet.
         list_workloads = [
             *controlplane.kubectl_command(layout),
             "get",
@@ -83,12 +83,12 @@ def start(layout: Layout) -> None:
 
 
 def stop(layout: Layout) -> None:
-    """Stop the process; what it wrote stays."""
+    """Stop the process. Its objects stay."""
     daemon(layout).stop()
 
 
 def install(layout: Layout, helm: tuple[str, ...]) -> None:
-    """Install its chart on a cluster with nodes and return once it is ready."""
+    """Install Kueue's chart on a cluster with nodes, and return once it is ready."""
     reference = images.push_program(layout, gobuild.kueue(), entry="/manager")
     repository, _, tag = reference.rpartition(":")
     manager = {
@@ -99,19 +99,19 @@ def install(layout: Layout, helm: tuple[str, ...]) -> None:
     sets = ["--set-json", f"controllerManager={json.dumps({'manager': manager})}"]
     chart = gobuild.kueue_chart()
     run([*helm, "upgrade", "--install", "kueue", chart, "--namespace", NAMESPACE, "--create-namespace", *sets])
-    for version in ("v1beta1", "v1beta2"):  # they need request headers that this API server has no certificate for
+    for version in ("v1beta1", "v1beta2"):  # they need request headers, for which this API server has no certificate
         controlplane.kubectl(
             layout, "delete", "--ignore-not-found", "apiservice", f"{version}.visibility.kueue.x-k8s.io"
         )
     wait_until(lambda: _has_certificate(layout), f"Secret {_SECRET} has a certificate", seconds=60)
-    # A kubelet looks at Secrets of a running pod once a minute or two; at a pod that changes it looks at once.
+    # A kubelet reads the Secrets of a running pod every minute or two, but at once if the pod changes.
     controlplane.kubectl(layout, "-n", NAMESPACE, "annotate", "pod", "--all", "--overwrite", "look=now")
     rollout = ("rollout", "status", "deployment/kueue-controller-manager", "--timeout=180s")
     controlplane.kubectl(layout, "-n", NAMESPACE, *rollout)
 
 
 def uninstall(layout: Layout, helm: tuple[str, ...]) -> None:
-    """Remove the chart, and with its definitions all that was made of them."""
+    """Remove the chart, its definitions, and all objects of these kinds."""
     run([*helm, "uninstall", "kueue", "--namespace", NAMESPACE, "--wait"])
 
 
@@ -127,7 +127,7 @@ def _objects(layout: Layout) -> list[Object]:
 
 
 def _clients(one: Object) -> list[Object]:
-    """The places in an object that say how the API server reaches a webhook."""
+    """The parts of an object that say how the API server reaches a webhook."""
     if one["kind"] == "CustomResourceDefinition":
         conversion = one["spec"].get("conversion", {}).get("webhook")
         return [conversion["clientConfig"]] if conversion else []

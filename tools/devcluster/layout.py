@@ -1,4 +1,4 @@
-"""Where the dev cluster keeps what it makes, and which ports it takes: the one place both are decided."""
+"""Paths and ports of the development cluster."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ NODES = 2
 
 
 def cache_dir() -> Path:
-    """Folder outside the checkout for binaries, images and cluster state."""
+    """Folder outside the checkout for programs, images and cluster state."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipetransformer"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths and ports of one cluster. Two clusters run side by side when name and `port` (the first of 20) differ."""
+    """Paths and ports of one cluster. Two clusters can run if their names and `port` (the first of 20) differ."""
 
     name: str = "dev"
     port: int = 16443
 
     @property
     def state(self) -> Path:
-        """Everything that dies with the cluster."""
+        """Folder that is deleted with the cluster."""
         return cache_dir() / "cluster" / self.name
 
     @property
@@ -44,12 +44,12 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        """Pid files and logs of the control plane's processes."""
+        """Folder of the control plane's pid files and logs."""
         return self.state / "run"
 
     @property
     def shared(self) -> Path:
-        """Folder that pods of every node can mount by hostPath: the cluster's ReadWriteMany storage."""
+        """Folder that pods on every node can mount by hostPath, as ReadWriteMany storage."""
         return self.state / "shared"
 
     @property
@@ -63,12 +63,12 @@ class Layout:
         return self.state / f"node{index}"
 
     def node_images(self, index: int) -> Path:
-        """A node's image store. It outlives the cluster: the trainer's image takes a minute to pull."""
+        """A node's image store. It outlives the cluster, because the trainer's image takes a minute to pull."""
         return cache_dir() / "node-images" / self.name / f"node{index}"
 
     @property
     def snapshot(self) -> Path:
-        """What the host looked like before, so that `down` can put it back."""
+        """The host's earlier state, which `down` restores."""
         return self.state / "host.json"
 
     @property
@@ -115,7 +115,7 @@ class Layout:
         return f"127.0.0.1:{self.registry_port}"
 
     def control_plane_ports(self) -> list[int]:
-        kueue = [self.kueue_port, self.kueue_health_port]  # a process beside a control plane that has no nodes
+        kueue = [self.kueue_port, self.kueue_health_port]  # Kueue is a process if there are no nodes
         return [self.port + offset for offset in range(5)] + kueue
 
     def all_ports(self) -> list[int]:

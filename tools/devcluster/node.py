@@ -1,7 +1,7 @@
-"""A real node: containerd and kubelet with a cgroup, a bridge and a pod subnet of their own, several on one machine.
+"""A real node: a containerd and a kubelet with their own cgroup, bridge and pod subnet. One machine runs several nodes.
 
-kube-proxy runs once, since the nodes share the host's network. GPUs are counted, not real: the capacity is patched into
-the node's status, and the scheduler and the kubelet count what pods ask for.
+kube-proxy runs once, because the nodes share the host's network. GPUs are counted but not real: a patch of the node's
+status sets the capacity, and scheduler and kubelet count the requests of pods.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _ctr(layout: Layout, index: int) -> list[str]:
 
 
 def indices(layout: Layout) -> list[int]:
-    """Nodes that have been started and not yet removed."""
+    """Nodes that were started and not removed."""
     return sorted(int(folder.name.removeprefix("node")) for folder in layout.state.glob("node[0-9]"))
 
 
@@ -90,7 +90,7 @@ def _write_configs(layout: Layout, index: int, pause_image: str) -> None:
     }
     network = {"cniVersion": "0.4.0", "name": host.node_name(index), "plugins": [plugin]}
     (node / "cni" / "10-bridge.conflist").write_text(json.dumps(network))
-    (node / "resolv.conf").touch()  # pods must not see the host's name servers
+    (node / "resolv.conf").touch()  # pods must not use the host's name servers
     kubelet = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -125,7 +125,7 @@ def _write_configs(layout: Layout, index: int, pause_image: str) -> None:
 
 
 def start(layout: Layout, index: int, *, pause_image: str, gpus: int) -> None:
-    """Start node `index` with `gpus` counted accelerators; return once it is Ready."""
+    """Start node `index` with `gpus` counted accelerators, and return once it is Ready."""
     binaries, env, node, name = gobuild.kubernetes(), debian.environment(), layout.node(index), host.node_name(index)
     host.remember(layout)
     _write_configs(layout, index, pause_image)
@@ -133,7 +133,7 @@ def start(layout: Layout, index: int, *, pause_image: str, gpus: int) -> None:
     containerd.start([debian.program("containerd"), "--config", node / "containerd.toml"], env=env)
     containerd.wait_ready(lambda: succeeds([*_ctr(layout, index), "version"], env=env))
     kubelet = _kubelet(layout, index)
-    if kubelet.pid is None:  # what an earlier, killed cluster left in the image store's database
+    if kubelet.pid is None:  # an earlier, killed cluster may have left entries in the image store
         _remove_containers(layout, index)
     host.name_node(index)
     host.make_cgroups(index)
@@ -181,12 +181,12 @@ def _is_ready(layout: Layout, name: str) -> bool:
 def _remove_containers(layout: Layout, index: int) -> None:
     ctr, env = _ctr(layout, index), debian.environment()
     for container in run([*ctr, "containers", "list", "--quiet"], env=env).split():
-        succeeds([*ctr, "tasks", "delete", "--force", container], env=env)  # fails where the container has no task
+        succeeds([*ctr, "tasks", "delete", "--force", container], env=env)  # fails if the container has no task
         run([*ctr, "containers", "delete", container], env=env)
 
 
 def _remove_old_builds(layout: Layout, index: int) -> None:
-    """Drop from the image store what was pulled of builds that are not the last ones; containerd frees their layers."""
+    """Remove images of replaced builds from the image store. containerd deletes their layers."""
     last = images.published(layout).values()
     if not last:
         return
@@ -196,11 +196,13 @@ def _remove_old_builds(layout: Layout, index: int) -> None:
     kept = {digest for name, _, digest in rows if name in last or not name.startswith((*ours, "sha256:"))}
     old = {digest for name, _, digest in rows if name.startswith(ours)} - kept
     if gone := [name for name, _, digest in rows if digest in old]:
-        succeeds([*ctr, "images", "remove", "--sync", *gone], env=env)  # else the next time: what follows must stop
+        succeeds(
+            [*ctr, "images", "remove", "--sync", *gone], env=env
+        )  # a failure is retried next time; the node must stop anyway
 
 
 def _kill_strays(layout: Layout, index: int) -> None:
-    """Kill what survived containerd: shims that carry its socket's path, and processes in the node's cgroups."""
+    """Kill processes that survived containerd: shims with its socket's path, and those in the node's cgroups."""
     socket = f"{layout.node(index)}/containerd.sock".encode()
     strays = {int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if socket in _read(p).split(b"\0")}
     for group in [host.CGROUPS / host.node_name(index), *host.CGROUPS.glob(f"*/{host.node_name(index)}")]:
@@ -221,7 +223,7 @@ def _read(path: Path) -> bytes:
 
 
 def stop(layout: Layout, index: int) -> None:
-    """Stop the node, its pods too, and take away what it left on the host."""
+    """Stop the node and its pods, and clean the host."""
     _kubelet(layout, index).stop()
     if index == 0:
         _proxy(layout).stop()
@@ -235,6 +237,6 @@ def stop(layout: Layout, index: int) -> None:
 
 
 def alive(layout: Layout) -> dict[str, int | None]:
-    """Process id of each part of each node, None where it does not run."""
+    """Process id of each part of each node; None if it does not run."""
     parts = {f"node{i}/{d.name}": d.pid for i in indices(layout) for d in (_containerd(layout, i), _kubelet(layout, i))}
     return {**parts, "kube-proxy": _proxy(layout).pid} if parts else {}

@@ -1,4 +1,4 @@
-"""Certificates, tokens and kubeconfigs of one cluster, made once and kept until `down`."""
+"""Makes certificates, tokens and kubeconfigs of a cluster. They are kept until `down`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _kubeconfig(layout: Layout, name: str, token: str) -> None:
 
 
 def make(layout: Layout) -> None:
-    """Make everything below `layout.pki` and one kubeconfig a user; does nothing when it is there."""
+    """Make everything below `layout.pki`, and one kubeconfig for each user, unless they exist."""
     pki = layout.pki
     if (pki / "done").exists():
         return

@@ -1,4 +1,4 @@
-"""What must hold before anything is changed, checked at once so that a user sees all that is missing."""
+"""Checks all requirements before anything is changed, so that the user sees everything that is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _taken(port: int) -> bool:
 
 
 def check(*, ports: Iterable[int], root: bool, shortage: str) -> None:
-    """Raise `CommandError` listing everything that is missing: Linux, root, disk (as `shortage` says), free ports."""
+    """Raise `CommandError` with everything that is missing: Linux, root, disk (the message `shortage`), free ports."""
     problems = []
     if sys.platform != "linux":
         problems.append("the cluster needs Linux")

@@ -1,7 +1,6 @@
-"""Commands that run to their end, and daemons that outlive this tool.
+"""Runs commands to their end, and daemons that outlive this tool.
 
-A daemon is known by its pid file, which also holds the process's start time: a pid that the kernel has since given to
-somebody else is never signalled.
+A daemon's pid file also holds the start time of the process, so that a reused pid is never signalled.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from pathlib import Path
 
 
 def say(text: str) -> None:
-    """Tell the user what goes on, on stderr: stdout is for results."""
+    """Print progress to stderr, because stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 class CommandError(Exception):
-    """A command failed; the message holds the command and the end of what it said."""
+    """A command failed. The message holds the command and the end of its output."""
 
 
 Argument = str | Path
@@ -39,7 +38,7 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
 ) -> str:
-    """Run `command` to its end and return its stdout; raise `CommandError` with what it said last when it fails."""
+    """Run `command` to its end and return its stdout. Raises `CommandError` with the end of its output if it fails."""
     done = subprocess.run(
         [str(a) for a in command], env=env, cwd=cwd, input=stdin, capture_output=True, text=True, check=False
     )
@@ -50,7 +49,7 @@ def run(
 
 
 def succeeds(command: Sequence[Argument], *, env: Mapping[str, str] | None = None) -> bool:
-    """Whether `command` ends with 0; its output is dropped."""
+    """Whether `command` exits with 0. Its output is discarded."""
     return (
         subprocess.run(
             [str(a) for a in command],
@@ -66,7 +65,7 @@ def succeeds(command: Sequence[Argument], *, env: Mapping[str, str] | None = Non
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """For one process at a time; makes `folder`."""
+    """Hold a lock on `folder`, which is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -74,14 +73,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a full disk or a kill leaves the old one, never half of the new."""
+    """Replace a file atomically, so that a full disk or a kill leaves the old one."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     draft.replace(path)
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60, every: float = 0.1) -> None:
-    """Return as soon as `condition()` holds; raise `TimeoutError` naming `what` when it does not in time."""
+    """Return as soon as `condition()` holds. Raises `TimeoutError` with `what` if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -90,7 +89,7 @@ def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60,
 
 
 def answers(url: str, context: ssl.SSLContext | None = None) -> bool:
-    """Whether a server on loopback answers with 200; the proxy of the environment is not asked for it."""
+    """Whether a server on loopback answers with 200. Ignores proxies in the environment."""
     direct = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with urllib.request.build_opener(*direct).open(url, timeout=2) as answer:
@@ -100,7 +99,7 @@ def answers(url: str, context: ssl.SSLContext | None = None) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Kernel's start time of a live process, or None when it is gone or a zombie."""
+    """Kernel's start time of a process; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -109,7 +108,7 @@ def _start_time(pid: int) -> str | None:
 
 
 class Daemon:
-    """One background process with its pid file and log in `folder`."""
+    """A background process with its pid file and log in `folder`."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -118,12 +117,12 @@ class Daemon:
 
     @property
     def pid(self) -> int | None:
-        """Process id while the process lives; None also where a full disk left a pid file without one."""
+        """Process id while the process runs. None otherwise, also if a full disk left the pid file empty."""
         pid, _, started = self.pid_file.read_text().partition(" ") if self.pid_file.exists() else ("", "", "")
         return int(pid) if pid and _start_time(int(pid)) == started else None
 
     def start(self, command: Sequence[Argument], *, env: Mapping[str, str] | None = None) -> None:
-        """Start it in a session of its own unless it runs already."""
+        """Start the process in its own session unless it already runs."""
         if self.pid is not None:
             return
         self.pid_file.parent.mkdir(parents=True, exist_ok=True)
@@ -144,13 +143,13 @@ class Daemon:
             raise
 
     def require_alive(self) -> None:
-        """Raise `CommandError` with the end of its log when it died."""
+        """Raise `CommandError` with the end of the log if the process has ended."""
         if self.pid is None:
             tail = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
             raise CommandError(f"{self.name} died; the end of {self.log}:\n{tail}")
 
     def wait_ready(self, ready: Callable[[], bool], *, seconds: float = 60) -> None:
-        """Return once `ready()` holds; raise at once when the process dies before."""
+        """Return once `ready()` holds. Raises at once if the process ends before."""
 
         def alive_and_ready() -> bool:
             self.require_alive()
@@ -159,7 +158,7 @@ class Daemon:
         wait_until(alive_and_ready, f"{self.name} ready (log: {self.log})", seconds=seconds)
 
     def stop(self, *, seconds: float = 10) -> None:
-        """SIGTERM, then SIGKILL after `seconds`; fine when it is not running."""
+        """Send SIGTERM, then SIGKILL after `seconds`. Does nothing if the process does not run."""
         pid = self.pid
         if pid is not None:
             os.kill(pid, signal.SIGTERM)

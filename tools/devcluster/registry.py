@@ -1,4 +1,4 @@
-"""A container registry on loopback, from which the nodes pull; its store outlives the cluster."""
+"""A container registry on loopback from which the nodes pull. Its store outlives the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def daemon(layout: Layout) -> Daemon:
 
 
 def start(layout: Layout) -> None:
-    """Start it and return once it answers."""
+    """Start the registry and return once it answers."""
     config = layout.run / "registry.json"  # JSON is YAML, which the registry reads
     config.write_text(
         json.dumps(

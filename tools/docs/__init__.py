@@ -1,1 +1,1 @@
-"""What of the documentation is generated: references, the page of benchmarks, pictures; and the hooks of the site."""
+"""Generates parts of the documentation: references, benchmarks and pictures. Also holds the site's hooks."""

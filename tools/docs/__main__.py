@@ -1,4 +1,4 @@
-"""Write what is generated below docs/: `make generate`."""
+"""Writes the generated files below docs/: `make generate`."""
 
 from tools.docs.write import rendered
 

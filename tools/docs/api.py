@@ -1,4 +1,4 @@
-"""docs/api.md: every field of a `PipeTrainingJob`, by the schema that the API server has."""
+"""Renders docs/api.md: every field of a `PipeTrainingJob`, from the CRD's schema."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from pipetransformer_contract.choose import OnPack, Packing
 from pipetransformer_contract.messages import ResizeReason
 from tools.docs.markdown import GENERATED, code, table
 
-#: Bounds from here on say no more than that a number fits.
+#: Larger maximums only say that the number fits, so they are left out.
 _LARGE = 2**31 - 1
 _WORDS = (State, ConditionType, ResizePhase, ResizeReason, OnPack, Packing)
 _INTRODUCTION = f"""# {KIND}
@@ -40,7 +40,7 @@ def rendered() -> str:
 
 
 def _sections(path: str, schema: Schema, change: str) -> Iterator[str]:
-    """The object's table of fields, then those of the objects in it."""
+    """The table of the object's fields, then the tables of the objects in it."""
     intro = [schema.get("description", ""), f"{change[0].upper()}{change[1:]}." if change else ""]
     lines = [f"## {path}\n", " ".join(filter(None, intro)) + "\n"] if any(intro) else [f"## {path}\n"]
     children: list[tuple[str, Schema, str]] = []
@@ -68,7 +68,7 @@ def _sections(path: str, schema: Schema, change: str) -> Iterator[str]:
 
 
 def _object_in(field: Schema) -> Schema | None:
-    """The object that a field is, or is a list of, if its fields are known."""
+    """The schema of a field that is an object or a list of objects, if it has known fields."""
     inner: Schema = field.get("items", {}) if field.get("type") == "array" else field
     return inner if "properties" in inner else None
 
@@ -90,7 +90,7 @@ def _type(field: Schema, path: str) -> str:
 
 
 def _anchor(path: str) -> str:
-    """As the site and GitHub make it of a heading."""
+    """The anchor that the site and GitHub make from a heading."""
     return re.sub(r"[^\w-]", "", path.lower())
 
 
@@ -123,7 +123,7 @@ def _number(value: float) -> str:
 
 
 def _change(name: str) -> str:
-    """Whether a field of the spec may change, in the words of the rule that forbids it."""
+    """Whether a field of the spec may change, as the rule that forbids it says."""
     rule = next((rule for rule in IMMUTABILITY_RULES if rule.field == f".{name}"), None)
     return "can be changed at any time" if rule is None else rule.message.removeprefix(f"{name} ")
 
@@ -142,7 +142,7 @@ def _words() -> str:
 
 
 def members(kind: type[StrEnum]) -> dict[str, str]:
-    """What the comment beside each member of an enumeration says."""
+    """The comment beside each member of an enumeration."""
     found: dict[str, Any] = dict(
         re.findall(r'^ +\w+ = "(\w+)"(?: +#: (.*))?$', inspect.getsource(kind), flags=re.MULTILINE)
     )

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what benchmarks/results holds, against what was aimed at; what was missed is called lost."""
+"""Renders docs/benchmarks.md: the results in benchmarks/results and their aims. A missed aim is called lost."""
 
 import json
 import re
@@ -21,10 +21,10 @@ of GPUs.
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row: where it is in a result (`*` stands for every key), what it is, and the aim.
+    """One row: its path in a result (`*` stands for every key), its meaning and its aim.
 
-    `path` leads to a number, a truth, or a list, whose length counts. `at_most` is a number, or the name of one in an
-    object around it.
+    `path` leads to a number, a boolean, or a list, of which the length counts. `at_most` is a number, or the key of a
+    number in an enclosing object.
     """
 
     path: str
@@ -143,7 +143,7 @@ def rendered() -> str:
 
 
 def _targets() -> dict[str, str]:
-    """What the Makefile says of each benchmark, and of the soak."""
+    """The Makefile's text about each benchmark and the soak."""
     text = (REPOSITORY / "Makefile").read_text()
     return dict(sorted(re.findall(r"^(?:bench-|(?=soak:))(\w+):.*?## (.*)$", text, flags=re.MULTILINE)))
 
@@ -181,7 +181,7 @@ def _rows(figure: Figure, result: dict[str, Any]) -> Iterator[list[str]]:
 def _found(
     path: Sequence[str], value: Any, place: tuple[str, ...] = (), around: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[tuple[tuple[str, ...], Any, Mapping[str, Any]]]:
-    """Where a path leads: the keys that its stars stood for, the value, and all that the objects around it hold."""
+    """Follows a path. Yields the keys that replaced its stars, the value, and the entries of enclosing objects."""
     if not path:
         yield place, value, around
     elif isinstance(value, dict):

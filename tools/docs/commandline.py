@@ -1,4 +1,4 @@
-"""docs/commands.md: every command with its arguments and options, as the command itself knows them."""
+"""Renders docs/commands.md: every command with its arguments and options, from the application itself."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from tools.docs.markdown import GENERATED, code, table
 
 _INTRODUCTION = """# Command line
 
-`pipetransformer COMMAND`, or `kubectl pipetransformer COMMAND`. [Submit and watch jobs](cli.md) says what they are for,
-and the exit codes.
+`pipetransformer COMMAND`, or `kubectl pipetransformer COMMAND`. [Submit and watch jobs](cli.md) explains when to use
+each command, and the exit codes.
 """
 
 

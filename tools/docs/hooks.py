@@ -1,4 +1,4 @@
-"""Hooks of MkDocs, for what our pages are written in and for what the navigation cannot say."""
+"""MkDocs hooks: they adapt our Markdown, and add pages that the navigation does not list."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,12 @@ _ROW = re.compile(r"<tr[ >].*?</tr>", re.DOTALL)
 _CELL = re.compile(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", re.DOTALL)
 _EMPTY = re.compile(r">\s+</td>")
 _TAG = re.compile(r"<[^>]+>")
-_SENTENCE = 30  #: characters from which a cell holds text to read, not a value to compare
+_SENTENCE = 30  #: A cell with at least this many characters holds text, not a value
 _LIST_AFTER_TEXT = re.compile(r"^(?![-\s|#>]|\d+\. )(.+)\n(?=- |1\. )", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts the pages of the decisions, whichever there are, where the navigation names their folder."""
+    """Replaces the folder of decisions in the navigation by its pages."""
     pages = sorted(path.name for path in Path(config.docs_dir, _DECISIONS).glob("[0-9]*.md"))
     for section in config.nav or []:
         for entries in section.values():
@@ -32,15 +32,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the benchmarks' pictures, which lie beside their figures."""
+    """Adds the benchmarks' pictures, which are next to the results."""
     for picture in sorted(Path(config.docs_dir, _RESULTS).glob("*.png")):
         files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture.resolve())))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets a list follow its sentence without an empty line, as CommonMark does and Python-Markdown does not; links the
-    benchmarks' pictures where `on_files` puts them."""
+    """Adds the empty line before a list that Python-Markdown needs, unlike CommonMark. Adapts links to the benchmarks'
+    pictures."""
     parts = _FENCED.split(markdown.replace(f"({_RESULTS}", "(results/"))
     parts[::2] = [_LIST_AFTER_TEXT.sub(r"\1\n\n", part) for part in parts[::2]]
     return "".join(parts)

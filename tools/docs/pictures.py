@@ -1,9 +1,9 @@
-"""The pictures of docs/concepts.md. README and the front page show the one of a pack, and on a phone a narrow one."""
+"""Draws the pictures of docs/concepts.md. README and the front page also show the pack, narrow on a phone."""
 
 from pipetransformer_client.timeline.drawing import ACTIVE, FAINT, FREED, FROZEN, MOVED
 from tools.docs.sketch import Sketch
 
-_PACK = "Four stages become two as eight of twelve blocks freeze"
+_PACK = "Four stages become two as eight of twelve layers freeze"
 _FRONT, _BACK = [FROZEN] * 8 + [ACTIVE] * 2, [ACTIVE] * 2
 _LEGEND = ((ACTIVE, "trains"), (FROZEN, "frozen: forward only, no optimizer state"))
 
@@ -25,17 +25,17 @@ def _pack() -> str:
     for number in range(4):
         _gpu(drawing, 24 + 106 * number, 118, f"GPU {number}", [ACTIVE] * 3)
     drawing.words(24, 98, "pipeline 0", colour=FAINT)
-    drawing.words(24, 262, "each square is a block", colour=FAINT)
+    drawing.words(24, 262, "each square is a layer", colour=FAINT)
     _legend(drawing, 24, 278)
     drawing.words(500, 34, "8 of 12 frozen, onPack: Widen: 2 pipelines of 2", bold=True)
-    drawing.words(500, 176, "or onPack: Release: 1 pipeline of 2, and 2 GPUs go", bold=True)
+    drawing.words(500, 176, "or onPack: Release: 1 pipeline of 2, 2 GPUs released", bold=True)
     for number, fills in enumerate((_FRONT, _BACK, _FRONT, _BACK)):
         _gpu(drawing, 500 + 108 * number, 50, f"GPU {number}", fills)
         if number < 2:
             _gpu(drawing, 500 + 108 * number, 192, f"GPU {number}", fills)
         else:
             drawing.box(500 + 108 * number, 192, 98, 84, fill="none", dashed=True)
-            drawing.words(549 + 108 * number, 238, "given back", colour=FAINT, anchor="middle")
+            drawing.words(549 + 108 * number, 238, "released", colour=FAINT, anchor="middle")
     drawing.words(500, 154, "pipeline 0", colour=FAINT)
     drawing.words(716, 154, "pipeline 1: other samples", colour=FAINT)
     drawing.arrow((446, 152), (490, 96))
@@ -44,7 +44,7 @@ def _pack() -> str:
 
 
 def _pack_narrow() -> str:
-    """The same from top to bottom."""
+    """The pack drawn from top to bottom."""
     drawing = Sketch(_PACK, 360, 520)
     lefts = [12 + 85 * number for number in range(4)]
     drawing.words(12, 26, "nothing frozen: 1 pipeline of 4 stages", bold=True)
@@ -54,7 +54,7 @@ def _pack_narrow() -> str:
     drawing.words(lefts[0], 288, "pipeline 0", colour=FAINT)
     drawing.words(lefts[2], 288, "pipeline 1: other samples", colour=FAINT)
     drawing.words(12, 318, "or onPack: Release:", bold=True)
-    drawing.words(12, 336, "1 pipeline of 2, and 2 GPUs go", bold=True)
+    drawing.words(12, 336, "1 pipeline of 2, 2 GPUs released", bold=True)
     for number, (x, fills) in enumerate(zip(lefts, (_FRONT, _BACK, _FRONT, _BACK), strict=True)):
         _gpu(drawing, x, 38, f"GPU {number}", [ACTIVE] * 3, size=(80, 58), by_row=4)
         _gpu(drawing, x, 178, f"GPU {number}", fills, size=(80, 92), by_row=4)
@@ -62,8 +62,8 @@ def _pack_narrow() -> str:
             _gpu(drawing, x, 348, f"GPU {number}", fills, size=(80, 92), by_row=4)
         else:
             drawing.box(x, 348, 80, 92, fill="none", dashed=True)
-            drawing.words(x + 40, 398, "given back", colour=FAINT, anchor="middle")
-    drawing.words(12, 466, "each square is a block", colour=FAINT)
+            drawing.words(x + 40, 398, "released", colour=FAINT, anchor="middle")
+    drawing.words(12, 466, "each square is a layer", colour=FAINT)
     for place, (fill, word) in enumerate(_LEGEND):
         drawing.box(12, 478 + 20 * place, 12, 12, fill=fill, line="white")
         drawing.words(30, 489 + 20 * place, word, colour=FAINT)
@@ -76,7 +76,7 @@ def _gpu(
 ) -> None:  # fmt: skip
     drawing.box(x, y, *size)
     drawing.words(x + 8, y + 20, name)
-    drawing.blocks(x + 8, y + 32, fills, by_row=by_row)
+    drawing.squares(x + 8, y + 32, fills, by_row=by_row)
 
 
 def _legend(drawing: Sketch, x: float, y: float) -> None:
@@ -142,11 +142,11 @@ def _cache() -> str:
         drawing.words(79, top + 63, "sample 17", anchor="middle")
         drawing.box(200, top + 22, 420, 72)
         drawing.words(212, top + 40, "first worker of the pipeline", colour=FAINT)
-        drawing.blocks(212, top + 52, [FROZEN] * 8 if first else ["#edf2f6"] * 8, by_row=8, size=22)
-        drawing.blocks(540, top + 52, [ACTIVE] * 3, by_row=3, size=22)
+        drawing.squares(212, top + 52, [FROZEN] * 8 if first else ["#edf2f6"] * 8, by_row=8, size=22)
+        drawing.squares(540, top + 52, [ACTIVE] * 3, by_row=3, size=22)
         drawing.box(700, top + 22, 230, 72)
         drawing.words(712, top + 40, "next workers", colour=FAINT)
-        drawing.blocks(712, top + 52, [ACTIVE] * 6, by_row=6, size=22)
+        drawing.squares(712, top + 52, [ACTIVE] * 6, by_row=6, size=22)
         drawing.arrow((136, top + 62), (198, top + 62), dashed=not first)
         drawing.arrow((622, top + 62), (698, top + 62))
         drawing.box(438, top + 48, 76, 30, fill="#fff4e6", line=MOVED)
@@ -190,4 +190,4 @@ def _copies() -> str:
 def _stage(drawing: Sketch, x: float, y: float, name: str, *, width: float = 120, lost: bool = False) -> None:
     drawing.box(x, y, width, 66, fill="none" if lost else "white", line="#c2452d" if lost else FREED, dashed=lost)
     drawing.words(x + 10, y + 22, name)
-    drawing.blocks(x + 10, y + 36, ["#edf2f6" if lost else ACTIVE] * 4, by_row=4, size=13)
+    drawing.squares(x + 10, y + 36, ["#edf2f6" if lost else ACTIVE] * 4, by_row=4, size=13)

@@ -1,4 +1,4 @@
-"""What the pictures of docs/concepts.md need beside boxes and words: arrows, and layers as small squares."""
+"""Arrows and rows of small squares, for the pictures of docs/concepts.md."""
 
 from collections.abc import Iterable
 
@@ -18,11 +18,11 @@ class Sketch(Drawing):
         self.add(_TIP)
 
     def arrow(self, *points: tuple[float, float], dashed: bool = False) -> None:
-        """A line through the points, with its tip at the last."""
+        """Draws a line through the points, with an arrow at the last one."""
         self.polyline(points, dashes="4 4" if dashed else "", tip="tip")
 
-    def blocks(self, x: float, y: float, fills: Iterable[str], *, by_row: int = 5, size: float = 14) -> None:
-        """Small squares, row by row: a model's blocks."""
+    def squares(self, x: float, y: float, fills: Iterable[str], *, by_row: int = 5, size: float = 14) -> None:
+        """Draws small squares row by row, one for each layer."""
         for place, fill in enumerate(fills):
             row, column = divmod(place, by_row)
             self.box(x + column * (size + 3), y + row * (size + 3), size, size, fill=fill, line="white")

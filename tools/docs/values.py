@@ -1,4 +1,4 @@
-"""docs/values.md: what values.yaml says of each value, with the type that values.schema.json wants."""
+"""Renders docs/values.md: the comment of each value in values.yaml, with its type in values.schema.json."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tools.docs.markdown import GENERATED, code, table
 CHART = REPOSITORY / "charts" / "pipetransformer"
 _INTRODUCTION = """# Helm values
 
-Of the chart `charts/pipetransformer`. What is not here is refused, with its place.
+Values of the chart `charts/pipetransformer`. Helm refuses values that are not listed here.
 """
 
 
@@ -25,20 +25,20 @@ def rendered() -> str:
         value, kind = _at(yaml.safe_load(text), schema, path)
         group = "properties" in kind
         if not kind or (group and not comment):
-            continue  # within a free map, or a heading that says nothing
+            continue  # inside a free-form map, or a group without a comment
         rows.append([code(".".join(path)), "" if group else code(json.dumps(value)), _type(kind, schema), comment])
     return f"{GENERATED}{_INTRODUCTION}\n" + table(("value", "default", "type", "meaning"), rows)
 
 
 def comments(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each key of the file, in its order, and the comment above it."""
+    """Each key of the file in order, with the comment above it."""
     path: list[str] = []
     comment: list[str] = []
     for line in text.splitlines():
         stripped = line.strip()
         if stripped.startswith("#"):
             comment.append(stripped.removeprefix("#").strip())
-        elif not stripped or stripped.startswith("- "):  # what a list holds is a value of its key
+        elif not stripped or stripped.startswith("- "):  # entries of a list belong to its key
             comment = []
         else:
             depth = (len(line) - len(line.lstrip())) // 2
@@ -48,7 +48,7 @@ def comments(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _at(value: Any, schema: Any, path: tuple[str, ...]) -> tuple[Any, Any]:
-    """The value at a path, and its schema; none below what is free."""
+    """The value at a path and its schema, which is empty inside a free-form map."""
     root = schema
     for name in path:
         value = value[name]

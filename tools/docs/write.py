@@ -1,4 +1,4 @@
-"""All that is generated below docs/, by file."""
+"""Renders all generated files below docs/."""
 
 from pathlib import Path
 

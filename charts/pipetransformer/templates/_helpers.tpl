@@ -2,7 +2,7 @@
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
 {{- else if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
-{{- fail (printf "release name %s: must begin with a letter and have no dot, for a Service is named after it" .Release.Name) -}}
+{{- fail (printf "release name %s: must begin with a letter and contain no dot, because a Service is named after it" .Release.Name) -}}
 {{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 53 | trimSuffix "-" -}}
 {{- else -}}
@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.serviceAccount.name | default (include "pipetransformer.fullname" .) -}}
 {{- end -}}
 
-{{/* With its value in the name, for that of a PriorityClass cannot be changed. */}}
+{{/* The name contains the value, because the value of a PriorityClass cannot be changed. */}}
 {{- define "pipetransformer.priorityClass" -}}
 {{- $name := last . -}}
 {{- with first . -}}
@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* As the restricted Pod Security Standard wants it. */}}
+{{/* Meets the restricted Pod Security Standard. */}}
 {{- define "pipetransformer.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -55,9 +55,9 @@ capabilities:
 {{- end -}}
 {{- end -}}
 
-{{/* Objects of the Prometheus Operator where it is not installed: say so before anything is installed. */}}
+{{/* Fails before anything is installed if the Prometheus Operator is missing. */}}
 {{- define "pipetransformer.requireMonitoring" -}}
 {{- if not (.root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind)) -}}
-{{- fail (printf "monitoring.%s.enabled: the cluster knows no %s; install the CustomResourceDefinitions of the Prometheus Operator first, or leave it disabled (helm template: --api-versions monitoring.coreos.com/v1/%s)" .value .kind .kind) -}}
+{{- fail (printf "monitoring.%s.enabled: the cluster has no kind %s. Install the CustomResourceDefinitions of the Prometheus Operator first, or leave it disabled (helm template: --api-versions monitoring.coreos.com/v1/%s)" .value .kind .kind) -}}
 {{- end -}}
 {{- end -}}

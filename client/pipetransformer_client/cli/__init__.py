@@ -1,7 +1,7 @@
-"""The command `pipetransformer`, which kubectl knows as `kubectl pipetransformer`: one command a module.
+"""The command `pipetransformer`, also available as `kubectl pipetransformer`, with one module for each command.
 
-Exit codes: 0 done, and the job, if it was waited for, is complete; 1 the job failed; 2 the arguments or the job's file
-were refused; 3 the cluster said no or did not answer, or time ran out; 130 interrupted.
+Exit codes: 0 success, and the job has completed if the command waited for it; 1 the job failed; 2 invalid arguments or
+an invalid job file; 3 the cluster refused or did not answer, or time ran out; 130 interrupted.
 """
 
 import sys
@@ -9,7 +9,7 @@ import sys
 from pipetransformer_client.errors import ClientError, InvalidName
 from pipetransformer_contract.api.manifest import InvalidManifest
 
-from . import change, fetch, logs, plan, run, show, submit, timeline, watch  # noqa: F401 - they add their commands to the app
+from . import change, fetch, logs, plan, run, show, submit, timeline, watch  # noqa: F401 - registers the commands
 from .app import app
 from .options import EXIT_CLUSTER, EXIT_REFUSED, errors
 
@@ -24,6 +24,6 @@ def main() -> None:
     except (ClientError, TimeoutError) as error:
         errors().print(f"error: {error}")
         sys.exit(EXIT_CLUSTER)
-    except OSError as error:  # a file or folder that was named
+    except OSError as error:  # a file or folder in the arguments
         errors().print(f"error: {error}")
         sys.exit(EXIT_REFUSED)

@@ -1,4 +1,4 @@
-"""The application that each command adds itself to."""
+"""The Typer application with which each command registers."""
 
 from importlib.metadata import version
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`suspend`, `resume`, `scale` and `delete`: changes of a job that is on the cluster."""
+"""`suspend`, `resume`, `scale` and `delete`: change a job on the cluster."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from .options import Context, JobName, Namespace, console
 
 @app.command()
 def suspend(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Give all workers of a job back, after a checkpoint. `resume` starts it again from there."""
+    """Release all workers of a job after a checkpoint. `resume` continues from it."""
     client = Client.connect(context=context, namespace=namespace)
     client.suspend(name)
     console().print(f"{client.namespace}/{name} suspended", highlight=False)
@@ -20,7 +20,7 @@ def suspend(name: JobName, namespace: Namespace = None, context: Context = None)
 
 @app.command()
 def resume(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Start a suspended job again, from its newest checkpoint."""
+    """Resume a suspended job from its newest checkpoint."""
     client = Client.connect(context=context, namespace=namespace)
     client.resume(name)
     console().print(f"{client.namespace}/{name} resumed", highlight=False)
@@ -29,11 +29,11 @@ def resume(name: JobName, namespace: Namespace = None, context: Context = None) 
 @app.command()
 def scale(
     name: JobName,
-    max_workers: Annotated[int, typer.Argument(min=1, help="Workers that the job may have at most.")],
+    max_workers: Annotated[int, typer.Argument(min=1, help="Maximum number of workers.")],
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Set how many workers a job may have at most. It takes the largest layout below that."""
+    """Set the maximum number of workers of a job. The job takes the largest layout that fits."""
     client = Client.connect(context=context, namespace=namespace)
     client.scale(name, max_workers)
     console().print(f"{client.namespace}/{name} scaled to at most {max_workers} workers", highlight=False)

@@ -1,7 +1,7 @@
-"""Completions: what a command's words may be, and `kubectl_complete-pipetransformer`, which kubectl asks for them.
+"""Completes words of the command line, for Typer and for kubectl.
 
-kubectl calls it with the words so far, the last one perhaps empty. It answers one completion a line, and then a
-directive as Cobra's commands do. The shells' own completion of `pipetransformer` is Typer's (`--install-completion`).
+kubectl calls `kubectl_complete-pipetransformer` with the words so far; the last one may be empty. The answer has one
+completion on each line, then a directive of Cobra. Typer completes `pipetransformer` itself (`--install-completion`).
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-#: Directives of Cobra. The shell adds no file names; nor a space; it completes files of the endings listed; folders.
+#: Directives of Cobra: no file names; no file names and no space; files with the listed endings; folders.
 _NO_FILES, _NO_FILES_NO_SPACE, _FILES_ENDING, _FOLDERS = ":4", ":6", ":8", ":16"
 _ENDINGS = ("yaml", "yml", "json")
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs in the namespace that was chosen so far; none when the cluster does not answer."""
+    """Names of jobs in the chosen namespace; none if the cluster does not answer."""
     from pipetransformer_client.client import Client
     from pipetransformer_client.errors import ClientError
 
@@ -35,7 +35,7 @@ def complete_job(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_record(context: typer.Context, incomplete: str) -> list[str]:
-    """What has a record: jobs, and folders of this machine."""
+    """Names of jobs, and folders of this machine."""
     parent, slash, begin = incomplete.rpartition("/")
     try:
         names = sorted(path.name for path in Path(f"{parent}{slash}").iterdir() if path.is_dir())
@@ -46,14 +46,14 @@ def complete_record(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_field(incomplete: str) -> list[str]:
-    """Fields of a job, as `--set` takes them."""
+    """Fields of a job for `--set`."""
     from .set_fields import field_paths
 
     return [f"{path}=" for path in field_paths() if path.startswith(incomplete)]
 
 
 def main() -> None:
-    """Answers kubectl."""
+    """Prints the completions that kubectl asks for."""
     from .app import app
 
     words = sys.argv[1:]
@@ -62,7 +62,7 @@ def main() -> None:
     if (answer := _paths(group, words)) is not None:
         print(answer)
         return
-    os.environ["_PIPETRANSFORMER_COMPLETE"] = "complete_bash"  # Typer's protocol: a word a line
+    os.environ["_PIPETRANSFORMER_COMPLETE"] = "complete_bash"  # Typer's protocol: one word on each line
     os.environ |= {"COMP_WORDS": shlex.join(["pipetransformer", *words]), "COMP_CWORD": str(len(words))}
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as answered:
         app(prog_name="pipetransformer")
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _paths(group: TyperGroup, words: Sequence[str]) -> str | None:
-    """The answer where the last word is a path, which the shell completes; None elsewhere."""
+    """The answer if the last word is a path, which the shell completes; None otherwise."""
     command = group.commands.get(words[0]) if words else None
     if not isinstance(command, TyperCommand) or len(words) < 2 or words[-1].startswith("-"):
         return None
@@ -87,7 +87,7 @@ def _paths(group: TyperGroup, words: Sequence[str]) -> str | None:
 
 
 def _asked(command: TyperCommand, words: Sequence[str]) -> TyperOption | TyperArgument | None:
-    """The option or argument that a word after these is the value of."""
+    """The option or argument whose value follows these words."""
     options = {name: one for one in command.params if isinstance(one, TyperOption) for name in one.opts}
     if words and (option := options.get(words[-1])) is not None and not option.is_flag:
         return option

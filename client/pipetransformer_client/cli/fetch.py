@@ -1,4 +1,4 @@
-"""`fetch`: the trained model, on this machine."""
+"""`fetch`: copies the trained model to this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ from .options import Context, JobName, Namespace, console
 @app.command()
 def fetch(
     name: JobName,
-    folder: Annotated[Path, typer.Argument(help="Where the model goes.", file_okay=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder to copy the model to.", file_okay=False)],
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:

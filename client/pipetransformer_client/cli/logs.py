@@ -1,4 +1,4 @@
-"""`logs`: what all workers write, each line with the rank of its worker."""
+"""`logs`: prints the logs of all workers."""
 
 from typing import Annotated
 
@@ -16,12 +16,12 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", 
 @app.command()
 def logs(
     name: JobName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on to the job's end.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="So many lines of each worker at most.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the logs until the job ends.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Show at most this many recent lines per worker.")] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Print the logs of all workers as one, each line with the rank of its worker."""
+    """Print the merged logs of all workers, each line with its worker's rank."""
     out = console()
     for line in Client.connect(context=context, namespace=namespace).logs(name, follow=follow, tail=tail):
         rank = "-" if line.rank is None else str(line.rank)

@@ -1,4 +1,4 @@
-"""Which jobs of a file a command is for: `FILE`, `--name` and `--set`, alike in `run`, `plan` and `submit`."""
+"""Reads jobs from a file by `FILE`, `--name` and `--set`, which `run`, `plan` and `submit` share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,24 +15,24 @@ from .completion import complete_field
 from .set_fields import with_fields
 
 File = Annotated[Path, typer.Argument(help=f"YAML of {KIND}s, or - for standard input.")]
-Name = Annotated[str | None, typer.Option("--name", help="The job to take, where the file holds several.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the job, if the file holds several.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Changes a field of the job, such as training.epochs=3. Can be repeated.",
+        help="Set a field of the job, such as training.epochs=3. Can be repeated.",
         autocompletion=complete_field,
     ),
 ]
 
 
 def one_job(file: Path, name: str | None, settings: Sequence[str] | None) -> Document:
-    """The one job that a command can take. Objects of other kinds are left out.
+    """Reads the job for a command that takes one. Objects of other kinds are ignored.
 
     Raises:
         InvalidManifest: the file holds no job, or several and `name` chooses none.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     documents = read_documents(file)
     found = documents if len(documents) == 1 else [one for one in documents if one.kind == KIND]
@@ -46,11 +46,11 @@ def one_job(file: Path, name: str | None, settings: Sequence[str] | None) -> Doc
 
 
 def all_jobs(file: Path, name: str | None, settings: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Manifests of the jobs to submit, all of them checked.
+    """Reads and checks the manifests of all jobs to submit.
 
     Raises:
-        InvalidManifest: one is no valid job, or the file holds none, or objects of other kinds without a `name`.
-        OSError: it cannot be read.
+        InvalidManifest: a job is not valid, the file holds no job, or it holds other objects and `name` is not given.
+        OSError: the file cannot be read.
     """
     found = read_documents(file)
     if name is not None:

@@ -1,4 +1,4 @@
-"""Options that several commands share, the exit codes, and how a command gets its client."""
+"""Options that several commands share, exit codes, and consoles."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -12,33 +12,31 @@ from .completion import complete_job
 EXIT_FAILED = 1
 #: The arguments or the job's file were refused.
 EXIT_REFUSED = 2
-#: The cluster said no or did not answer.
+#: The cluster refused or did not answer.
 EXIT_CLUSTER = 3
 EXIT_INTERRUPTED = 130
 
 
 class Format(StrEnum):
-    """Of an output that a program reads."""
+    """Format of output for programs."""
 
     JSON = "json"
     YAML = "yaml"
 
 
-Context = Annotated[
-    str | None, typer.Option("--context", help="Context of the kubeconfig, by default the present one.")
-]
+Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig. Default: the current one.")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace of the job, by default the context's.")
+    str | None, typer.Option("--namespace", "-n", help="Namespace of the job. Default: the context's.")
 ]
 JobName = Annotated[str, typer.Argument(help="Name of the job.", autocompletion=complete_job)]
-Output = Annotated[Format | None, typer.Option("--output", "-o", help="For programs.")]
+Output = Annotated[Format | None, typer.Option("--output", "-o", help="Print in a format for programs.")]
 
 
 def console() -> Console:
-    """Writes to standard output; text that looks like markup, as parts of messages do, is text."""
+    """Writes to standard output. Text that looks like markup is printed as it is."""
     return Console(markup=False, emoji=False)
 
 
 def errors() -> Console:
-    """Writes to standard error, lines whole and as they are."""
+    """Writes to standard error. Lines are printed as they are, without wrapping."""
     return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""`plan`: what would happen to a job, without training it."""
+"""`plan`: predicts the layouts of a job without training it."""
 
 import json
 from pathlib import Path
@@ -25,21 +25,21 @@ def plan(
     settings: Settings = None,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Time the model's layers here first; else all blocks are alike."),
+        typer.Option("--measure", help="Time the model's layers on this machine. Default: assume equal layers."),
     ] = False,
     costs: Annotated[
-        Path | None, typer.Option(help="What `plan --measure -o json` printed where the job shall train.")
+        Path | None, typer.Option(help="Output of `plan --measure -o json` on a machine like the workers'.")
     ] = None,
     output: Output = None,
 ) -> None:
-    """Show which layouts a job would take and what that would save; nothing is trained."""
+    """Show the layouts that a job would take and what it would save, without training."""
     manifest = local_manifest(one_job(file, name, settings))
     try:
         from pipetransformer.errors import DeviceError, DeviceMemoryError, ModelError
         from pipetransformer.library.forecast import Forecast, measure_here
         from pipetransformer.partition import ModelCosts
     except ModuleNotFoundError as error:
-        errors().print(f"error: plan builds the job's model, which needs the trainer here: {error}")
+        errors().print(f"error: plan builds the job's model, so it needs the trainer on this machine: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
     if measure and costs is not None:
         raise typer.BadParameter("give --measure or --costs, not both")
@@ -48,7 +48,9 @@ def plan(
         try:
             given = ModelCosts.model_validate(json.loads(costs.read_text())["costs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise typer.BadParameter(f"--costs: {costs} is not what plan --measure -o json prints: {error}") from error
+            raise typer.BadParameter(
+                f"--costs: {costs} is not the output of plan --measure -o json: {error}"
+            ) from error
     try:
         spec = PipeTrainingJob.from_manifest(manifest).spec
         forecast = Forecast.of(trainer_spec(spec), given)
@@ -65,7 +67,7 @@ def plan(
     _print(found, saved, measured=forecast.costs is not None)
     if spec.freeze.ignored:
         fields = ", ".join(spec.freeze.ignored)
-        errors().print(f"warning: spec.freeze: policy None freezes nothing, so {fields} has no effect; name a policy")
+        errors().print(f"warning: spec.freeze: policy None freezes nothing, so {fields} has no effect. Choose a policy")
 
 
 def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | None) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
     out = console()
     table = Table(box=box.SIMPLE)
-    for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "blocks by stage", "step"):
+    for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "layers by stage", "step"):
         table.add_column(title, justify="right", no_wrap=True)
     for phase in found:
         step = f"{phase.step_seconds:.3f} s" if measured else f"{phase.step_seconds / found[0].step_seconds:.0%}"
@@ -107,11 +109,11 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
         )
     out.print(table)
     if saved is None:
-        out.print("When blocks freeze is decided by their gradients; these are the layouts that would follow.")
+        out.print("Gradients decide when layers freeze. The table shows the layout for each number of frozen layers.")
         return
     regroups = sum(phase.regroups for phase in found)
     out.print(
-        f"Against the first layout with nothing frozen: {saved.time:.0%} of the time and {saved.gpu_time:.0%} of the"
+        f"Compared with the first layout without freezing: {saved.time:.0%} of the time and {saved.gpu_time:.0%} of the"
         f" GPU time saved. Not counted: the pauses of {regroups} {'regroup' if regroups == 1 else 'regroups'}.",
         highlight=False,
     )

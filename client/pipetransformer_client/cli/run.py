@@ -1,4 +1,4 @@
-"""`run`: a job without a cluster, its workers as processes of this machine."""
+"""`run`: trains a job without a cluster, with workers as local processes."""
 
 import asyncio
 import signal
@@ -23,21 +23,21 @@ from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, error
 from .summary import print_summary
 from .view import LiveView, PlainView
 
-#: A closed terminal ends a run as Ctrl-C does.
+#: SIGHUP is included, because a closed terminal stops a run as Ctrl-C does.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @app.command()
 def run(
     file: File,
-    run_dir: Annotated[Path, typer.Option(help="Where the run's record, model and checkpoints go.", file_okay=False)],
+    run_dir: Annotated[Path, typer.Option(help="Folder for the run's record, model and checkpoints.", file_okay=False)],
     name: Name = None,
     settings: Settings = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines even on a terminal.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print plain lines even on a terminal.")] = False,
 ) -> None:
-    """Run a job on this machine, its workers as local processes. The same command resumes an interrupted run."""
+    """Run a job on this machine, with workers as local processes. The same command resumes an interrupted run."""
     out = console()
-    if find_spec("pipetransformer_operator") is None:  # no other command needs a server
+    if find_spec("pipetransformer_operator") is None:  # only this command needs it
         errors().print(
             'error: a local run needs the operator: pip install "pipetransformer-client[local]"', markup=False
         )
@@ -45,7 +45,7 @@ def run(
     try:
         manifest = local_manifest(one_job(file, name, settings))
         run_dir = run_dir.absolute()
-        local_job(manifest, run_dir)  # refused before anything is written
+        local_job(manifest, run_dir)  # refuses an invalid job before anything is written
         with RunFolder.open(run_dir) as folder:
             job = local_job(folder.claim(manifest), run_dir)
             if folder.finished:
@@ -64,10 +64,10 @@ def run(
 
 
 def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) -> JobStatus:
-    """The status that the job ends with.
+    """Trains the job and returns its last status.
 
     Raises:
-        asyncio.CancelledError: it was interrupted.
+        asyncio.CancelledError: a signal interrupted the run.
     """
     from pipetransformer_operator.local.run import run_job
     from pipetransformer_operator.plan import EventType
@@ -86,12 +86,12 @@ def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) 
 
 def _interrupted(folder: RunFolder) -> str:
     step = folder.checkpoint_step()
-    goes_on = "begins again: there is no checkpoint yet" if step is None else f"resumes at step {step}"
+    goes_on = "starts over, because there is no checkpoint yet" if step is None else f"resumes at step {step}"
     return f"interrupted; the workers were stopped. The same command {goes_on}"
 
 
 def _print_end(out: Console, status: JobStatus, folder: RunFolder) -> None:
-    with suppress(ValueError):  # it ended before it trained
+    with suppress(ValueError):  # the run ended before it trained
         write(read(folder.path), folder.path.name, folder.path)
     failed = status.condition(ConditionType.FAILED)
     if failed and status.is_true(ConditionType.FAILED):
@@ -112,9 +112,9 @@ def _print_finished(out: Console, job: PipeTrainingJob, run_dir: Path) -> None:
 
 
 async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | LiveView) -> JobStatus:
-    """Ends the run at a signal: the first leaves the workers time for a checkpoint, the second does not.
+    """Stops the run at a signal. The first one lets workers write a checkpoint, the second one ends them at once.
 
-    A signal that is ignored, as `nohup` has it, stays ignored.
+    A signal that the process ignores, such as under `nohup`, stays ignored.
     """
     task = asyncio.create_task(run)
     told = False
@@ -122,7 +122,7 @@ async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | L
     def stop() -> None:
         nonlocal told
         if not told:
-            words = "the workers write a checkpoint. A second Ctrl-C ends them at once"
+            words = "The workers write a checkpoint. Press Ctrl-C again to end them at once"
             view.told("Stopping", words, warning=True)
         told = True
         task.cancel()

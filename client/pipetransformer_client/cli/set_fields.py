@@ -1,4 +1,4 @@
-"""`--set field=value`: changes a manifest before it is checked. Paths are those of the API's schema."""
+"""`--set field=value`: changes a manifest before it is checked. Field paths are those of the API's schema."""
 
 import copy
 import difflib
@@ -12,7 +12,7 @@ from pipetransformer_contract.api.manifest import InvalidManifest, parse_value
 from pipetransformer_contract.api.schema import Schema, root_schema
 
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-#: What may be set of `metadata`, which the CRD leaves to Kubernetes.
+#: Fields of `metadata` that can be set. The CRD has no schema of them.
 _METADATA: Schema = {
     "type": "object",
     "properties": {
@@ -21,19 +21,19 @@ _METADATA: Schema = {
         "annotations": _TEXTS,
     },
 }
-#: A name, in which `\.` stands for a dot, and behind it any number of `[0]`.
+#: A name, in which `\.` stands for a dot, followed by any number of indices such as `[0]`.
 _PART = re.compile(r"((?:[^.\\\[\]]|\\.)+)((?:\[\d+\])*)")
 _MAX_SUGGESTIONS = 3
 
 
 def with_fields(manifest: Any, settings: Sequence[str]) -> Any:
-    """The manifest with each `field=value` set, in order. Values are YAML; an empty one, or `null`, removes a field.
+    """Sets each `field=value` in order. Values are YAML; an empty value or `null` removes the field.
 
-    Fields are below `spec`, whose name may be left out, or below `metadata`: `training.epochs=3`,
+    A field is below `spec`, which need not be named, or below `metadata`: `training.epochs=3`,
     `podTemplate.spec.containers[0].image=trainer:2`, `metadata.labels.kueue\\.x-k8s\\.io/queue-name=team`.
 
     Raises:
-        InvalidManifest: there is no such field, or the value is not YAML.
+        InvalidManifest: a field does not exist, or a value is not YAML.
     """
     if not settings or not isinstance(manifest, dict):
         return manifest
@@ -55,15 +55,15 @@ def with_fields(manifest: Any, settings: Sequence[str]) -> Any:
 
 
 def field_paths() -> list[str]:
-    """All fields that have a value, as `--set` names them."""
+    """Paths of all fields that hold a value, as `--set` takes them."""
     return [*_leaves(root_schema()["properties"]["spec"], ""), *_leaves(_METADATA, "metadata")]
 
 
 def _steps(path: str) -> list[str | int]:
-    """Names and positions, from `spec` or `metadata` on.
+    """Splits a path into names and indices, starting with `spec` or `metadata`.
 
     Raises:
-        ValueError: it is not a path.
+        ValueError: the text is not a path.
     """
     steps: list[str | int] = []
     at = 0
@@ -80,9 +80,10 @@ def _steps(path: str) -> list[str | int]:
 
 
 def _check(steps: Sequence[str | int]) -> None:
-    """
+    """Checks that the schema has a field.
+
     Raises:
-        ValueError: the schema has no such field; with those that may have been meant.
+        ValueError: the field does not exist; the message suggests similar ones.
     """
     schema: Schema = _METADATA if steps[0] == "metadata" else root_schema()["properties"]["spec"]
     for depth, step in enumerate(steps[1:], start=1):
@@ -96,11 +97,11 @@ def _check(steps: Sequence[str | int]) -> None:
         elif "additionalProperties" in schema:
             schema = schema["additionalProperties"]
         elif not schema or _is_open(schema):
-            return  # free-form, such as options
+            return  # free-form, such as `options`
         elif "items" in schema:
-            raise ValueError(f"{parent} is a list: say which, as in {parent}[0]")
+            raise ValueError(f"{parent} is a list: add an index, such as {parent}[0]")
         elif "properties" not in schema:
-            raise ValueError(f"{parent} has no fields of its own")
+            raise ValueError(f"{parent} is not an object, so it has no fields")
         else:
             raise ValueError(f"there is no field {_shown(steps[: depth + 1])}{_meant(steps[: depth + 1], schema)}")
 
@@ -110,7 +111,7 @@ def _is_open(schema: Schema) -> bool:
 
 
 def _meant(steps: Sequence[str | int], schema: Schema) -> str:
-    """Fields beside it that are spelt alike, else those anywhere of the same name."""
+    """Suggests fields of the same object with a similar name, otherwise fields anywhere with such a name."""
     parent, wrong = _shown(steps[:-1]), _plain(str(steps[-1]))
     beside = {_plain(name): f"{parent}.{name}".removeprefix(".") for name in schema["properties"]}
     found = [beside[name] for name in difflib.get_close_matches(wrong, beside, n=_MAX_SUGGESTIONS)]
@@ -127,7 +128,7 @@ def _plain(name: str) -> str:
 
 
 def _shown(steps: Sequence[str | int]) -> str:
-    """As a user writes it, `spec` left out."""
+    """The path as a user writes it, without `spec`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     return text.removeprefix(".").removeprefix("spec").removeprefix(".")
 
@@ -142,9 +143,10 @@ def _leaves(schema: Schema, path: str) -> Iterator[str]:
 
 
 def _put(manifest: dict[str, Any], steps: Sequence[str | int], value: Any) -> None:
-    """
+    """Sets a value, and makes the objects and lists above it.
+
     Raises:
-        ValueError: a list has no such place.
+        ValueError: an index is past the end of its list.
     """
     node: Any = manifest
     for step, following in pairwise(steps):

@@ -1,4 +1,4 @@
-"""`list` and `describe`."""
+"""`list` and `describe`: show jobs of the cluster."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,9 @@ _TITLES = ("NAME", "STATE", "STAGES", "PIPELINES", "GPUS", "FROZEN", "STEP", "ET
 
 @app.command("list")
 def list_jobs(
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List jobs in all namespaces.")
+    ] = False,
     namespace: Namespace = None,
     context: Context = None,
     output: Output = None,
@@ -39,7 +41,7 @@ def list_jobs(
 
 @app.command()
 def describe(name: JobName, namespace: Namespace = None, context: Context = None, output: Output = None) -> None:
-    """Show a job: its layout, its conditions, and what the operator decided."""
+    """Show a job: its layout, conditions and events."""
     client = Client.connect(context=context, namespace=namespace)
     job = client.get(name)
     if output is not None:
@@ -49,12 +51,12 @@ def describe(name: JobName, namespace: Namespace = None, context: Context = None
 
 
 def print_jobs(jobs: Sequence[Job], output: Format) -> None:
-    """Prints jobs as kubectl prints several objects."""
+    """Prints jobs as a `List`, as kubectl does."""
     print_object({"apiVersion": "v1", "kind": "List", "items": [job.manifest for job in jobs]}, output)
 
 
 def print_object(value: Mapping[str, Any], output: Format) -> None:
-    """Prints a JSON-able object."""
+    """Prints an object as JSON or YAML."""
     if output is Format.JSON:
         print(json.dumps(value, indent=2))
     else:
@@ -62,7 +64,7 @@ def print_object(value: Mapping[str, Any], output: Format) -> None:
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Prints a line a row, whole however narrow the terminal is: names are looked for in it."""
+    """Prints one line for each row. Lines are not cut to the terminal, so that users can search for names."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -83,7 +85,7 @@ def _row(job: Job) -> list[str]:
 
 
 def _step(report: Report | None) -> tuple[str, str]:
-    """Step of total, and the time that is left."""
+    """Step of the total, and the remaining time."""
     if report is None:
         return "-", "-"
     total = "" if report.total_steps is None else f"/{report.total_steps}"
@@ -113,5 +115,5 @@ def _print_job(out: Console, job: Job, events: list[Event]) -> None:
 
 
 def _age(since: datetime) -> str:
-    """How long ago, in two units at most."""
+    """Time since then, in at most two units."""
     return duration((datetime.now(UTC) - since).total_seconds())

@@ -1,11 +1,10 @@
-"""`submit`: the jobs of a file go to the cluster."""
+"""`submit`: creates the jobs of a file on the cluster."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipetransformer_client.client import Client
-from pipetransformer_client.job import Job
 
 from .app import app
 from .manifests import File, Name, Settings, all_jobs
@@ -19,22 +18,22 @@ def submit(
     file: File,
     name: Name = None,
     settings: Settings = None,
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch the job to its end.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch the job until it ends.")] = False,
     namespace: Namespace = None,
     context: Context = None,
     output: Output = None,
 ) -> None:
-    """Create the jobs of a file on the cluster, after the checks that the cluster would make."""
+    """Create the jobs of a file on the cluster. They are checked first, as the cluster checks them."""
     manifests = all_jobs(file, name, settings)
     for manifest in manifests:
         own = manifest["metadata"].get("namespace")
         if own and namespace and own != namespace:
-            raise typer.BadParameter(f"--namespace {namespace}: the job's own namespace is {own}")
+            raise typer.BadParameter(f"--namespace {namespace}: the manifest's namespace is {own}")
     if follow and len(manifests) > 1:
-        raise typer.BadParameter(f"--watch shows one job, and the file holds {len(manifests)}: choose one with --name")
+        raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
     jobs = []
     for manifest in manifests:
-        jobs.append(_create(manifest, namespace, context))
+        jobs.append(Client.connect(context=context, namespace=namespace).submit(manifest))
         if output is None:
             console().print(f"{jobs[-1].namespace}/{jobs[-1].name} created", highlight=False)
     client = Client.connect(context=context, namespace=jobs[0].namespace)
@@ -50,7 +49,3 @@ def submit(
         print_jobs(jobs, output)
     if any(job.failure for job in jobs):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _create(manifest: dict[str, Any], namespace: str | None, context: str | None) -> Job:
-    return Client.connect(context=context, namespace=namespace).submit(manifest)

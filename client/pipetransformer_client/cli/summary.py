@@ -1,4 +1,4 @@
-"""What is shown when a local run has ended: the record's summary as a table, and where the picture is."""
+"""Prints the summary of a local run that has ended, and the paths of its timeline and model."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def print_summary(console: Console, run_dir: Path) -> None:
-    """Prints `summary.json` of the run's record; a run that failed early has none."""
+    """Prints the record's `summary.json`. A run that failed early has none."""
     file = run_dir / "summary.json"
     if not file.exists():
         return
@@ -42,7 +42,7 @@ def print_summary(console: Console, run_dir: Path) -> None:
 
 
 def _audited(summary: dict[str, Any]) -> str:
-    """What became of the samples; the trainer leaves null what only ledgers that are elsewhere could say."""
+    """The audit of samples. A count is null if it depends on ledgers that are not in this record."""
     lost, repeated = (
         "unknown" if count is None else count for count in (summary["samples_lost"], summary["samples_repeated"])
     )

@@ -1,4 +1,4 @@
-"""`timeline`: a run as one picture and one page."""
+"""`timeline`: draws a run as a picture and a page."""
 
 import tempfile
 from pathlib import Path
@@ -21,17 +21,19 @@ from .options import EXIT_REFUSED, Context, Namespace, console, errors
 def timeline(
     source: Annotated[
         str,
-        typer.Argument(help="Folder of a run's record, or the name of a job.", autocompletion=complete_record),
+        typer.Argument(help="Folder of a run's record, or name of a job.", autocompletion=complete_record),
     ],
-    folder: Annotated[Path, typer.Argument(help="Where timeline.html and timeline.svg go.", file_okay=False)] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for timeline.html and timeline.svg.", file_okay=False)
+    ] = Path(),
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Draw a run, also while it trains: layouts, frozen layers, GPUs, speed, loss and accuracy over time."""
+    """Draw layouts, frozen layers, GPUs, speed, loss and accuracy over time. The run may still train."""
     try:
         if Path(source).is_dir():
             record, name = read(Path(source)), Path(source).resolve().name
-        elif not is_name(source):  # then it was meant as a folder
+        elif not is_name(source):  # it can only be meant as a folder
             raise NotADirectoryError(_no_folder(source))
         else:
             with tempfile.TemporaryDirectory() as scratch:
@@ -46,7 +48,7 @@ def timeline(
 def _fetch(job: str, folder: Path, namespace: str | None, context: str | None) -> Path:
     try:
         return Client.connect(context=context, namespace=namespace).fetch_record(job, folder)
-    except (NotFound, Unavailable) as error:  # a folder may have been meant
+    except (NotFound, Unavailable) as error:  # the user may have meant a folder
         raise type(error)(f"{error}; and {_no_folder(job)}") from error
 
 

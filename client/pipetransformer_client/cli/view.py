@@ -1,4 +1,4 @@
-"""What `run` and `watch` show: a live picture of the layout on a terminal, plain lines elsewhere."""
+"""The output of `run` and `watch`: a live picture of the layout on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +15,16 @@ from pipetransformer_contract.progress import Progress
 
 FROZEN, ACTIVE = "▒", "█"
 NUM_EVENTS = 6
-#: Between two lines that say nothing but that training goes on.
+#: Time between two progress lines while the layout and the frozen layers stay the same.
 PROGRESS_SECONDS = 60.0
 
 
 class PlainView:
-    """One line an event, one for each layout and frozen boundary, and one a minute while they stay.
+    """Prints a line for each event, each layout and each freeze, and otherwise one a minute.
 
     Args:
-        console: to write to.
-        clock: seconds.
+        console: where to print.
+        clock: returns seconds.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class PlainView:
         return None
 
     def changed(self, name: str, status: JobStatus) -> None:
-        """The job's status changed."""
+        """Shows a new status of the job."""
         report = status.last_report
         if report is None:
             return
@@ -50,12 +50,12 @@ class PlainView:
             self._console.print(f"{progress(status)}  {held(status)}", highlight=False, soft_wrap=True)
 
     def told(self, reason: str, message: str, *, warning: bool) -> None:
-        """The operator decided something."""
+        """Shows an event of the operator."""
         self._console.print(f"{reason}: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveView:
-    """Stages by pipelines, frozen blocks shaded, redrawn at each change."""
+    """Draws stages by pipelines, with frozen layers shaded, after each change."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(self, console=console, refresh_per_second=8)
@@ -71,12 +71,12 @@ class LiveView:
         self._live.stop()
 
     def changed(self, name: str, status: JobStatus) -> None:
-        """The job's status changed."""
+        """Shows a new status of the job."""
         self._name, self._status = name, status
         self._live.refresh()
 
     def told(self, reason: str, message: str, *, warning: bool) -> None:
-        """The operator decided something."""
+        """Shows an event of the operator."""
         event = Text(f"{reason}: {message}", style="yellow" if warning else "dim")
         self._events = [*self._events, event][-NUM_EVENTS:]
         self._live.refresh()
@@ -90,9 +90,9 @@ class LiveView:
 
 
 def draw_layout(status: JobStatus) -> RenderableType:
-    """A table of pipelines (rows) by stages (columns); a cell shows the stage's blocks, frozen ones shaded.
+    """A table of pipelines (rows) by stages (columns). A cell shows the stage's layers, frozen ones shaded.
 
-    A layout that is published but not yet confirmed is drawn empty: only the trainer knows how it will be cut.
+    Cells are empty until the trainer has confirmed the layout, because only the trainer knows the cuts.
     """
     generation, report = status.generation, status.last_report
     if generation is None:
@@ -111,7 +111,7 @@ def draw_layout(status: JobStatus) -> RenderableType:
 
 
 def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
-    """Frozen and active blocks of each stage."""
+    """Numbers of frozen and of active layers in each stage."""
     if report is None or report.layout_generation != generation:
         return
     boundary = report.boundary
@@ -122,7 +122,7 @@ def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
 
 
 def progress(status: JobStatus) -> str:
-    """The newest report in one line; empty before the first."""
+    """The newest report in one line; empty before the first report."""
     report, generation = status.last_report, status.generation
     if report is None:
         return ""
@@ -145,5 +145,5 @@ def progress(status: JobStatus) -> str:
 
 
 def held(status: JobStatus) -> str:
-    """Workers held and released, in one line: each would be a GPU on a cluster."""
+    """Numbers of held and released workers in one line. On a cluster each worker is a GPU."""
     return f"workers held {status.gpus.held}, released {status.gpus.released}"

@@ -1,4 +1,4 @@
-"""`watch`: the layout of a job as it changes, and what the operator decides."""
+"""`watch`: shows a job's layout and events as they change."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -17,17 +17,17 @@ from .view import LiveView, PlainView
 @app.command()
 def watch(
     name: JobName,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines even on a terminal.")] = False,
-    timeout: Annotated[float | None, typer.Option(help="Seconds after which to give up, by default none.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print plain lines even on a terminal.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Maximum time to wait in seconds. Default: no limit.")] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Show a job's layout live, up to its end."""
+    """Show a job's layout and events live until the job ends."""
     watch_job(Client.connect(context=context, namespace=namespace), name, plain=plain, timeout=timeout)
 
 
 def watch_job(client: Client, name: str, *, plain: bool = False, timeout: float | None = None) -> None:
-    """Shows the job to its end; a failed one ends the command."""
+    """Shows the job until it ends. A failed job ends the command with exit code 1."""
     out = console()
     with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
         for job in follow(client, name, view, timeout=timeout):
@@ -39,7 +39,7 @@ def watch_job(client: Client, name: str, *, plain: bool = False, timeout: float 
 
 
 def follow(client: Client, name: str, view: PlainView | LiveView, *, timeout: float | None = None) -> Iterator[Job]:
-    """Shows each change of a job, and gives it once it is shown; raises as `Client.stream`."""
+    """Shows each change of a job, then yields the job. Raises as `Client.stream` does."""
     told: set[str] = set()
     for job in client.stream(name, timeout=timeout):
         _tell(client, job, view, told)
@@ -50,7 +50,7 @@ def follow(client: Client, name: str, view: PlainView | LiveView, *, timeout: fl
 def _tell(client: Client, job: Job, view: PlainView | LiveView, told: set[str]) -> None:
     try:
         events = client.events(job)
-    except Unavailable:  # they are told with the next change
+    except Unavailable:  # the next change shows them
         return
     for event in events:
         if event.uid not in told:

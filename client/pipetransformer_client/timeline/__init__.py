@@ -1,7 +1,6 @@
-"""A run as one picture: layouts and frozen layers, GPUs, speed, loss and held-out metrics over time.
+"""Draws a run as one picture: layouts and frozen layers, GPUs, speed, loss and held-out metrics over time.
 
-`record` reads what the leader wrote down, `draw` makes an SVG of it, and `page` writes that with figures as a document
-that loads nothing.
+`record` reads the leader's record, `draw` makes an SVG of it, and `page` writes a self-contained HTML page.
 """
 
 from .draw import draw

@@ -1,7 +1,7 @@
 """Draws a record as an SVG: layers by stage, GPUs, speed, loss and held-out metrics over one axis of time.
 
-A drawing is made for a width. Its text is as large as a page's, so a phone gets a drawing of its own. Labels are left
-out where they would touch another one.
+Text has the page's size whatever the width, so a phone gets a drawing of its own. A label that would touch another
+one is left out.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from .drawing import ACTIVE, FAINT, FONT_SIZE, FROZEN, INK, MOVED, Drawing, text_width
-from .record import Record, Regroup, Span
+from .record import Record, Span
 from .scale import Scale, rounded, short, ticks, time_ticks
 
-#: Reasons of a generation after a failure: a member was lost or taken away, or a layout did not work.
-FAILURES = frozenset({"Failure", "Drain", "Undo"})
+#: The metric that shares the chart of the training loss.
 LOSS = "loss"
 
 _HELD, _SPEED, _LOSS, _METRIC, _FAILED, _FREE, _RULE = (
@@ -22,16 +21,16 @@ _HELD, _SPEED, _LOSS, _METRIC, _FAILED, _FREE, _RULE = (
 _LEFT, _RIGHT = 44.0, 12.0  #: beside the charts
 _TITLE, _LANE, _AXIS, _LEGEND = 32.0, 42.0, 32.0, 22.0  #: heights
 _GPUS, _CURVE = 56.0, 64.0
-_LAYER, _LAYERS = 11.0, (96.0, 200.0)  #: height of a layer, and the least and most of all
+_LAYER, _LAYERS = 11.0, (96.0, 200.0)  #: height of one layer; minimum and maximum height of all layers
 _LEGENDS = (
-    (ACTIVE, "trains"), (FROZEN, "frozen"), (_HELD, "GPU held"), (_FREE, "given back"), (MOVED, "regroup"),
+    (ACTIVE, "trains"), (FROZEN, "frozen"), (_HELD, "GPU held"), (_FREE, "released"), (MOVED, "regroup"),
     (_FAILED, "after a failure"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """A value over time, with the points of evaluations beside it."""
+    """A chart of a value over time, with dots for evaluations."""
 
     title: str
     colour: str
@@ -41,27 +40,27 @@ class _Curve:
 
 
 def draw(record: Record, title: str, width: float) -> str:
-    """The text of an SVG that is `width` pixels wide."""
+    """Returns an SVG that is `width` pixels wide."""
     curves = _curves(record)
     layers = min(max(_LAYER * record.num_layers, _LAYERS[0]), _LAYERS[1])
     rows = _legend_rows(width)
-    heights = [_LANE + layers, _GPUS, *(_CURVE for _ in curves)]
-    height = _LEGEND * len(rows) + sum(_TITLE + one for one in heights) + _AXIS
+    height = _LEGEND * len(rows) + 2 * _TITLE + _LANE + layers + _GPUS + (_TITLE + _CURVE) * len(curves) + _AXIS
     chart = _Chart(record, Drawing(title, width, height))
     chart.legend(rows)
     top = _LEGEND * len(rows) + _TITLE
     chart.layers(top, layers)
-    top += heights[0] + _TITLE
+    top += _LANE + layers + _TITLE
     chart.gpus(top)
+    top += _GPUS + _TITLE
     for curve in curves:
-        top += _TITLE + (_GPUS if curve is curves[0] else _CURVE)
         chart.curve(curve, top)
+        top += _CURVE + _TITLE
     chart.time(height - _AXIS)
     return chart.drawing.text()
 
 
 def _curves(record: Record) -> list[_Curve]:
-    """Speed, loss, and each further metric of the evaluations; what the record does not know is left out."""
+    """Speed, loss and each other metric of the evaluations. Curves without a value are left out."""
     speeds = [(step.time, step.samples_per_second) for step in record.steps if step.samples_per_second is not None]
     losses = tuple((step.time, step.loss) for step in record.steps if step.loss is not None)
     metrics = {
@@ -78,14 +77,14 @@ def _curves(record: Record) -> list[_Curve]:
 
 
 def _medians(points: Sequence[tuple[float, float]], half_window: int = 4) -> list[float]:
-    """Running median: one step that waited for a regroup must not hide the others."""
+    """Running median, so that one step that waited for a regroup does not hide the others."""
     values = [value for _, value in points]
     windows = [sorted(values[max(0, at - half_window) : at + half_window + 1]) for at in range(len(values))]
     return [window[len(window) // 2] for window in windows]
 
 
 def _legend_rows(width: float) -> list[list[tuple[str, str, float]]]:
-    """Colour, word and place of each entry, in as many rows as they need."""
+    """Colour, word and left edge of each entry, in as many rows as the entries need."""
     rows: list[list[tuple[str, str, float]]] = [[]]
     x = _RIGHT
     for colour, word in _LEGENDS:
@@ -99,17 +98,15 @@ def _legend_rows(width: float) -> list[list[tuple[str, str, float]]]:
 
 
 class _Chart:
-    """Charts below each other over one axis of time."""
+    """Charts below each other that share one time axis."""
 
     def __init__(self, record: Record, drawing: Drawing) -> None:
         self.drawing = drawing
         self._record = record
         self._x = Scale(0, record.seconds, _LEFT, drawing.width - _RIGHT)
-        ends = [*(regroup.time for regroup in record.regroups[1:]), record.seconds]
-        self._held = list(zip(record.regroups, ends, strict=True))
 
     def legend(self, rows: Sequence[Sequence[tuple[str, str, float]]]) -> None:
-        """What the colours mean."""
+        """Explains the colours."""
         for number, row in enumerate(rows):
             for colour, word, x in row:
                 middle = 16 + _LEGEND * number
@@ -122,7 +119,7 @@ class _Chart:
                 self.drawing.label(x + 17, middle + 4.5, word, colour=FAINT)
 
     def layers(self, top: float, height: float) -> None:
-        """Layers upwards by stage, frozen ones in their colour; on top the layout and why it came."""
+        """Draws layers by stage, the first at the bottom and frozen ones in their colour. Layouts are above."""
         self._title(top, "layers by stage")
         top += _LANE
         y = Scale(0, self._record.num_layers, top + height, top)
@@ -139,7 +136,7 @@ class _Chart:
                 self._inside(spans[0].start, spans[-1].end, upper, lower, f"stage {stage}")
 
     def _span(self, span: Span, y: Scale) -> None:
-        """One rectangle a stage, and one more where its lower layers are frozen; then a rule between layers."""
+        """Draws each stage, its frozen and its training layers apart, then the rules between layers and stages."""
         left, right = self._x.at(span.start), self._x.at(span.end)
         for first, last in span.cuts:
             frozen = min(max(span.frozen, first), last + 1)
@@ -156,50 +153,54 @@ class _Chart:
         self.drawing.polyline([(left, y.end), (left, y.start)], colour="white", width=1)
 
     def _layouts(self, bottom: float) -> None:
-        """Above each time its layout, those after a failure and the longest first; where there is room, why it came."""
-        runs = [list(run) for _, run in groupby(self._held, key=lambda one: _named(one[0]))]
-        by_length = sorted(runs, key=lambda run: (run[0][0].reason not in FAILURES, run[0][0].time - run[-1][1]))
-        for run in by_length:
-            regroup, end = run[0][0], run[-1][1]
-            middle = self._x.at((regroup.time + end) / 2)
-            colour = _FAILED if regroup.reason in FAILURES else INK
-            words = f"{regroup.stages} × {regroup.pipelines}"  # noqa: RUF001 - it is read, not typed
+        """Labels each layout, and each regroup with its reason where that fits.
+
+        Neighbours with the same layout share a label. Layouts after a failure get their label first, then long ones.
+        """
+        runs = [
+            list(run)
+            for _, run in groupby(self._record.regroups, key=lambda one: (one.stages, one.pipelines, one.after_failure))
+        ]
+        for run in sorted(runs, key=lambda run: (not run[0].after_failure, run[0].time - run[-1].end)):
+            middle = self._x.at((run[0].time + run[-1].end) / 2)
+            colour = _FAILED if run[0].after_failure else INK
+            words = f"{run[0].stages} × {run[0].pipelines}"  # noqa: RUF001 - it is read, not typed
             for line in (bottom - 18, bottom):
                 if self.drawing.label(middle, line, words, colour=colour, anchor="middle", bold=True):
                     break
-        for regroup, end in self._held:
-            middle = self._x.at((regroup.time + end) / 2)
+        for regroup in self._record.regroups:
+            middle = self._x.at((regroup.time + regroup.end) / 2)
             reason = regroup.reason.lower()
-            if text_width(reason) <= self._x.at(end) - self._x.at(regroup.time):
-                colour = _FAILED if regroup.reason in FAILURES else FAINT
+            if text_width(reason) <= self._x.at(regroup.end) - self._x.at(regroup.time):
+                colour = _FAILED if regroup.after_failure else FAINT
                 self.drawing.label(middle, bottom, reason, colour=colour, anchor="middle")
 
     def gpus(self, top: float) -> None:
-        """What each generation held, one GPU a worker; a dashed frame is what has been given back."""
-        most = max(_gpus(regroup) for regroup in self._record.regroups)
+        """Draws the GPUs that each generation holds. A dashed frame shows those that the job has released."""
+        most = max(regroup.gpus for regroup in self._record.regroups)
         self._title(top, "GPUs held, one a worker")
         y = Scale(0, most, top + _GPUS, top)
         for value in {0, most}:
             self._tick(y, value)
         before = 0
-        for regroup, end in self._held:
-            left, right = self._x.at(regroup.time), self._x.at(end)
-            held = y.at(_gpus(regroup))
+        for regroup in self._record.regroups:
+            left, right = self._x.at(regroup.time), self._x.at(regroup.end)
+            held = y.at(regroup.gpus)
             self.drawing.box(left, held, right - left, y.start - held, fill=_HELD, line="none", radius=0)
-            if _gpus(regroup) < (before := max(before, _gpus(regroup))):
+            before = max(before, regroup.gpus)
+            if regroup.gpus < before:
                 frame = [(left, y.at(before)), (right, y.at(before)), (right, held), (left, held), (left, y.at(before))]
                 self.drawing.polyline(frame, colour=_FREE, width=1, dashes="4 3")
-                free = before - _gpus(regroup)
-                self._inside(regroup.time, end, y.at(before), held, f"{free} given back", colour=FAINT)
+                words = f"{before - regroup.gpus} released"
+                self._inside(regroup.time, regroup.end, y.at(before), held, words, colour=FAINT)
         self._marks(top, y.start)
-        for _, run in groupby(self._held, key=lambda one: _gpus(one[0])):
+        for count, run in groupby(self._record.regroups, key=lambda one: one.gpus):
             same = list(run)
-            count = _gpus(same[0][0])
             words = "1 GPU" if count == 1 else f"{count} GPUs"
-            self._inside(same[0][0].time, same[-1][1], y.at(count), y.start, words)
+            self._inside(same[0].time, same[-1].end, y.at(count), y.start, words)
 
     def curve(self, curve: _Curve, top: float) -> None:
-        """A line; of many values in one pixel the range in pale and the mean."""
+        """Draws a value over time. Many values in one pixel are drawn as their mean, and their range in pale."""
         values = [value for _, value in (*curve.line, *curve.points)]
         low, high = rounded(min(0, *values) if curve.from_zero else min(values), max(values))
         y = Scale(low, high, top + _CURVE, top)
@@ -221,20 +222,20 @@ class _Chart:
             )
 
     def time(self, bottom: float) -> None:
-        """The axis that all charts share."""
+        """Draws the time axis."""
         for seconds, words in time_ticks(self._record.seconds, int(self.drawing.width / 75)):
             x = self._x.at(seconds)
             self.drawing.polyline([(x, bottom), (x, bottom + 4)], colour=FAINT, width=1)
             self.drawing.label(x, bottom + 22, words, colour=FAINT, anchor="middle")
 
     def _marks(self, top: float, bottom: float) -> None:
-        """A line for each regroup, and a dashed one for each move of the boundary."""
+        """Draws a line for each regroup and a dashed line for each freeze."""
         for freeze in self._record.freezes:
             x = self._x.at(freeze.time)
             self.drawing.polyline([(x, top), (x, bottom)], colour=FROZEN, width=1, dashes="3 3")
         for regroup in self._record.regroups[1:]:
             x = self._x.at(regroup.time)
-            colour = _FAILED if regroup.reason in FAILURES else MOVED
+            colour = _FAILED if regroup.after_failure else MOVED
             self.drawing.polyline([(x, top - 3), (x, bottom)], colour=colour, width=1.2)
 
     def _title(self, top: float, words: str, at_end: str = "", colour: str = INK) -> None:
@@ -246,23 +247,14 @@ class _Chart:
             self.drawing.label(self._x.end, top - 9, at_end, colour=colour, anchor="end")
 
     def _tick(self, y: Scale, value: float) -> None:
-        """A rule over the chart, and its value beside it."""
+        """Draws a rule across the chart, with its value on the left."""
         rule = [(self._x.start, y.at(value)), (self._x.end, y.at(value))]
         self.drawing.polyline(rule, colour=_RULE, width=1)
         self.drawing.label(_LEFT - 6, y.at(value) + 4.5, short(value), colour=FAINT, anchor="end")
 
     def _inside(self, start: float, end: float, upper: float, lower: float, words: str, *, colour: str = INK) -> None:
-        """Words in the middle of a rectangle that has room for them."""
+        """Writes words in the middle of a rectangle if they fit."""
         left, right = self._x.at(start), self._x.at(end)
         if text_width(words) + 4 <= right - left and lower - upper >= FONT_SIZE + 2:
             middle = (upper + lower) / 2 + 0.35 * FONT_SIZE
             self.drawing.label((left + right) / 2, middle, words, colour=colour, anchor="middle")
-
-
-def _named(regroup: Regroup) -> tuple[int, int, bool]:
-    """Neighbours that are alike in this share a label."""
-    return regroup.stages, regroup.pipelines, regroup.reason in FAILURES
-
-
-def _gpus(regroup: Regroup) -> int:
-    return regroup.stages * regroup.pipelines

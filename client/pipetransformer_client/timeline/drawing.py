@@ -1,4 +1,4 @@
-"""Enough of SVG for pictures of boxes, lines and words, on a ground of their own so that they are read on any page."""
+"""Draws boxes, lines and text as SVG. Each picture has its own background, so that it is legible on any page."""
 
 from collections.abc import Iterable
 from html import escape
@@ -7,9 +7,9 @@ INK, FAINT, GROUND = "#22303c", "#5d6b78", "#f7f9fb"
 FROZEN, ACTIVE, MOVED, FREED = "#a9cbe6", "#57a773", "#d9822b", "#c3ccd4"
 
 FONT_SIZE = 13
-_EM, _BOLD_EM = 0.66, 0.74  #: mean width of a character in the widest of the usual fonts, in font sizes
+_EM, _BOLD_EM = 0.66, 0.74  #: mean width of a character in the widest common font, in font sizes
 _NARROW, _NARROW_SHARE = frozenset(" .,:;'|()[]/-fijlrt"), 0.65
-_APART = 2  #: pixels between two labels
+_APART = 2  #: pixels around a label
 
 _HEAD = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" font-family="system-ui, sans-serif"'
@@ -20,13 +20,13 @@ _ANCHORS = {"start": 0.0, "middle": 0.5, "end": 1.0}
 
 
 def text_width(text: str, *, bold: bool = False) -> float:
-    """Pixels that a line of text takes at most."""
+    """Upper bound for the width of a line of text, in pixels."""
     characters = sum(_NARROW_SHARE if character in _NARROW else 1 for character in text)
     return characters * FONT_SIZE * (_BOLD_EM if bold else _EM)
 
 
 class Drawing:
-    """A picture that grows by what is drawn on it; lengths are pixels, from the upper left corner."""
+    """A picture. Lengths are in pixels, coordinates start at the upper left corner."""
 
     def __init__(self, title: str, width: float, height: float) -> None:
         self.width = width
@@ -39,7 +39,7 @@ class Drawing:
         self, x: float, y: float, width: float, height: float, *, fill: str = "white", line: str = FREED,
         dashed: bool = False, radius: float = 4,
     ) -> None:  # fmt: skip
-        """A rectangle, with round corners unless `radius` is 0."""
+        """Draws a rectangle, with round corners unless `radius` is 0."""
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
         self.add(
             f'<rect x="{x:.5g}" y="{y:.5g}" width="{width:.5g}" height="{height:.5g}" rx="{radius}" fill="{fill}"'
@@ -50,7 +50,7 @@ class Drawing:
         self, points: Iterable[tuple[float, float]], *, colour: str = INK, width: float = 1.4, dashes: str = "",
         fill: str = "none", opacity: float = 1, tip: str = "",
     ) -> None:  # fmt: skip
-        """A line through the points. `tip` names a marker for its end."""
+        """Draws a line through the points. `tip` names a marker for its end."""
         path = " ".join(f"{x:.4g},{y:.4g}" for x, y in points)
         style = f' stroke-dasharray="{dashes}"' if dashes else ""
         style += f' opacity="{opacity:g}"' if opacity < 1 else ""
@@ -61,7 +61,7 @@ class Drawing:
         self, x: float, y: float, text: str, *, colour: str = INK, anchor: str = "start", bold: bool = False,
         halo: bool = False,
     ) -> None:  # fmt: skip
-        """A line of text on the base line `y`; with a halo it stays legible over lines."""
+        """Writes a line of text on the base line `y`. A halo keeps it legible over lines."""
         style = "" if anchor == "start" else f' text-anchor="{anchor}"'
         style += ' font-weight="600"' if bold else ""
         style += f' stroke="{GROUND}" stroke-width="3" stroke-opacity=".7" paint-order="stroke"' if halo else ""
@@ -70,7 +70,7 @@ class Drawing:
     def label(
         self, x: float, y: float, text: str, *, colour: str = INK, anchor: str = "start", bold: bool = False
     ) -> bool:
-        """As `words`, moved into the picture; left out where it would touch a label. Returns whether it was drawn."""
+        """Writes text, shifted into the picture. Returns False, and writes nothing, if it would touch a label."""
         width = text_width(text, bold=bold)
         left = min(max(x - _ANCHORS[anchor] * width, _APART), self.width - _APART - width)
         box = (left - _APART, y - FONT_SIZE, left + width + _APART, y + 0.3 * FONT_SIZE)
@@ -85,9 +85,9 @@ class Drawing:
         return free
 
     def add(self, element: str) -> None:
-        """An element of SVG as it is."""
+        """Adds an SVG element as it is."""
         self._parts.append(element)
 
     def text(self) -> str:
-        """The file."""
+        """The SVG as text."""
         return self._head + "\n".join(self._parts) + "\n</svg>\n"

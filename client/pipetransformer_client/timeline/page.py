@@ -1,4 +1,4 @@
-"""Writes a record's page, and its picture as a file of its own."""
+"""Writes the timeline of a record as an HTML page and as an SVG file."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,7 +8,7 @@ from pathlib import Path
 from .draw import draw
 from .record import Record
 
-#: Widths in pixels for which the page has a drawing; it shows the widest that fits.
+#: Widths of the page's drawings in pixels. The page shows the widest one that fits.
 WIDTHS = (340, 500, 740, 1100)
 _MARGIN = 16
 _STYLE = """
@@ -27,12 +27,12 @@ th:first-child, td:first-child { text-align: left; padding-left: 0 }
 """
 _CAPTION = (
     "Layers by the stage that holds them, the first at the bottom. On top: stages × pipelines"  # noqa: RUF001
-    " of each layout, and why it came. A dashed line is a freeze."
+    " of each layout, and the reason for it. A dashed line is a freeze."
 )
 
 
 def write(record: Record, name: str, folder: Path) -> tuple[Path, Path]:
-    """Writes `timeline.html`, which loads nothing, and `timeline.svg`; returns both paths."""
+    """Writes a self-contained `timeline.html`, and `timeline.svg`. Returns both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = folder / "timeline.html", folder / "timeline.svg"
     drawings = {width: draw(record, f"Timeline of {name}", width) for width in WIDTHS}
@@ -47,7 +47,7 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
     regroups = _table(
         "regroups",
         "Layouts",
-        ("why", "generation", "at s", "stages", "pipelines", "frozen", "first step", "pause s", "bytes moved"),
+        ("reason", "generation", "at s", "stages", "pipelines", "frozen", "first step", "pause s", "bytes moved"),
         (
             (one.reason, one.generation, f"{one.time:.1f}", one.stages, one.pipelines, one.frozen, one.first_step,
              f"{one.pause_seconds:.3f}", f"{one.bytes_moved:,}")
@@ -78,9 +78,9 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
-    """Titles and values of what a reader wants to know first."""
+    """Titles and values of the figures at the top of the page."""
     first = record.regroups[0]
-    whole = first.stages * first.pipelines * (record.seconds - first.time)
+    whole = first.gpus * (record.seconds - first.time)
     saved = 1 - record.gpu_seconds / whole if whole else 0.0
     paused = sum(one.pause_seconds for one in record.regroups[1:])
     return [
@@ -94,7 +94,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _shown() -> str:
-    """Style rules by which the page shows the widest drawing that fits, and on narrow screens the narrowest."""
+    """CSS that shows the widest drawing that fits, or the narrowest one on narrow screens."""
     bounds = [0, *(width + 2 * _MARGIN for width in WIDTHS[1:]), 10**6]
     return "".join(
         f"@media (min-width: {low}px) and (max-width: {high - 0.02}px) {{ figure .w{width} {{ display: block }} }}\n"

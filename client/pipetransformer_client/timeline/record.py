@@ -1,4 +1,4 @@
-"""The record of a run, as the leader wrote it: `events.jsonl` and `steps.jsonl`. Times are seconds since the start."""
+"""Reads the record of a run, `events.jsonl` and `steps.jsonl`. Times are seconds since the first event."""
 
 import json
 import math
@@ -7,33 +7,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+#: Reasons of a generation after a failure: a worker was lost or drained, or the previous layout did not work.
+_FAILURES = frozenset({"Failure", "Drain", "Undo"})
+
 
 @dataclass(frozen=True)
 class Span:
-    """A time without a change of the layout or the boundary.
+    """A period with one layout and one number of frozen layers.
 
     Attributes:
-        start: seconds.
-        end: seconds.
-        stages: workers a pipeline.
-        pipelines: data-parallel width.
-        frozen: layers.
-        cuts: first and last layer (both included) of each stage; a stage without layers is left out.
+        start: in seconds.
+        end: in seconds.
+        frozen: number of frozen layers.
+        cuts: first and last layer of each stage, both included. Stages without layers are left out.
     """
 
     start: float
     end: float
-    stages: int
-    pipelines: int
     frozen: int
     cuts: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Regroup:
-    """A generation, as it was committed; the first is the start."""
+    """A committed generation, from `time` until the next one at `end`. The first one is the start of the job."""
 
     time: float
+    end: float
     generation: int
     reason: str
     stages: int
@@ -43,10 +43,20 @@ class Regroup:
     pause_seconds: float
     bytes_moved: int
 
+    @property
+    def gpus(self) -> int:
+        """GPUs that the generation holds, one for each worker."""
+        return self.stages * self.pipelines
+
+    @property
+    def after_failure(self) -> bool:
+        """Whether a failure caused the regroup."""
+        return self.reason in _FAILURES
+
 
 @dataclass(frozen=True)
 class Freeze:
-    """A move of the boundary to `frozen` layers before a step."""
+    """The number of frozen layers changed to `frozen` before a step."""
 
     time: float
     step: int
@@ -55,7 +65,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Step:
-    """A committed step; what is not known, or not finite, is None."""
+    """A committed step. A value is None if it is unknown or not finite."""
 
     time: float
     loss: float | None
@@ -64,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of the held-out samples, by name; those that are not finite are left out."""
+    """Held-out metrics by name. Metrics that are not finite are left out."""
 
     time: float
     metrics: dict[str, float]
@@ -72,7 +82,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Record:
-    """A run, or as much of it as there is yet."""
+    """A run, possibly one that still trains."""
 
     num_layers: int
     seconds: float
@@ -85,96 +95,89 @@ class Record:
 
     @property
     def gpu_seconds(self) -> float:
-        """What the generations held, from each one's commit to the next."""
-        ends = [*(regroup.time for regroup in self.regroups[1:]), self.seconds]
-        return sum(one.stages * one.pipelines * (end - one.time) for one, end in zip(self.regroups, ends, strict=True))
+        """GPU-seconds that all generations held."""
+        return sum(regroup.gpus * (regroup.end - regroup.time) for regroup in self.regroups)
 
 
 def read(folder: Path) -> Record:
-    """Reads a run's folder.
+    """Reads the record in a run's folder.
 
     Raises:
-        ValueError: it holds no record of a run that has begun to train.
+        ValueError: the folder holds no record, or the run has not begun to train.
     """
     events = list(_lines(folder / "events.jsonl"))
     if not any(event["kind"] == "GenerationCommitted" for event in events):
-        raise ValueError(f"{folder} holds no record of a run: events.jsonl tells of no generation")
-    raw = list(_lines(folder / "steps.jsonl"))
+        raise ValueError(f"{folder} holds no record of a run: its events.jsonl names no generation")
+    steps = list(_lines(folder / "steps.jsonl"))
     origin = events[0]["time"]
-    end = max([events[-1]["time"], *(step["time"] for step in raw[-1:])]) - origin
-    commits = [event for event in events if event["kind"] == "GenerationCommitted"]
-    finished = events[-1] if events[-1]["kind"] in ("Finished", "Failed") else None
-    spans = tuple(_spans(events, origin, end))
+    for line in (*events, *steps):
+        line["time"] -= origin
+    end = max(line["time"] for line in (*events[-1:], *steps[-1:]))
+    spans = tuple(_spans(events, end))
     started = next((event for event in events if event["kind"] == "Started"), {})
     return Record(
         num_layers=started.get("numLayers") or max(last for _, last in spans[0].cuts) + 1,
         seconds=end,
-        outcome=_outcome(finished),
+        outcome=_outcome(events[-1]),
         spans=spans,
-        regroups=tuple(
-            Regroup(
-                time=event["time"] - origin,
-                generation=event["generation"],
-                reason=event.get("reason") or "Start",
-                stages=event["stages"],
-                pipelines=event["pipelines"],
-                frozen=event["frozenLayers"],
-                first_step=event["firstStep"],
-                pause_seconds=event["pauseSeconds"],
-                bytes_moved=event["bytesMoved"],
-            )
-            for event in commits
-        ),
+        regroups=tuple(_regroups(events, end)),
         freezes=tuple(
-            Freeze(event["time"] - origin, event["step"], event["frozenLayers"])
-            for event in events
-            if event["kind"] == "Frozen"
+            Freeze(event["time"], event["step"], event["frozenLayers"]) for event in events if event["kind"] == "Frozen"
         ),
-        steps=tuple(Step(line["time"] - origin, _finite(line["loss"]), line["samplesPerSecond"]) for line in raw),
+        steps=tuple(Step(line["time"], _finite(line["loss"]), line["samplesPerSecond"]) for line in steps),
         evaluations=tuple(
-            Evaluation(event["time"] - origin, {k: v for k, v in event["metrics"].items() if v is not None})
+            Evaluation(event["time"], {name: value for name, value in event["metrics"].items() if value is not None})
             for event in events
             if event["kind"] == "Evaluated"
         ),
     )
 
 
-def _spans(events: list[dict[str, Any]], origin: float, end: float) -> Iterator[Span]:
-    """Between one change and the next. A freeze that moved no layer brings no roles: those before it still hold."""
-    changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen")]
-    layout: dict[str, Any] | None = None
-    roles: list[dict[str, Any]] | None = None
-    for event, after in zip(changes, [*changes[1:], None], strict=True):
-        layout = event if event["kind"] == "GenerationCommitted" else layout
-        roles = event.get("roles", roles)
-        if layout is None or roles is None:
-            continue
-        cuts = sorted({(role["first_layer"], role["last_layer"]) for role in roles if role["pipeline"] == 0})
-        yield Span(
-            start=event["time"] - origin,
-            end=end if after is None else after["time"] - origin,
-            stages=layout["stages"],
-            pipelines=layout["pipelines"],
+def _regroups(events: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
+    commits = [event for event in events if event["kind"] == "GenerationCommitted"]
+    for event, until in zip(commits, [*(later["time"] for later in commits[1:]), end], strict=True):
+        yield Regroup(
+            time=event["time"],
+            end=until,
+            generation=event["generation"],
+            reason=event.get("reason") or "Start",
+            stages=event["stages"],
+            pipelines=event["pipelines"],
             frozen=event["frozenLayers"],
-            cuts=tuple((first, last) for first, last in cuts if first <= last),
+            first_step=event["firstStep"],
+            pause_seconds=event["pauseSeconds"],
+            bytes_moved=event["bytesMoved"],
         )
+
+
+def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:
+    """Periods between changes. A freeze that moves no layer has no roles in the record, so the earlier roles apply."""
+    changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen")]
+    roles: list[dict[str, Any]] = []
+    for event, until in zip(changes, [*(later["time"] for later in changes[1:]), end], strict=True):
+        roles = event.get("roles", roles)
+        if roles:
+            cuts = sorted({(role["first_layer"], role["last_layer"]) for role in roles if role["pipeline"] == 0})
+            held = tuple((first, last) for first, last in cuts if first <= last)
+            yield Span(event["time"], until, event["frozenLayers"], held)
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _outcome(finished: dict[str, Any] | None) -> str:
-    if finished is None:
+def _outcome(newest: dict[str, Any]) -> str:
+    """How the run ended, by its newest event."""
+    if newest["kind"] == "Failed":
+        return f"failed: {newest.get('message', '')}"
+    if newest["kind"] != "Finished":
         return "not ended yet"
-    if finished["kind"] == "Failed":
-        return f"failed: {finished.get('message', '')}"
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in finished.get("metrics", {}).items())
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in newest.get("metrics", {}).items())
     return f"complete{': ' if metrics else ''}{metrics}"
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file; the last line may be half written."""
+    """The objects in a file. An incomplete last line is ignored."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""Scales of a chart: where a value lies, which values get a tick, and how a number is written."""
+"""Scales of a chart: the position of a value, the values that get a tick, and short numbers."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Scale:
     end: float
 
     def at(self, value: float) -> float:
-        """The pixel of a value; one beyond the scale lies at its edge."""
+        """The position of a value in pixels. A value outside the scale is placed at its edge."""
         share = (value - self.low) / ((self.high - self.low) or 1)
         return self.start + min(max(share, 0), 1) * (self.end - self.start)
 
@@ -29,19 +29,19 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def rounded(low: float, high: float) -> tuple[float, float]:
-    """Round bounds around a range, a little apart where it is empty."""
+    """Round bounds around a range. They differ even if the range is empty."""
     step = _step((high - low) / 4)
     return math.floor(low / step) * step, max(math.ceil(high / step), math.floor(low / step) + 1) * step
 
 
 def _step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
+    """The smallest 1, 2 or 5 times a power of ten that is at least `least`."""
     power = 10 ** math.floor(math.log10(least)) if least > 0 else 1e-3
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.999 * least)
 
 
 def time_ticks(seconds: float, count: int) -> Iterator[tuple[float, str]]:
-    """Seconds with their labels, in seconds, minutes or hours; the unit stands at the last."""
+    """Ticks in seconds with their labels in seconds, minutes or hours. The last label names the unit."""
     unit, name = next(
         (unit, name) for unit, name in ((_HOUR, "h"), (_MINUTE, "min"), (1.0, "s")) if seconds >= 5 * unit or unit == 1
     )
@@ -51,7 +51,7 @@ def time_ticks(seconds: float, count: int) -> Iterator[tuple[float, str]]:
 
 
 def short(value: float) -> str:
-    """A number in at most three digits, with k and M for thousands and millions."""
+    """A number with at most three digits, and k or M for thousands or millions."""
     for size, name in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * size:
             return f"{value / size:.3g}{name}"

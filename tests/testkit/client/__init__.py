@@ -1,1 +1,1 @@
-"""A cluster that the client talks to."""
+"""A fake cluster, the command line and records, for tests of the client."""

@@ -8,7 +8,7 @@ from pipetransformer_client.cli import main
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Runs the command line; its exit code."""
+    """Runs the command line and returns its exit code."""
     monkeypatch.setattr(sys, "argv", ["pipetransformer", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -1,4 +1,4 @@
-"""A cluster in memory for the client: objects by path, text by path, and what runs in containers."""
+"""A cluster in memory: objects and texts by path, and commands in containers."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +13,16 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 class FakeKube:
-    """See the module.
+    """Replaces `Kube` in tests.
 
     Attributes:
         objects: answers of GET by path.
-        texts: lines of a stream by path; each call of a path takes the next list, the last one again and again. Where
-            there is no list, nobody answers.
-        requests: (method, path, body) of what was not a GET.
-        streams: queries of the streams that were asked for.
-        outage: so many GETs more get no answer.
-        containers: makes the output of a command, told (pod, container, command).
+        texts: lines of streams by path. Each call takes the next list, or repeats the last one. An empty list of lists
+            is an outage.
+        requests: (method, path, body) of each request except GET.
+        streams: queries of all streams.
+        outage: number of further GETs that fail.
+        containers: makes the output of a command from (pod, container, command).
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class FakeKube:
 
     @property
     def kube(self) -> Kube:
-        """As the client takes it."""
+        """This cluster with the type that the client expects."""
         return cast("Kube", self)
 
     def get(self, path: str, **query: str | int) -> Object:
@@ -82,7 +82,7 @@ class FakeKube:
 
 
 def merged(value: Any, patch: Any) -> Any:
-    """As an API server merges a patch (RFC 7386)."""
+    """Merges a patch as an API server does (RFC 7386)."""
     if not isinstance(patch, dict) or not isinstance(value, dict):
         return patch
     there = {key: merged(value.get(key), item) for key, item in patch.items() if item is not None}
@@ -90,7 +90,7 @@ def merged(value: Any, patch: Any) -> Any:
 
 
 def stored(job: JobBuilder, version: int = 1, **status: Any) -> Object:
-    """The job as an API server gives it."""
+    """The job as an API server returns it."""
     manifest = job.manifest()
     manifest["metadata"] |= {"uid": "job-uid", "resourceVersion": str(version)}
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
@@ -98,7 +98,7 @@ def stored(job: JobBuilder, version: int = 1, **status: Any) -> Object:
 
 
 def published(*names: str, generation: int = 1) -> Object:
-    """A generation whose members are these workers, in rank order."""
+    """A generation with these members in rank order."""
     return {
         "jobUid": "uid",
         "layoutGeneration": generation,

@@ -1,4 +1,4 @@
-"""Records of runs that never were, as a leader writes them."""
+"""Makes records of runs in the leader's format."""
 
 import json
 import random
@@ -12,7 +12,7 @@ LAYERS = 12
 def generation(
     time: float, number: int, stages: int, pipelines: int, *, frozen: int = 0, step: int = 0, reason: str = "Release"
 ) -> dict[str, Any]:
-    """The event of a layout that was committed; the stages share the layers as evenly as can be."""
+    """The event of a committed layout. Stages have equal numbers of layers, as far as possible."""
     bounds = [LAYERS * stage // stages for stage in range(stages + 1)]
     roles = [
         {"worker": f"w{pipeline}{stage}", "pipeline": pipeline, "stage": stage,
@@ -33,7 +33,7 @@ def started(time: float) -> dict[str, Any]:
 
 
 def write_record(folder: Path, events: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> Path:
-    """A run's folder with these lines."""
+    """Writes a run's folder with these lines."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in (("events", events), ("steps", steps)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -41,7 +41,7 @@ def write_record(folder: Path, events: Sequence[dict[str, Any]], steps: Sequence
 
 
 def crowded(folder: Path, seed: int) -> Path:
-    """A run whose regroups, freezes and evaluations come in crowds, with values and names of any size."""
+    """Writes a random run with many regroups, freezes and evaluations at similar times."""
     draw = random.Random(seed)
     length = 10 ** draw.uniform(0, 6)
     crowds = [draw.random() for _ in range(draw.randint(1, 4))]

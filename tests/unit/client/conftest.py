@@ -1,4 +1,4 @@
-"""The cluster of every command."""
+"""Fixtures of the client's tests."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.testkit.client.fake_kube import FakeKube
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
-    """What every command connects to."""
+    """The cluster to which every command connects."""
     cluster = FakeKube()
     monkeypatch.setattr(Kube, "connect", lambda context=None: cluster.kube)
     return cluster

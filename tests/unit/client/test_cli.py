@@ -1,4 +1,4 @@
-"""The command line: what it refuses, with which exit code, and what shells may complete."""
+"""The command line: refusals, exit codes and completion."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_job_of_another_namespace_than_was_asked_for_is_refused(
 ) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(make_job().manifest()))
     assert command(monkeypatch, "submit", str(tmp_path / "job.yaml"), "-n", "team") == 2
-    assert "the job's own namespace is default" in capsys.readouterr().err.replace("\n", " ")
+    assert "the manifest's namespace is default" in capsys.readouterr().err.replace("\n", " ")
     assert fake.requests == []
 
 
@@ -74,7 +74,7 @@ def test_deleting_a_job_without_a_name_deletes_nothing(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, "delete", "") == 2
-    assert "'' is no name" in capsys.readouterr().err
+    assert "'' is not a valid name" in capsys.readouterr().err
     assert fake.requests == []
 
 
@@ -100,7 +100,7 @@ def test_a_list_is_a_table_or_what_a_program_reads(
         assert load(capsys.readouterr().out)["items"][0]["metadata"]["name"] == "one"
 
 
-def test_whole_names_are_listed_and_messages_described_as_they_are_on_the_narrowest_terminal(
+def test_a_narrow_terminal_cuts_neither_names_nor_messages(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
@@ -216,7 +216,7 @@ def test_a_job_that_has_ended_is_not_changed(
 ) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), state="Complete", conditions=[finished()])
     assert command(monkeypatch, "suspend", "digits") == 3
-    assert "default/digits has ended (Complete): it cannot be changed" in capsys.readouterr().err
+    assert "default/digits has ended (Complete) and cannot be changed" in capsys.readouterr().err
     assert fake.requests == []
 
 
@@ -224,7 +224,7 @@ RUN = ("run", "job.yaml", "--run-dir", "run")
 
 
 def write_local_job(folder: Path, monkeypatch: pytest.MonkeyPatch, *, advance_to: int) -> None:
-    """Makes it the present folder, with a job of six steps of a scripted worker that takes so many."""
+    """Changes to a folder with a job of six steps, whose scripted worker makes `steps` of them."""
     monkeypatch.chdir(folder)
     trainer = ("python", str(ROOT / "tests/testkit/operator/scripted_trainer.py"))
     job = make_job().command(*trainer).drop("training.epochs").set("training.steps", 6)
@@ -234,7 +234,7 @@ def write_local_job(folder: Path, monkeypatch: pytest.MonkeyPatch, *, advance_to
 
 
 def signal_while_it_trains(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """Sends the signal to this process at each report that is shown."""
+    """Sends the signal to this process at each report."""
     shown = PlainView.changed
 
     def changed(view: PlainView, name: str, status: JobStatus) -> None:
@@ -268,14 +268,14 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
     signal_while_it_trains(monkeypatch, signal.SIGINT)
     assert command(monkeypatch, *RUN) == 130
     out, told = capsys.readouterr()
-    assert "Stopping: the workers write a checkpoint. A second Ctrl-C ends them at once" in out
-    assert "The same command begins again: there is no checkpoint yet" in told
+    assert "Stopping: The workers write a checkpoint. Press Ctrl-C again to end them at once" in out
+    assert "The same command starts over, because there is no checkpoint yet" in told
 
 
 def test_a_hangup_that_is_ignored_stays_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As under `nohup`: the terminal may close."""
+    """Ignores SIGHUP, as `nohup` does."""
     write_local_job(tmp_path, monkeypatch, advance_to=6)
     signal_while_it_trains(monkeypatch, signal.SIGHUP)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -287,9 +287,9 @@ def test_a_hangup_that_is_ignored_stays_ignored(
 
 
 def completions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
-    """What kubectl is answered."""
+    """Completions that kubectl gets."""
     for name in ("_PIPETRANSFORMER_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
-        monkeypatch.setenv(name, "")  # so that what is asked for is forgotten after the test
+        monkeypatch.setenv(name, "")  # restores the environment after the test
     monkeypatch.setattr(sys, "argv", ["kubectl_complete-pipetransformer", *words.split(" ")])
     completion.main()
     return capsys.readouterr().out.splitlines()
@@ -314,7 +314,7 @@ def completions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_kubectl_is_answered_with_commands_options_jobs_fields_and_where_files_go(
+def test_kubectl_completes_commands_options_jobs_fields_and_paths(
     words: str,
     expected: list[str],
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""The client's promises, against a cluster in memory: streams, logs and results."""
+"""Streams, logs and results of the client, with a cluster in memory."""
 
 import contextlib
 import io
@@ -70,7 +70,7 @@ def test_a_job_goes_to_the_namespace_of_its_manifest_else_to_the_clients(fake: F
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a?b", "a,metadata.name!=b", "A"])
-def test_what_is_no_name_of_one_object_is_refused_before_anything_is_asked_for(
+def test_an_invalid_name_is_refused_without_a_request(
     name: str, client: Client, fake: FakeKube, tmp_path: Path
 ) -> None:
     fake.objects[JOBS] = {"items": [stored(make_job())]}
@@ -82,7 +82,7 @@ def test_what_is_no_name_of_one_object_is_refused_before_anything_is_asked_for(
         next(client.stream(name))
     with pytest.raises(InvalidName):
         client.fetch_record(name, tmp_path)
-    if name:  # none is the kubeconfig's
+    if name:  # None means the kubeconfig's
         with pytest.raises(InvalidName):
             Client(fake.kube, name).delete("digits")
     assert fake.requests == []
@@ -153,7 +153,7 @@ def test_a_stream_does_not_go_over_to_another_job_of_the_name(client: Client, fa
     stream = client.stream("digits")
     next(stream)
     fake.objects[f"{JOBS}/digits"]["metadata"]["uid"] = "another"
-    with pytest.raises(NotFound, match="another has its name"):
+    with pytest.raises(NotFound, match="another job now has its name"):
         next(stream)
 
 
@@ -208,7 +208,7 @@ def test_followed_logs_go_on_where_they_were_when_a_stream_breaks(
     assert list(following) == []
 
 
-def test_followed_logs_wait_out_an_outage_and_miss_nothing_of_who_ended_in_it(
+def test_followed_logs_miss_no_line_of_a_worker_that_ends_in_an_outage(
     client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
@@ -236,7 +236,7 @@ def archive(**files: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def test_the_model_of_a_finished_job_comes_through_a_pod_that_is_deleted_again(
+def test_a_finished_jobs_model_comes_through_a_pod_that_is_then_deleted(
     client: Client, fake: FakeKube, tmp_path: Path
 ) -> None:
     job = make_job().set("output.location", "/storage")
@@ -260,7 +260,7 @@ def test_the_model_of_a_finished_job_comes_through_a_pod_that_is_deleted_again(
 
 @pytest.mark.timeout(60)
 def test_the_reading_pod_ends_when_it_is_told_to() -> None:
-    """As a container's first process, for which a signal that is left to its default is one that is ignored."""
+    """Runs the command as a container's first process, which ignores signals with default handling."""
     pod = reader_pod(Job.of(stored(make_job().set("output.location", "/storage"))))
     (reader,) = pod["spec"]["containers"]
     command = ["sh", "-c", "trap '' TERM; echo; exec \"$@\"", "sh", *reader["command"]]
@@ -268,7 +268,7 @@ def test_the_reading_pod_ends_when_it_is_told_to() -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            while process.poll() is None:  # from some moment of its start on
+            while process.poll() is None:  # at some point during its start
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0.1)
@@ -355,7 +355,7 @@ def test_a_model_behind_a_url_is_read_from_there(client: Client, fake: FakeKube,
     assert (tmp_path / "here" / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_the_reading_pod_has_the_workers_volumes_and_security_and_no_accelerator() -> None:
+def test_the_reader_has_the_workers_volumes_and_security_and_no_accelerator() -> None:
     container: Object = {
         "name": "trainer",
         "image": "own",

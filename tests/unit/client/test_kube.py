@@ -1,4 +1,4 @@
-"""The seam to the API server: how it is connected, and what a connection that breaks becomes."""
+"""Connections to the API server, and errors when they break."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\nContent-Length: 100
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[bytes], str]]:
-    """Makes an API server that says so much to each request, and closes the connection; its URL."""
+    """Makes an API server that sends this text to each request and closes the connection. Returns its URL."""
     servers: list[socket.socket] = []
 
     def serve(server: socket.socket, said: bytes) -> None:
@@ -73,14 +73,14 @@ def without_exemptions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_exemptions")
-def test_a_server_on_loopback_is_not_looked_for_behind_the_environments_proxy(
+def test_a_server_on_loopback_ignores_the_environments_proxy(
     answering: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path / "config", server=answering(ANSWER)))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     kube = Kube.connect()
     assert kube.get("/version") == {}
-    with pytest.raises(Unavailable, match="Handshake status 200"):  # the WebSocket, which looks for a proxy itself
+    with pytest.raises(Unavailable, match="Handshake status 200"):  # the WebSocket, which reads the proxy itself
         list(kube.execute("default", "pod", "container", ["true"]))
 
 
@@ -95,7 +95,7 @@ def test_every_way_to_name_loopback_is_exempt(host: str, tmp_path: Path, monkeyp
 
 @pytest.mark.usefixtures("without_exemptions")
 @pytest.mark.parametrize("of", ["environment", "kubeconfig"])
-def test_another_server_has_the_environments_proxy_and_each_that_of_its_kubeconfig(
+def test_other_servers_use_the_environments_proxy_unless_kubeconfig_has_one(
     of: str, answering: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = answering(ANSWER)

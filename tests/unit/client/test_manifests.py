@@ -1,4 +1,4 @@
-"""What `run`, `plan` and `submit` read: files of one job and of several, standard input, and `--set`."""
+"""Input of `run`, `plan` and `submit`: files with one or several jobs, standard input and `--set`."""
 
 import io
 import json
@@ -21,14 +21,14 @@ CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name
 
 
 def write(folder: Path, *objects: Any) -> str:
-    """A file with these objects, one document each."""
+    """Writes a file with one document for each object."""
     file = folder / "jobs.yaml"
     file.write_text("---\n" + yaml.safe_dump_all(objects) + "---\n")
     return str(file)
 
 
 def submitted(cluster: FakeKube) -> list[str]:
-    """Names of the jobs that were created, in their order."""
+    """Names of the created jobs in order."""
     return [body["metadata"]["name"] for method, path, body in cluster.requests if (method, path) == ("POST", JOBS)]
 
 
@@ -166,9 +166,9 @@ def test_set_reads_values_as_yaml_and_makes_what_a_path_needs() -> None:
         ("learning_rate=3", "did you mean training.optimizer.learningRate?"),
         ("metadata.nam=a", "there is no field metadata.nam: did you mean metadata.name?"),
         ("qqqqqqq=3", "there is no field qqqqqqq"),
-        ("training.epochs.a=3", "training.epochs has no fields of its own"),
+        ("training.epochs.a=3", "training.epochs is not an object, so it has no fields"),
         ("training[0]=3", "training is not a list"),
-        ("podTemplate.spec.containers.image=a", "is a list: say which, as in podTemplate.spec.containers[0]"),
+        ("podTemplate.spec.containers.image=a", "is a list: add an index, such as podTemplate.spec.containers[0]"),
         ("podTemplate.spec.containers[2].image=a", "the list has 1 entries: the next is [1]"),
         ("training.epochs", "must be field=value"),
         ("=3", "must name a field, such as training.epochs"),
@@ -219,7 +219,7 @@ def test_a_mistyped_path_is_called_so(
     assert fake.requests == []
 
 
-def test_a_mistyped_folder_that_could_be_a_job_is_called_so_beside_what_the_cluster_says(
+def test_a_mistyped_folder_is_named_in_the_error_that_no_such_job_exists(
     tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`plan` says before the training which layouts the operator will choose."""
+"""`plan` predicts the layouts that the operator will choose."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ DEMO = REPOSITORY / "examples" / "vit-digits.yaml"
 
 
 def packing_job() -> JobBuilder:
-    """Four stages of three blocks; 8 frozen blocks let two workers carry it, 11 one."""
+    """Four stages of three layers. With 8 frozen layers two workers are enough, with 11 one."""
     points = [{"step": 100, "boundary": 8}, {"step": 200, "boundary": 11}]
     return make_job().stages(4).workers(4).set("freeze", {"policy": "Explicit", "boundaries": points})
 
@@ -29,7 +29,7 @@ def planned(
     capsys: pytest.CaptureFixture[str],
     *words: str,
 ) -> dict[str, Any]:
-    """What `plan -o json` prints."""
+    """The output of `plan -o json`."""
     file = job if isinstance(job, Path) else folder / "job.yaml"
     if isinstance(job, JobBuilder):
         file.write_text(yaml.safe_dump(job.manifest()))
@@ -41,7 +41,7 @@ def planned(
 
 
 def layouts(plan: dict[str, Any]) -> list[tuple[int, int]]:
-    """(stages, pipelines) of each phase, repetitions left out."""
+    """(stages, pipelines) of each phase, without repetitions."""
     found = [(phase["stages"], phase["pipelines"]) for phase in plan["phases"]]
     return [layout for number, layout in enumerate(found) if number == 0 or layout != found[number - 1]]
 
@@ -52,7 +52,7 @@ def test_the_demos_plan_is_what_its_run_does(
     (typed,) = documented("pipetransformer plan")
     plan = planned(REPOSITORY / typed.split()[-1], tmp_path, monkeypatch, capsys)
     assert layouts(plan) == [(4, 1), (2, 2), (1, 4)]
-    # 45 steps an epoch; the first of its decisions comes three epochs after the 20 without
+    # 45 steps an epoch; the first decision comes three epochs after the 20 without freezing
     assert [(phase["firstStep"], phase["frozenLayers"]) for phase in plan["phases"]] == [
         (0, 0),
         (23 * 45, 4),
@@ -65,7 +65,7 @@ def test_the_demos_plan_is_what_its_run_does(
     assert plan["saved"]["time"] == pytest.approx(plan["saved"]["gpuTime"])
 
 
-def test_a_plan_says_how_many_regroups_its_savings_leave_out_and_which_fields_freeze_nothing(
+def test_a_plan_counts_its_regroups_and_names_fields_without_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "job.yaml"
@@ -81,7 +81,7 @@ def test_a_plan_says_how_many_regroups_its_savings_leave_out_and_which_fields_fr
 def test_near_the_end_stages_stay_as_they_are_where_a_new_cut_does_not_pay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 100 steps; seven of twelve blocks frozen let a third of each be saved, and a pause counts as ten."""
+    """A job of 100 steps. Seven of twelve frozen layers save a third of each step, and a pause counts as ten steps."""
     for step, layers in ((20, [6, 3, 2, 1]), (80, [3, 3, 3, 3])):
         freeze = {"policy": "Explicit", "boundaries": [{"step": step, "boundary": 7}]}
         job = make_job().stages(4).workers(4).set("freeze", freeze).set("training", {"steps": 100})
@@ -100,7 +100,7 @@ def test_giving_workers_back_saves_gpu_time_and_keeping_them_idle_does_not(
     assert released["saved"]["gpuTime"] > released["saved"]["time"] == held["saved"]["gpuTime"]
 
 
-def test_a_policy_that_asks_for_gradients_gets_a_layout_for_each_boundary_and_no_promise(
+def test_a_policy_by_gradients_plans_each_boundary_and_no_savings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = planned(packing_job().set("freeze", {"policy": "GradientNorm"}), tmp_path, monkeypatch, capsys)
@@ -149,4 +149,4 @@ def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job.workers(8, most=3).manifest()))
     assert command(monkeypatch, "plan", str(file)) == 2
-    assert "spec.elasticPolicy.maxWorkers: 3 carry no layout of 4 stages" in capsys.readouterr().err
+    assert "spec.elasticPolicy.maxWorkers: no layout of 4 stages fits 3 workers" in capsys.readouterr().err

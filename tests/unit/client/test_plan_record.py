@@ -1,4 +1,4 @@
-"""What `plan` says of a job before it trains is what the record of its run shows afterwards."""
+"""`plan` predicts what the record of the run shows afterwards."""
 
 import json
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ from tests.testkit.trainer.torchrun import set_rank
 pytestmark = pytest.mark.timeout(240)
 
 WORKERS = 4
-#: Steps from a freeze to the first step of the generation that it causes, at most: the members hear of it in a vote.
+#: Maximum number of steps from a freeze to the next generation, because workers learn of it in a vote.
 LAG = 10
 
 
 def job(model: dict[str, Any], data: dict[str, Any], points: list[tuple[int, int]], steps: int) -> JobBuilder:
-    """Four stages on four workers, which become more pipelines; (step, frozen blocks) of each freeze."""
+    """Four stages on four workers, which become more pipelines. Gives (step, frozen layers) of each freeze."""
     return (
         make_job()
         .set("model", model)
@@ -42,7 +42,7 @@ def job(model: dict[str, Any], data: dict[str, Any], points: list[tuple[int, int
     )
 
 
-#: Between two halvings, at them, and too near to the end for a new cut to pay.
+#: Steps between two halvings, at them, and too near to the end for a new cut to pay off.
 VIT = job(
     {"name": "vit", "numLayers": 12, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4},
     {"name": "digits"},
@@ -69,7 +69,7 @@ IMPORTED = job(
 
 @dataclass(frozen=True)
 class Recorded:
-    """A generation as its record has it: `stages` are the units of each."""
+    """A generation of the record. `stages` holds the units of each stage."""
 
     first_step: int
     layout: Layout
@@ -92,7 +92,7 @@ def record_of(run_dir: Path) -> list[Recorded]:
 
 
 def _spans(roles: list[dict[str, Any]]) -> Iterator[range]:
-    """Units of each stage: the embedding goes with the first block, the head with the last."""
+    """Units of each stage. The embedding is with the first layer, the head with the last."""
     first = sorted((role for role in roles if role["pipeline"] == 0), key=lambda role: int(role["stage"]))
     for role in first:
         start, end = role["first_layer"] + 1, role["last_layer"] + 2
@@ -116,7 +116,7 @@ def train_on_a_rank(group: dist.ProcessGroup, port: int, folder: str, spec_json:
 
 
 def seconds_of_steps(run_dir: Path, generations: list[Recorded], forecast: Forecast) -> list[float]:
-    """Of each step by the step model of `plan`, given the cut and the boundary that the record has for it."""
+    """Time of each step by the step model of `plan`, with the recorded cut and boundary."""
     found = []
     for line in map(json.loads, (run_dir / "steps.jsonl").read_text().splitlines()):
         here = generations[line["generation"] - 1]
@@ -126,7 +126,7 @@ def seconds_of_steps(run_dir: Path, generations: list[Recorded], forecast: Forec
 
 
 def changes(planned: list[Phase]) -> list[tuple[Layout, list[int]]]:
-    """Layout and blocks of each stage: of the start, then of each regroup."""
+    """Layout and layers of each stage at the start and after each regroup."""
     found = [(phase.layout, list(phase.stage_layers)) for phase in planned]
     return [found[0], *(here for here, phase in zip(found, planned, strict=True) if phase.regroups)]
 

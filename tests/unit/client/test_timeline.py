@@ -1,4 +1,4 @@
-"""The picture of a run: what is read from its record, and what a real browser makes of the page."""
+"""The timeline of a run: its record, its drawing, and its page in a real browser."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -20,7 +20,7 @@ from tests.testkit.client.records import crowded, generation, started, write_rec
 from tests.testkit.phone import WIDTH, look
 from tools.browser import Browser
 
-#: The widest of the usual fonts, which no browser falls short of.
+#: The widest common font.
 FONT = ImageFont.truetype(matplotlib.get_data_path() + "/fonts/ttf/DejaVuSans.ttf", 13)
 BOLD = ImageFont.truetype(matplotlib.get_data_path() + "/fonts/ttf/DejaVuSans-Bold.ttf", 13)
 TEXT = "{http://www.w3.org/2000/svg}text"
@@ -29,7 +29,7 @@ LOST = "#c2452d"
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """100 s: a pipeline of four stages, nine frozen layers at second 40, two stages at 50, and a failure at 80."""
+    """A run of 100 s: four stages, nine frozen layers at second 40, two stages at 50, and a failure at 80."""
     metrics = {"loss": 0.25, "accuracy": 0.875}
     events = [
         started(1000.0),
@@ -50,14 +50,14 @@ def texts(svg: str) -> dict[str, ET.Element]:
 
 
 def boxes(svg: str) -> list[tuple[str, float, float, float, float]]:
-    """Each label with its left, upper, right and lower edge, by the metrics of a real font."""
+    """Each label with its left, upper, right and lower edge, measured with a real font."""
     found = []
     for element in ET.fromstring(svg).iter(TEXT):
         text = element.text or ""
         font = BOLD if "font-weight" in element.attrib else FONT
         width, place = font.getlength(text), element.get("text-anchor", "start")
         left = float(element.attrib["x"]) - {"start": 0.0, "middle": width / 2, "end": width}[place]
-        ascent, descent = 10.0, 3.0  # of what is drawn, not of the line
+        ascent, descent = 10.0, 3.0  # of the glyphs, not of the line
         base = float(element.attrib["y"])
         found.append((text, left, base - ascent, left + width, base + descent))
     return found
@@ -65,11 +65,16 @@ def boxes(svg: str) -> list[tuple[str, float, float, float, float]]:
 
 def test_a_record_tells_who_held_what_when(run_dir: Path) -> None:
     record = read(run_dir)
-    assert [(span.start, span.end, span.stages, span.frozen, len(span.cuts)) for span in record.spans] == [
-        (0, 40, 4, 0, 4),
-        (40, 50, 4, 9, 4),
-        (50, 80, 2, 9, 2),
-        (80, 100, 1, 9, 1),
+    assert [(span.start, span.end, span.frozen, len(span.cuts)) for span in record.spans] == [
+        (0, 40, 0, 4),
+        (40, 50, 9, 4),
+        (50, 80, 9, 2),
+        (80, 100, 9, 1),
+    ]
+    assert [(one.time, one.end, one.stages, one.pipelines, one.after_failure) for one in record.regroups] == [
+        (0, 50, 4, 1, False),
+        (50, 80, 2, 1, False),
+        (80, 100, 1, 1, True),
     ]
     assert record.gpu_seconds == 50 * 4 + 30 * 2 + 20
     assert [(one.time, one.metrics) for one in record.evaluations] == [
@@ -88,7 +93,7 @@ def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> 
 
 def test_a_drawing_shows_layouts_gpus_speed_loss_and_metrics_over_one_time(run_dir: Path) -> None:
     found = texts(draw(read(run_dir), "digits", 1100))
-    assert {"4 × 1", "2 × 1", "1 × 1", "stage 3", "4 GPUs", "2 given back", "samples/s"} <= set(found)  # noqa: RUF001
+    assert {"4 × 1", "2 × 1", "1 × 1", "stage 3", "4 GPUs", "2 released", "samples/s"} <= set(found)  # noqa: RUF001
     assert {"loss (dots: held-out)", "last 0.25", "held-out accuracy", "last 0.875", "100 s"} <= set(found)
 
 

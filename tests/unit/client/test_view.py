@@ -1,4 +1,4 @@
-"""What `run` and `watch` draw: pipelines by stages with the frozen blocks shaded."""
+"""The drawing of `run` and `watch`: pipelines by stages, with frozen layers shaded."""
 
 import re
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from tests.testkit.operator.builders import make_job
 
 @pytest.fixture
 def job() -> PipeTrainingJob:
-    """Two pipelines of two stages with 8 of 12 blocks frozen."""
+    """Two pipelines of two stages with 8 of 12 layers frozen."""
     generation = Generation(
         job_uid="job",
         layout_generation=2,
@@ -46,7 +46,7 @@ def job() -> PipeTrainingJob:
     return make_job().job().model_copy(update={"status": JobStatus(generation=generation, last_report=report)})
 
 
-def test_a_terminal_shows_every_pipeline_with_its_frozen_blocks(job: PipeTrainingJob) -> None:
+def test_a_terminal_shows_every_pipeline_with_its_frozen_layers(job: PipeTrainingJob) -> None:
     console = Console(record=True, width=100, force_terminal=True, file=StringIO())
     with LiveView(console) as view:
         view.changed(job.metadata.name, job.status)
@@ -57,14 +57,14 @@ def test_a_terminal_shows_every_pipeline_with_its_frozen_blocks(job: PipeTrainin
     assert "frozen 8/12" in text and "Generation 2" in text
 
 
-def test_progress_says_step_of_total_time_left_loss_held_out_metric_and_layout(job: PipeTrainingJob) -> None:
+def test_progress_names_step_total_time_left_loss_metric_and_layout(job: PipeTrainingJob) -> None:
     assert progress(job.status) == (
         "step 40/400 (10%)  ETA 3m20s  loss 0.2500  held-out accuracy 0.9412  layout 2 x 2  frozen 8/12  412 samples/s"
     )
 
 
 def test_progress_says_nothing_of_what_is_not_known(job: PipeTrainingJob) -> None:
-    """The time that is left is unknown until steps of the layout are measured; and a newer layout has no steps yet."""
+    """The remaining time is unknown until steps of the layout are measured. A newer layout has no steps yet."""
     assert job.status.last_report is not None and job.status.generation is not None
     report = job.status.last_report.model_copy(update={"seconds_left": None, "held_out": None, "loss": None})
     generation = job.status.generation.model_copy(update={"layout_generation": 3})
