@@ -49,6 +49,13 @@ class Drawing:
             f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-width="1.4"{dashes} marker-end="url(#tip)"/>'
         )
 
+    def line(self, start: tuple[float, float], end: tuple[float, float], *, colour: str = INK) -> None:
+        """A straight line without a tip."""
+        (x1, y1), (x2, y2) = start, end
+        self._parts.append(
+            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" stroke-width="1.4"/>'
+        )
+
     def blocks(self, x: float, y: float, fills: Iterable[str], *, by_row: int = 5, size: float = 14) -> None:
         """Small squares, row by row: a model's blocks."""
         for place, fill in enumerate(fills):

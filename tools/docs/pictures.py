@@ -1,20 +1,26 @@
-"""The pictures of docs/concepts.md."""
+"""The pictures of docs/concepts.md and docs/architecture.md."""
 
 from tools.docs.drawing import ACTIVE, FAINT, FREED, FROZEN, MOVED, Drawing
 
 
 def rendered() -> dict[str, str]:
     """Each picture by its file name."""
-    return {"pack.svg": _pack(), "regroup.svg": _regroup(), "cache.svg": _cache(), "copies.svg": _copies()}
+    return {
+        "pack.svg": _pack(),
+        "regroup.svg": _regroup(),
+        "cache.svg": _cache(),
+        "copies.svg": _copies(),
+        "architecture.svg": _architecture(),
+    }
 
 
 def _pack() -> str:
-    drawing = Drawing("Four stages become two as eight of twelve blocks freeze", 960, 306)
+    drawing = Drawing("Four stages become two as eight of twelve layers freeze", 960, 306)
     drawing.words(24, 34, "nothing frozen: 1 pipeline of 4 stages", bold=True)
     for number in range(4):
         _gpu(drawing, 24 + 106 * number, 118, f"GPU {number}", [ACTIVE] * 3)
     drawing.words(24, 98, "pipeline 0", colour=FAINT)
-    drawing.words(24, 262, "each square is a block", colour=FAINT)
+    drawing.words(24, 262, "each square is a layer", colour=FAINT)
     _legend(drawing, 24, 278)
     drawing.words(500, 34, "8 of 12 frozen, onPack: Widen: 2 pipelines of 2", bold=True)
     drawing.words(500, 176, "or onPack: Release: 1 pipeline of 2, and 2 GPUs go", bold=True)
@@ -94,7 +100,7 @@ def _bar(drawing: Drawing, start: float, end: float, top: float, fill: str, word
 
 
 def _cache() -> str:
-    drawing = Drawing("The cache of frozen blocks", 960, 250)
+    drawing = Drawing("The cache of frozen layers", 960, 250)
     for top, title in ((24, "first epoch after a freeze"), (140, "each epoch after it")):
         first = top < 100
         drawing.words(24, top + 10, title, bold=True)
@@ -151,3 +157,58 @@ def _stage(drawing: Drawing, x: float, y: float, name: str, *, width: float = 12
     drawing.box(x, y, width, 66, fill="none" if lost else "white", line="#c2452d" if lost else FREED, dashed=lost)
     drawing.words(x + 10, y + 22, name)
     drawing.blocks(x + 10, y + 36, ["#edf2f6" if lost else ACTIVE] * 4, by_row=4, size=13)
+
+
+def _architecture() -> str:
+    drawing = Drawing("Operator and workers", 960, 420)
+    _part(drawing, 24, 24, 130, "kubectl, client", "")
+    _part(drawing, 24, 190, 130, "API server", "jobs, pods, nodes")
+    drawing.arrow((89, 70), (89, 188))
+    drawing.words(97, 134, "PipeTrainingJob", colour=FAINT)
+    drawing.box(240, 24, 300, 376, fill="#eef3f7")
+    drawing.words(254, 46, "operator", bold=True)
+    for x, top, width, name, says in (
+        (254, 60, 128, "handlers", "kopf, the Lease"),
+        (398, 60, 128, "metrics", "Prometheus"),
+        (254, 150, 128, "kube", "pods, status"),
+        (398, 150, 128, "controller", "one loop a job"),
+        (398, 300, 128, "channel", "HTTPS"),
+        (254, 230, 272, "plan", "every decision: no I/O, no clock"),
+    ):
+        _part(drawing, x, top, width, name, says)
+    drawing.arrow((156, 205), (252, 178))
+    drawing.arrow((252, 192), (156, 222))
+    drawing.words(160, 178, "watch", colour=FAINT)
+    drawing.words(160, 248, "pods, status", colour=FAINT)
+    drawing.arrow((396, 173), (384, 173))
+    drawing.arrow((462, 198), (462, 228))
+    drawing.arrow((500, 298), (500, 280), (534, 280), (534, 173), (528, 173))
+    drawing.box(660, 24, 276, 296, fill="#eef3f7")
+    drawing.words(674, 46, "worker: one pod, one GPU", bold=True)
+    for x, top, width, name, says in (
+        (674, 58, 248, "worker, training", "rounds, vote, commit"),
+        (674, 109, 118, "pipeline", "schedules"),
+        (804, 109, 118, "models, data", "units, samples"),
+        (674, 160, 248, "freeze, partition", "which layers stop, where to cut"),
+        (674, 211, 118, "cache", "frozen output"),
+        (804, 211, 118, "checkpoint", "durable state"),
+        (674, 262, 248, "elastic", "generations, regroups"),
+    ):
+        _part(drawing, x, top, width, name, says)
+    drawing.arrow((672, 278), (610, 278), (610, 312), (528, 312))
+    drawing.words(548, 252, "ready, heartbeat,", colour=FAINT)
+    drawing.words(548, 268, "report", colour=FAINT)
+    drawing.arrow((528, 332), (636, 332), (636, 296), (672, 296))
+    drawing.words(548, 350, "generation", colour=FAINT)
+    drawing.box(660, 354, 276, 46, fill="#eef3f7")
+    drawing.words(674, 382, "other workers", bold=True)
+    drawing.arrow((700, 310), (700, 352))
+    drawing.arrow((716, 352), (716, 310))
+    drawing.words(728, 342, "state, activations, gradients", colour=FAINT)
+    return drawing.text()
+
+
+def _part(drawing: Drawing, x: float, y: float, width: float, name: str, says: str) -> None:
+    drawing.box(x, y, width, 46)
+    drawing.words(x + 8, y + (18 if says else 28), name, bold=True)
+    drawing.words(x + 8, y + 36, says, colour=FAINT)
