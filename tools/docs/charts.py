@@ -34,7 +34,6 @@ CHARTS = {
         (
             ("1,500 workers", "seconds_all_told_1500"),
             ("4,096 workers", "seconds_all_told_4096"),
-            ("4,096, a silent leader", "seconds_all_told_4096_silent_leader"),
         ),
         aim=30,
     ),
