@@ -93,7 +93,11 @@ def _watch_while_two_stages(client: Client, name: str) -> str:
     picture = ""
     with LiveView(Console(width=pictures.TERMINAL_WIDTH, force_terminal=True, file=StringIO())) as view:
         for job in follow(client, name, view, timeout=JOB_SECONDS):
-            if job.status.plan is not None and job.status.plan.stages == 2 and job.status.last_report is not None:
+            if (
+                job.status.generation is not None
+                and job.status.generation.stages == 2
+                and job.status.last_report is not None
+            ):
                 picture = pictures.terminal(view, f"kubectl pipetransformer watch {name}")
     assert picture, "it never had two stages"
     return picture

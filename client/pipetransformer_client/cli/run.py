@@ -15,7 +15,7 @@ from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.manifest import local_job, local_manifest
 from pipetransformer_contract.api.status import ConditionType, JobStatus
 
-from . import app
+from .app import app
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, errors
 from .summary import print_summary

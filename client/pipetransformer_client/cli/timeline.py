@@ -11,7 +11,7 @@ from pipetransformer_client.errors import NotFound, Unavailable
 from pipetransformer_contract.api.manifest import similar_path
 from pipetransformer_contract.api.validate import is_name
 
-from . import app
+from .app import app
 from .completion import complete_record
 from .options import EXIT_REFUSED, Context, Namespace, console, errors
 

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from pipetransformer.data import load_dataset as load_dataset_of
 from pipetransformer.errors import SpecError
-from pipetransformer_client.cli import app
+from pipetransformer_client.cli.app import app
 from pipetransformer_contract.api.schema import Schema, pruned, root_schema
 from pipetransformer_contract.api.validate import validate_manifest
 from pipetransformer_contract.spec import Data
