@@ -82,9 +82,9 @@ e2e-install: programs ## A new user's path on real kubelets: docs/install.md's c
 	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
 
 .PHONY: pictures
-pictures: programs ## The documentation's pictures: a run of examples/shared-cluster on real kubelets, and its front page (root, 5 min).
+pictures: programs demo ## The documentation's pictures: the demo, and examples/shared-cluster on real kubelets (root, 10 min).
+	$(BIN)/python -m tools.pictures runs/vit-digits
 	$(BIN)/pytest tests/e2e/test_shared_cluster.py --pictures docs/images
-	$(BIN)/python -m tools.pictures
 
 .PHONY: test-full
 test-full: ## All tests, those that take long as well (about 2 hours).

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from tools.docs.drawing import ACTIVE, FAINT, FREED, MOVED, Drawing
+from pipetransformer_client.timeline.drawing import ACTIVE, FAINT, FREED, MOVED, Drawing
 from tools.docs.results import RESULTS, found_at
 
 _WIDTH, _LEFT, _RIGHT, _ROW = 640, 210, 90, 22
@@ -115,7 +115,7 @@ def _drawn(name: str, chart: Chart) -> str:
         top += 8
     if chart.aim is not None:
         x = _LEFT + scale.width(chart.aim)
-        drawing.line((x, 36), (x, top), colour=MOVED)
+        drawing.polyline([(x, 36), (x, top)], colour=MOVED)
         drawing.words(x + 4, top + 8, f"aim {chart.aim:g}", colour=MOVED)
     if len(keys) > 1:
         for number, key in enumerate(keys):

@@ -223,9 +223,7 @@ def _worker(
     from pipetransformer.hooks import Hooks
     from pipetransformer.job.load import load_job
     from pipetransformer.worker.trainer import Trainer
-    from tests.testkit.trainer.undrawn import undrawn
 
-    undrawn().start()
     if not checks_model:
         mock.patch("pipetransformer.worker.warm_up._check_dropout").start()
     try:
