@@ -5,13 +5,14 @@ These types are the one source of that part of the CRD (the operator's `api` com
 fields they bind (`rules`), so that `kubectl apply` and the local command refuse the same files with the same words.
 """
 
-import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from .choose import Packing
+from .conditions import Condition, exactly_one, field, given, not_both, size
 from .messages import Positive
 from .spec_model import Rule, SpecModel
 
@@ -22,15 +23,15 @@ ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 _URL = r"^[a-z][a-z0-9+.-]*://.+"
 _IS_A_LOCATION = Rule(
-    f"self.location.startsWith('/') || self.location.matches('{_URL}')",
+    field("location").starts_with("/") | field("location").matches(_URL),
     "location must be an absolute path of a mounted volume or an fsspec URL",
     ".location",
-    lambda self: self.location.startswith("/") or re.match(_URL, self.location) is not None,
 )
 
 
-def _is_import_path(name: str) -> bool:
-    return re.fullmatch(_IMPORT_PATH, name) is not None
+def _known_or_imported(name: str, known: Iterable[str]) -> Condition:
+    """Whether the field holds a name that we know, or `module:attribute`."""
+    return field(name).is_among(known) | field(name).matches(_IMPORT_PATH)
 
 
 class Model(SpecModel):
@@ -63,22 +64,19 @@ class Model(SpecModel):
     )
     rules = (
         Rule(
-            f"self.name in ['vit', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            _known_or_imported("name", ("vit", "huggingface", SCRIPT)),
             "unknown model: use vit, huggingface, module:function of a model in the trainer's image, or script",
             ".name",
-            lambda self: self.name in ("vit", "huggingface", SCRIPT) or _is_import_path(self.name),
         ),
         Rule(
-            "self.name == 'huggingface' || (self.path == '' && self.architecture == '')",
+            field("name").is_("huggingface") | (field("path").is_("") & field("architecture").is_("")),
             "path and architecture are for the model huggingface",
             ".name",
-            lambda self: self.name == "huggingface" or not (self.path or self.architecture),
         ),
         Rule(
-            "self.hiddenSize % self.numHeads == 0",
+            (field("hidden_size") % field("num_heads")).is_(0),
             "hiddenSize must be a multiple of numHeads",
             ".hiddenSize",
-            lambda self: self.hidden_size % self.num_heads == 0,
         ),
     )
 
@@ -106,10 +104,9 @@ class Data(SpecModel):
     )
     rules = (
         Rule(
-            f"self.name in ['digits', 'text', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            _known_or_imported("name", ("digits", "text", "huggingface", SCRIPT)),
             "unknown dataset: use digits, text, huggingface, module:function of data in the trainer's image, or script",
             ".name",
-            lambda self: self.name in ("digits", "text", "huggingface", SCRIPT) or _is_import_path(self.name),
         ),
     )
 
@@ -183,9 +180,8 @@ class Training(SpecModel):
     )
     rules = (
         Rule(
-            "has(self.epochs) != has(self.steps)",
+            exactly_one("epochs", "steps"),
             "exactly one of epochs and steps is needed",
-            holds=lambda self: (self.epochs is None) != (self.steps is None),
         ),
     )
 
@@ -254,28 +250,24 @@ class Freeze(SpecModel):
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of an imported policy.")
     rules = (
         Rule(
-            f"self.policy in {[str(name) for name in FreezePolicyName]} || self.policy.matches('{_IMPORT_PATH}')",
+            _known_or_imported("policy", FreezePolicyName),
             f"unknown policy: use {', '.join(FreezePolicyName)}, or module:function of a policy in the trainer's image",
             ".policy",
-            lambda self: self.policy in set(FreezePolicyName) or _is_import_path(self.policy),
         ),
         Rule(
-            "!has(self.startAfterEpochs) || !has(self.startAfterSteps)",
+            not_both("start_after_epochs", "start_after_steps"),
             "give startAfterEpochs or startAfterSteps, not both",
             ".startAfterSteps",
-            lambda self: self.start_after_epochs is None or self.start_after_steps is None,
         ),
         Rule(
-            "!has(self.intervalEpochs) || !has(self.intervalSteps)",
+            not_both("interval_epochs", "interval_steps"),
             "give intervalEpochs or intervalSteps, not both",
             ".intervalSteps",
-            lambda self: self.interval_epochs is None or self.interval_steps is None,
         ),
         Rule(
-            "self.policy != 'Explicit' || (has(self.boundaries) && size(self.boundaries) > 0)",
+            field("policy").is_not("Explicit") | (given("boundaries") & size("boundaries").above(0)),
             "policy Explicit needs boundaries",
             ".boundaries",
-            lambda self: self.policy != FreezePolicyName.EXPLICIT or bool(self.boundaries),
         ),
     )
 
@@ -346,10 +338,9 @@ class Cache(SpecModel):
     )
     rules = (
         Rule(
-            "self.policy != 'Always' || self.memoryBytes > 0 || self.diskBytes > 0",
+            field("policy").is_not("Always") | field("memory_bytes").above(0) | field("disk_bytes").above(0),
             "policy Always needs memoryBytes or diskBytes",
             ".policy",
-            lambda self: self.policy is not CachePolicy.ALWAYS or self.memory_bytes > 0 or self.disk_bytes > 0,
         ),
     )
 
@@ -418,22 +409,19 @@ class Evaluation(SpecModel):
     )
     rules = (
         Rule(
-            "!has(self.everySteps) || !has(self.everyEpochs)",
+            not_both("every_steps", "every_epochs"),
             "at most one of everySteps and everyEpochs",
-            holds=lambda self: self.every_steps is None or self.every_epochs is None,
         ),
         Rule(
-            "self.bestMetric != 'loss' || self.goal == 'Lowest'",
+            field("best_metric").is_not("loss") | field("goal").is_("Lowest"),
             "bestMetric loss needs goal Lowest",
             ".goal",
-            lambda self: self.best_metric != "loss" or self.goal is Goal.LOWEST,
         ),
     )
 
 
-class TrainerSpec(SpecModel):
-    """All that a worker needs to know of its job. `num_shards` is the largest R: the order of the data has as many, or
-    more."""
+class TrainingSpec(SpecModel):
+    """The part of a job's spec that the operator and the trainer both read."""
 
     model: Model
     data: Data
@@ -445,10 +433,16 @@ class TrainerSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
+
+
+class TrainerSpec(TrainingSpec):
+    """All that a worker knows of its job. `num_shards` is the largest R: the order of the data has at least as many
+    shards."""
+
     num_shards: Positive = 1
     workers: Positive = 1
 
     def to_environment(self) -> str:
-        """As `Env.JOB_SPEC` holds it: without defaults, for the trainer's image may be older than who writes this, and
-        refuses fields that it does not know. A default never changes within a version of the API."""
+        """As `Env.JOB_SPEC` holds it: without defaults. The trainer's image may be older than the writer, and refuses
+        fields that it does not know. A default never changes within a version of the API."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True)

@@ -8,20 +8,9 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.conditions import field, given
 from pipetransformer_contract.messages import Positive
-from pipetransformer_contract.spec import (
-    Cache,
-    Checkpoint,
-    Data,
-    Evaluation,
-    Freeze,
-    Mirror,
-    Model,
-    Output,
-    Pipeline,
-    TrainerSpec,
-    Training,
-)
+from pipetransformer_contract.spec import TrainerSpec, TrainingSpec
 from pipetransformer_contract.spec_model import Rule, SpecModel
 
 from .status import JobStatus
@@ -79,14 +68,14 @@ class ElasticPolicy(SpecModel):
         " With the chart's sharing.weights: Cluster, against all jobs.",
     )
     rules = (
-        Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),
+        Rule(field("min_workers").at_most(field("workers")), "minWorkers must not exceed workers", ".minWorkers"),
         Rule(
-            "self.minWorkers <= self.maxWorkers",
+            field("min_workers").at_most(field("max_workers")),
             "minWorkers must not exceed maxWorkers; suspend gives all workers back",
             ".maxWorkers",
         ),
         Rule(
-            "!has(self.maxPipelines) || self.minPipelines <= self.maxPipelines",
+            ~given("max_pipelines") | field("min_pipelines").at_most(field("max_pipelines")),
             "minPipelines must not exceed maxPipelines",
             ".minPipelines",
         ),
@@ -209,19 +198,9 @@ class PodTemplate(Opaque):
         return next((container for container in containers if container.name == TRAINER_CONTAINER), containers[0])
 
 
-class JobSpec(SpecModel):
-    model: Model
-    data: Data
-    training: Training
-    freeze: Freeze = Field(default_factory=Freeze)
-    pipeline: Pipeline = Field(default_factory=Pipeline)
-    cache: Cache = Field(default_factory=Cache)
-    evaluation: Evaluation = Field(default_factory=Evaluation)
+class JobSpec(TrainingSpec):
     elastic_policy: ElasticPolicy
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    checkpoint: Checkpoint | None = None
-    mirror: Mirror | None = None
-    output: Output | None = None
     suspend: bool = Field(
         default=False, description="True gives all workers back, with a checkpoint; false starts again from it."
     )
@@ -317,16 +296,7 @@ def trainer_spec(spec: JobSpec, *, num_shards: int | None = None, workers: int |
     and all workers must be told the same. By default they are those of a job that starts now.
     """
     return TrainerSpec(
-        model=spec.model,
-        data=spec.data,
-        training=spec.training,
-        freeze=spec.freeze,
-        pipeline=spec.pipeline,
-        cache=spec.cache,
-        evaluation=spec.evaluation,
-        checkpoint=spec.checkpoint,
-        mirror=spec.mirror,
-        output=spec.output,
+        **{name: getattr(spec, name) for name in TrainingSpec.model_fields},
         num_shards=num_shards or spec.max_pipelines,
         workers=workers or spec.elastic_policy.workers,
     )
