@@ -35,7 +35,7 @@ def _known_or_imported(name: str, known: Iterable[str]) -> Condition:
 
 
 class Model(SpecModel):
-    """The network. Sizes besides `numLayers` are for `vit`."""
+    """The network. All sizes except `numLayers` are for `vit`."""
 
     name: ImportPath = Field(
         description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script`: the program "
@@ -51,7 +51,7 @@ class Model(SpecModel):
         " that the trainer's image registers; by default the one that suits the model's type.",
     )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
-    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a block (`vit`).")
+    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a layer (`vit`).")
     num_heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="Attention heads (`vit`).")
     mlp_size: Annotated[int, Field(ge=1, le=4194304)] = Field(
         default=128, description="Width inside of the MLP (`vit`)."
@@ -164,7 +164,7 @@ class Training(SpecModel):
     learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Clips the global norm.")
     max_skipped_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        default=10, description="Steps in a row that may be skipped since their loss or gradient is not finite."
+        default=10, description="Steps in a row that may be skipped because their loss or gradient is not finite."
     )
     precision: Precision = Field(
         default=Precision.FLOAT32,
@@ -197,14 +197,14 @@ class FreezePolicyName(StrEnum):
 
 
 class FreezePoint(SpecModel):
-    """From `step` on, until the next point, `boundary` blocks are frozen: more or fewer than before."""
+    """From `step` on, until the next point, `boundary` layers are frozen: more or fewer than before."""
 
     step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="Committed steps before it holds.")
-    boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen blocks from then on.")
+    boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen layers from then on.")
 
 
 class Freeze(SpecModel):
-    """Which blocks no longer train; by default none. `options` is passed to an imported policy as keyword arguments."""
+    """Which layers no longer train; by default none. `options` is passed to an imported policy as keyword arguments."""
 
     policy: ImportPath = Field(
         default=FreezePolicyName.NONE.value,
@@ -214,12 +214,11 @@ class Freeze(SpecModel):
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
-        description="Of PaperSchedule and GradientNorm: largest share of the still active blocks that one decision"
-        " freezes.",
+        description="Of PaperSchedule and GradientNorm: largest share of the active layers that one decision freezes.",
     )
     percentile: Annotated[float, Field(ge=0, le=100)] = Field(
         default=50.0,
-        description="Of NormChange: blocks freeze up to the first whose gradient norm changes at least as much as this"
+        description="Of NormChange: layers freeze up to the first whose gradient norm changes at least as much as this"
         " percentile of the active ones.",
     )
     tolerance: Annotated[float, Field(gt=0)] = Field(
@@ -229,11 +228,11 @@ class Freeze(SpecModel):
     window_decisions: Annotated[int, Field(ge=2, le=1000)] = Field(
         default=3,
         description="Of Plasticity: decisions over which it is smoothed and its slope taken, and for which it must be"
-        " stationary before a block freezes.",
+        " stationary before a layer freezes.",
     )
     learning_rate_drop: Annotated[float, Field(gt=1)] = Field(
         default=10.0,
-        description="Of Plasticity: all blocks train again once the learning rate has fallen by this factor since the"
+        description="Of Plasticity: all layers train again once the learning rate has fallen by this factor since the"
         " first freeze.",
     )
     start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
@@ -301,9 +300,9 @@ class Pipeline(SpecModel):
     )
     packing: Packing = Field(
         default=Packing.PAPER,
-        description="Paper: halve the pipeline by PipeTransformer's rule, and cut stages anew where the remaining steps"
-        " gain ten. Measured: cut and change layouts by measured times, where the remaining steps gain more than the"
-        " change costs.",
+        description="Paper: halve the pipeline by PipeTransformer's rule, and cut stages anew if the remaining steps"
+        " gain the time of ten. Measured: cut and change layouts by measured times, if the remaining steps gain more"
+        " than the change costs.",
     )
 
 
@@ -319,7 +318,7 @@ class CacheDtype(StrEnum):
 
 
 class Cache(SpecModel):
-    """What frozen layers made of samples, kept for the next epoch by the first worker of every pipeline.
+    """The output of frozen layers, kept for the next epoch by the first worker of every pipeline.
 
     It is the paper's AutoCache (PipeTransformer, section 3.4). A full or broken cache costs time and nothing else.
     """
@@ -353,7 +352,7 @@ class Checkpoint(SpecModel):
     )
     every_steps: Positive | None = Field(
         default=None,
-        description="Steps between checkpoints, besides those that a freeze or another layout needs. By default the"
+        description="Steps between checkpoints, in addition to those that a freeze or a resize needs. By default the"
         " measured cost says how often: training stands still for them for at most 1 % of the time, and the storage is"
         " busy with them for at most 10 %. The time between two is never below one minute or above 30 minutes.",
     )
@@ -362,11 +361,11 @@ class Checkpoint(SpecModel):
 
 
 class Mirror(SpecModel):
-    """Copies of each stage in the host memory of the next worker, while one pipeline alone holds the model: a worker
-    that dies then costs at most `everySteps` steps. Takes host memory of twice a stage's state, four times for a
-    moment; with an accelerator it is pinned, in powers of two, and kept, so up to twice as much."""
+    """Copies each stage to the next worker's host memory every N steps, while a single pipeline holds the model, so a
+    failure costs at most N steps. It takes host memory of twice a stage's state, four times for a moment. With an
+    accelerator the memory is pinned, rounded up to powers of two and kept: up to twice as much."""
 
-    every_steps: Positive = Field(description="Steps between copies: what a loss may cost.")
+    every_steps: Positive = Field(description="Steps between copies: the most that a failure costs.")
 
 
 class Output(SpecModel):
@@ -393,8 +392,8 @@ class Evaluation(SpecModel):
     metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=_IMPORT_PATH)]] = Field(
         default_factory=list,
         max_length=16,
-        description="Besides loss and accuracy: module:function of (output, target, weight) that gives numerator and "
-        "denominator, each summed over all samples.",
+        description="In addition to loss and accuracy: module:function of (output, target, weight) that gives"
+        " numerator and denominator, each summed over all samples.",
     )
     best_metric: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         default="accuracy", description="`accuracy`, `loss` or the name of a metric's function."
@@ -405,7 +404,7 @@ class Evaluation(SpecModel):
         description="The model is that of the best evaluation, not of the last step; needs a checkpoint.",
     )
     patience: Positive | None = Field(
-        default=None, description="Training ends after so many evaluations in a row without a better bestMetric."
+        default=None, description="Training ends after this many evaluations in a row without a better bestMetric."
     )
     rules = (
         Rule(
