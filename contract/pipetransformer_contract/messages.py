@@ -45,7 +45,7 @@ class ResizeReason(StrEnum):
 
     START = "Start"  #: the job's first layout, also after a resume
     PACK = "Pack"  #: fewer stages, the same workers: more pipelines
-    DEEPEN = "Deepen"  #: more stages on no more workers, because blocks train again
+    DEEPEN = "Deepen"  #: more stages on no more workers, because layers train again
     RELEASE = "Release"  #: fewer workers, because the model no longer needs them
     CLAIM = "Claim"  #: more workers
     FAILURE = "Failure"  #: a member was lost, or members that live lost each other
@@ -92,7 +92,7 @@ class Generation(Wire):
     leader: Name = Field(description="Member that hosts the rendezvous and reports.")
     nonce: Name = Field(description="Keeps the keys of two rendezvous apart; no secret.")
     reason: ResizeReason
-    boundary: Count = Field(default=0, description="Frozen blocks that the layout was chosen for.")
+    boundary: Count = Field(default=0, description="Frozen layers that the layout was chosen for.")
     boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
     confirmed_generation: Count = Field(default=0, description="Newest generation that the leader reported committed.")
     published_time: datetime | None = Field(default=None, description="When it was published.")
@@ -188,7 +188,7 @@ class DurableCheckpoint(Wire):
     """A checkpoint that outlives every worker: a job is sized from it, and from nothing else, when it starts again."""
 
     step: Count = Field(description="Committed steps that it holds.")
-    boundary: Count = Field(description="Frozen blocks.")
+    boundary: Count = Field(description="Frozen layers.")
     min_stages: Positive = Field(description="Stages with which a restart begins.")
     layout_generation: Count = Field(default=0, description="Of those that wrote it.")
     num_shards: Positive | None = Field(default=None, description="Shards of the data order that it goes on in.")
@@ -212,8 +212,8 @@ class HeldOut(Wire):
 class Report(Wire):
     """The leader's whole knowledge. `layout_generation` is committed by every member: this report confirms it.
 
-    `boundary` counts frozen blocks of `num_layers`, since `boundary_step`; it may fall again. `stage_layers` says how
-    many blocks each stage holds; `bytes_budget` is what the first layout's largest stage needed. `step_seconds` is of
+    `boundary` counts frozen layers of `num_layers`, since `boundary_step`; it may fall again. `stage_layers` says how
+    many layers each stage holds; `bytes_budget` is what the first layout's largest stage needed. `step_seconds` is of
     the present layout as it is cut now, renewed with the offers and comparable with theirs; `total_steps` is the job's.
     """
 
@@ -221,10 +221,10 @@ class Report(Wire):
     layout_generation: Positive = Field(description="Generation that all members have committed.")
     step: Count = Field(description="Committed steps.")
     epoch: Count = Field(default=0, description="That trains now, from 0.")
-    boundary: Count = Field(description="Frozen blocks.")
+    boundary: Count = Field(description="Frozen layers.")
     boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
-    num_layers: Positive = Field(description="Blocks of the model.")
-    stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Blocks of each stage.")
+    num_layers: Positive = Field(description="Layers of the model.")
+    stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Layers of each stage.")
     bytes_budget: Count = Field(description="What the first layout's largest stage needed.")
     offers: list[Offer] = Field(
         default_factory=list, max_length=MAX_OFFERS, description="What the model can do at each K now."

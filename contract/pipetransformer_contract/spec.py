@@ -5,13 +5,14 @@ These types are the one source of that part of the CRD (the operator's `api` com
 fields they bind (`rules`), so that `kubectl apply` and the local command refuse the same files with the same words.
 """
 
-import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from .choose import Packing
+from .conditions import Condition, exactly_one, field, given, not_both, size
 from .messages import Positive
 from .spec_model import Rule, SpecModel
 
@@ -22,19 +23,19 @@ ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 _URL = r"^[a-z][a-z0-9+.-]*://.+"
 _IS_A_LOCATION = Rule(
-    f"self.location.startsWith('/') || self.location.matches('{_URL}')",
+    field("location").starts_with("/") | field("location").matches(_URL),
     "location must be an absolute path of a mounted volume or an fsspec URL",
     ".location",
-    lambda self: self.location.startswith("/") or re.match(_URL, self.location) is not None,
 )
 
 
-def _is_import_path(name: str) -> bool:
-    return re.fullmatch(_IMPORT_PATH, name) is not None
+def _known_or_imported(name: str, known: Iterable[str]) -> Condition:
+    """Whether the field holds a name that we know, or `module:attribute`."""
+    return field(name).is_among(known) | field(name).matches(_IMPORT_PATH)
 
 
 class Model(SpecModel):
-    """The network. Sizes besides `numLayers` are for `vit`."""
+    """The network. All sizes except `numLayers` are for `vit`."""
 
     name: ImportPath = Field(
         description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script`: the program "
@@ -50,7 +51,7 @@ class Model(SpecModel):
         " that the trainer's image registers; by default the one that suits the model's type.",
     )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
-    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a block (`vit`).")
+    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a layer (`vit`).")
     num_heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="Attention heads (`vit`).")
     mlp_size: Annotated[int, Field(ge=1, le=4194304)] = Field(
         default=128, description="Width inside of the MLP (`vit`)."
@@ -63,22 +64,19 @@ class Model(SpecModel):
     )
     rules = (
         Rule(
-            f"self.name in ['vit', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            _known_or_imported("name", ("vit", "huggingface", SCRIPT)),
             "unknown model: use vit, huggingface, module:function of a model in the trainer's image, or script",
             ".name",
-            lambda self: self.name in ("vit", "huggingface", SCRIPT) or _is_import_path(self.name),
         ),
         Rule(
-            "self.name == 'huggingface' || (self.path == '' && self.architecture == '')",
+            field("name").is_("huggingface") | (field("path").is_("") & field("architecture").is_("")),
             "path and architecture are for the model huggingface",
             ".name",
-            lambda self: self.name == "huggingface" or not (self.path or self.architecture),
         ),
         Rule(
-            "self.hiddenSize % self.numHeads == 0",
+            (field("hidden_size") % field("num_heads")).is_(0),
             "hiddenSize must be a multiple of numHeads",
             ".hiddenSize",
-            lambda self: self.hidden_size % self.num_heads == 0,
         ),
     )
 
@@ -106,10 +104,9 @@ class Data(SpecModel):
     )
     rules = (
         Rule(
-            f"self.name in ['digits', 'text', 'huggingface', '{SCRIPT}'] || self.name.matches('{_IMPORT_PATH}')",
+            _known_or_imported("name", ("digits", "text", "huggingface", SCRIPT)),
             "unknown dataset: use digits, text, huggingface, module:function of data in the trainer's image, or script",
             ".name",
-            lambda self: self.name in ("digits", "text", "huggingface", SCRIPT) or _is_import_path(self.name),
         ),
     )
 
@@ -167,7 +164,7 @@ class Training(SpecModel):
     learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Clips the global norm.")
     max_skipped_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        default=10, description="Steps in a row that may be skipped since their loss or gradient is not finite."
+        default=10, description="Steps in a row that may be skipped because their loss or gradient is not finite."
     )
     precision: Precision = Field(
         default=Precision.FLOAT32,
@@ -183,9 +180,8 @@ class Training(SpecModel):
     )
     rules = (
         Rule(
-            "has(self.epochs) != has(self.steps)",
+            exactly_one("epochs", "steps"),
             "exactly one of epochs and steps is needed",
-            holds=lambda self: (self.epochs is None) != (self.steps is None),
         ),
     )
 
@@ -201,14 +197,14 @@ class FreezePolicyName(StrEnum):
 
 
 class FreezePoint(SpecModel):
-    """From `step` on, until the next point, `boundary` blocks are frozen: more or fewer than before."""
+    """From `step` on, until the next point, `boundary` layers are frozen: more or fewer than before."""
 
     step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="Committed steps before it holds.")
-    boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen blocks from then on.")
+    boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen layers from then on.")
 
 
 class Freeze(SpecModel):
-    """Which blocks no longer train; by default none. `options` is passed to an imported policy as keyword arguments."""
+    """Which layers no longer train; by default none. `options` is passed to an imported policy as keyword arguments."""
 
     policy: ImportPath = Field(
         default=FreezePolicyName.NONE.value,
@@ -218,12 +214,11 @@ class Freeze(SpecModel):
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
-        description="Of PaperSchedule and GradientNorm: largest share of the still active blocks that one decision"
-        " freezes.",
+        description="Of PaperSchedule and GradientNorm: largest share of the active layers that one decision freezes.",
     )
     percentile: Annotated[float, Field(ge=0, le=100)] = Field(
         default=50.0,
-        description="Of NormChange: blocks freeze up to the first whose gradient norm changes at least as much as this"
+        description="Of NormChange: layers freeze up to the first whose gradient norm changes at least as much as this"
         " percentile of the active ones.",
     )
     tolerance: Annotated[float, Field(gt=0)] = Field(
@@ -233,11 +228,11 @@ class Freeze(SpecModel):
     window_decisions: Annotated[int, Field(ge=2, le=1000)] = Field(
         default=3,
         description="Of Plasticity: decisions over which it is smoothed and its slope taken, and for which it must be"
-        " stationary before a block freezes.",
+        " stationary before a layer freezes.",
     )
     learning_rate_drop: Annotated[float, Field(gt=1)] = Field(
         default=10.0,
-        description="Of Plasticity: all blocks train again once the learning rate has fallen by this factor since the"
+        description="Of Plasticity: all layers train again once the learning rate has fallen by this factor since the"
         " first freeze.",
     )
     start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
@@ -254,28 +249,24 @@ class Freeze(SpecModel):
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of an imported policy.")
     rules = (
         Rule(
-            f"self.policy in {[str(name) for name in FreezePolicyName]} || self.policy.matches('{_IMPORT_PATH}')",
+            _known_or_imported("policy", FreezePolicyName),
             f"unknown policy: use {', '.join(FreezePolicyName)}, or module:function of a policy in the trainer's image",
             ".policy",
-            lambda self: self.policy in set(FreezePolicyName) or _is_import_path(self.policy),
         ),
         Rule(
-            "!has(self.startAfterEpochs) || !has(self.startAfterSteps)",
+            not_both("start_after_epochs", "start_after_steps"),
             "give startAfterEpochs or startAfterSteps, not both",
             ".startAfterSteps",
-            lambda self: self.start_after_epochs is None or self.start_after_steps is None,
         ),
         Rule(
-            "!has(self.intervalEpochs) || !has(self.intervalSteps)",
+            not_both("interval_epochs", "interval_steps"),
             "give intervalEpochs or intervalSteps, not both",
             ".intervalSteps",
-            lambda self: self.interval_epochs is None or self.interval_steps is None,
         ),
         Rule(
-            "self.policy != 'Explicit' || (has(self.boundaries) && size(self.boundaries) > 0)",
+            field("policy").is_not("Explicit") | (given("boundaries") & size("boundaries").above(0)),
             "policy Explicit needs boundaries",
             ".boundaries",
-            lambda self: self.policy != FreezePolicyName.EXPLICIT or bool(self.boundaries),
         ),
     )
 
@@ -309,9 +300,9 @@ class Pipeline(SpecModel):
     )
     packing: Packing = Field(
         default=Packing.PAPER,
-        description="Paper: halve the pipeline by PipeTransformer's rule, and cut stages anew where the remaining steps"
-        " gain ten. Measured: cut and change layouts by measured times, where the remaining steps gain more than the"
-        " change costs.",
+        description="Paper: halve the pipeline by PipeTransformer's rule, and cut stages anew if the remaining steps"
+        " gain the time of ten. Measured: cut and change layouts by measured times, if the remaining steps gain more"
+        " than the change costs.",
     )
 
 
@@ -327,7 +318,7 @@ class CacheDtype(StrEnum):
 
 
 class Cache(SpecModel):
-    """What frozen layers made of samples, kept for the next epoch by the first worker of every pipeline.
+    """The output of frozen layers, kept for the next epoch by the first worker of every pipeline.
 
     It is the paper's AutoCache (PipeTransformer, section 3.4). A full or broken cache costs time and nothing else.
     """
@@ -346,10 +337,9 @@ class Cache(SpecModel):
     )
     rules = (
         Rule(
-            "self.policy != 'Always' || self.memoryBytes > 0 || self.diskBytes > 0",
+            field("policy").is_not("Always") | field("memory_bytes").above(0) | field("disk_bytes").above(0),
             "policy Always needs memoryBytes or diskBytes",
             ".policy",
-            lambda self: self.policy is not CachePolicy.ALWAYS or self.memory_bytes > 0 or self.disk_bytes > 0,
         ),
     )
 
@@ -362,7 +352,7 @@ class Checkpoint(SpecModel):
     )
     every_steps: Positive | None = Field(
         default=None,
-        description="Steps between checkpoints, besides those that a freeze or another layout needs. By default the"
+        description="Steps between checkpoints, in addition to those that a freeze or a resize needs. By default the"
         " measured cost says how often: training stands still for them for at most 1 % of the time, and the storage is"
         " busy with them for at most 10 %. The time between two is never below one minute or above 30 minutes.",
     )
@@ -371,11 +361,11 @@ class Checkpoint(SpecModel):
 
 
 class Mirror(SpecModel):
-    """Copies of each stage in the host memory of the next worker, while one pipeline alone holds the model: a worker
-    that dies then costs at most `everySteps` steps. Takes host memory of twice a stage's state, four times for a
-    moment; with an accelerator it is pinned, in powers of two, and kept, so up to twice as much."""
+    """Copies each stage to the next worker's host memory every N steps, while a single pipeline holds the model, so a
+    failure costs at most N steps. It takes host memory of twice a stage's state, four times for a moment. With an
+    accelerator the memory is pinned, rounded up to powers of two and kept: up to twice as much."""
 
-    every_steps: Positive = Field(description="Steps between copies: what a loss may cost.")
+    every_steps: Positive = Field(description="Steps between copies: the most that a failure costs.")
 
 
 class Output(SpecModel):
@@ -402,8 +392,8 @@ class Evaluation(SpecModel):
     metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=_IMPORT_PATH)]] = Field(
         default_factory=list,
         max_length=16,
-        description="Besides loss and accuracy: module:function of (output, target, weight) that gives numerator and "
-        "denominator, each summed over all samples.",
+        description="In addition to loss and accuracy: module:function of (output, target, weight) that gives"
+        " numerator and denominator, each summed over all samples.",
     )
     best_metric: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         default="accuracy", description="`accuracy`, `loss` or the name of a metric's function."
@@ -414,26 +404,23 @@ class Evaluation(SpecModel):
         description="The model is that of the best evaluation, not of the last step; needs a checkpoint.",
     )
     patience: Positive | None = Field(
-        default=None, description="Training ends after so many evaluations in a row without a better bestMetric."
+        default=None, description="Training ends after this many evaluations in a row without a better bestMetric."
     )
     rules = (
         Rule(
-            "!has(self.everySteps) || !has(self.everyEpochs)",
+            not_both("every_steps", "every_epochs"),
             "at most one of everySteps and everyEpochs",
-            holds=lambda self: self.every_steps is None or self.every_epochs is None,
         ),
         Rule(
-            "self.bestMetric != 'loss' || self.goal == 'Lowest'",
+            field("best_metric").is_not("loss") | field("goal").is_("Lowest"),
             "bestMetric loss needs goal Lowest",
             ".goal",
-            lambda self: self.best_metric != "loss" or self.goal is Goal.LOWEST,
         ),
     )
 
 
-class TrainerSpec(SpecModel):
-    """All that a worker needs to know of its job. `num_shards` is the largest R: the order of the data has as many, or
-    more."""
+class TrainingSpec(SpecModel):
+    """The part of a job's spec that the operator and the trainer both read."""
 
     model: Model
     data: Data
@@ -445,10 +432,16 @@ class TrainerSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
+
+
+class TrainerSpec(TrainingSpec):
+    """All that a worker knows of its job. `num_shards` is the largest R: the order of the data has at least as many
+    shards."""
+
     num_shards: Positive = 1
     workers: Positive = 1
 
     def to_environment(self) -> str:
-        """As `Env.JOB_SPEC` holds it: without defaults, for the trainer's image may be older than who writes this, and
-        refuses fields that it does not know. A default never changes within a version of the API."""
+        """As `Env.JOB_SPEC` holds it: without defaults. The trainer's image may be older than the writer, and refuses
+        fields that it does not know. A default never changes within a version of the API."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True)

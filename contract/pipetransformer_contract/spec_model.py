@@ -1,4 +1,4 @@
-"""What a type of a spec is: fields that refuse what they do not know, and rules between them."""
+"""The base of spec types: they refuse unknown fields, and have rules between fields."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,20 +7,33 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 from pydantic.alias_generators import to_camel
 
+from .conditions import Condition
 from .wire import Wire
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One CEL validation on `self`. `field` is the path below `self` that the error names, such as `.alpha`.
+    """What must hold for `self`, and the message if it does not.
 
-    `holds` says the same of the type, for a program's spec, which no API server sees.
+    Attributes:
+        condition: a `Condition`, or CEL alone where only the API server and `validate_manifest` check it.
+        message: says what to do.
+        field: path below `self` that the error names, such as `.alpha`.
     """
 
-    rule: str
+    condition: Condition | str
     message: str
     field: str = ""
-    holds: Callable[[Any], bool] | None = None
+
+    @property
+    def rule(self) -> str:
+        """The CEL."""
+        return self.condition if isinstance(self.condition, str) else self.condition.cel
+
+    @property
+    def holds(self) -> Callable[[Any], bool] | None:
+        """Checks the type itself, for a program's spec, which no API server sees; None for CEL alone."""
+        return None if isinstance(self.condition, str) else self.condition.holds
 
 
 class SpecModel(Wire):

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.testkit import ROOT
-from tools.docs import benchmarks
+from tools.docs import benchmarks, charts
 
 RESULTS = ROOT / "benchmarks" / "results"
 #: Changes that are not of the code: what benchmarks write.
-_OUR_OUTPUT = (":!benchmarks/results", ":!docs/benchmarks.md")
+_OUR_OUTPUT = (":!benchmarks/results", ":!docs/benchmarks.md", ":!docs/images/bench-*.svg")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -36,7 +36,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def write_result(name: str, figures: Mapping[str, object], command: str = "") -> Path:
     """Write `benchmarks/results/<name>.json`: the figures, the machine, the commit, and `make bench-<name>` as the
-    command, if it is no other. The documentation's page of benchmarks follows."""
+    command, if it is no other. The page of benchmarks and its pictures follow."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {
@@ -55,6 +55,8 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
     (ROOT / "docs" / "benchmarks.md").write_text(benchmarks.rendered())
+    for picture, drawn in charts.rendered().items():
+        (ROOT / "docs" / "images" / picture).write_text(drawn)
     return path
 
 

@@ -1,21 +1,21 @@
-"""Renders docs/benchmarks.md: the results in benchmarks/results and their aims. A missed aim is called lost."""
+"""docs/benchmarks.md: each result beside its aim, with its picture; a missed aim is called lost."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from tools.devcluster.layout import REPOSITORY
+from tools.docs import charts
 from tools.docs.markdown import GENERATED, table
+from tools.docs.results import RESULTS, found_at
 
-RESULTS = REPOSITORY / "benchmarks" / "results"
 _INTRODUCTION = """# Benchmarks
 
-Each figure is in `benchmarks/results/`, with the machine and the commit that it was measured on, and each command
-writes it anew. All workers are processes or pods on one machine's processors: figures of the software, not
-of GPUs.
+Each figure is in `benchmarks/results/`, with the machine and the commit that it was measured on. Its command measures
+it again. All workers are processes or pods on one machine's processors, so these are figures of the software, not of
+GPUs. A figure that misses its aim is called **lost**.
 """
 
 
@@ -23,8 +23,8 @@ of GPUs.
 class Figure:
     """One row: its path in a result (`*` stands for every key), its meaning and its aim.
 
-    `path` leads to a number, a boolean, or a list, of which the length counts. `at_most` is a number, or the key of a
-    number in an enclosing object.
+    `path` leads to a number, a boolean, or a list, whose length counts. `at_most` is a number, or the name of one in
+    an enclosing object.
     """
 
     path: str
@@ -38,16 +38,18 @@ FIGURES = {
         Figure("bit_equal", "reading and computing give the same bits"),
         Figure("corruption_noticed", "a damaged file is computed again"),
         Figure("choice_right", "`Auto` reads where that is quicker"),
-        Figure("jobs_right", "whole jobs: losses, samples and hits as they ought to be"),
+        Figure("jobs_right", "whole jobs: losses, samples and hits as expected"),
     ),
     "channel": (
         Figure("seconds_all_told_1500", "1,500 workers: seconds until all know of a generation"),
-        Figure("loop_lag_seconds_1500", "1,500 workers: longest time the operator's loop did nothing else"),
+        Figure("loop_lag_seconds_1500", "1,500 workers: longest time that the operator's loop was busy with it"),
         Figure("rss_growth_mb_1500", "1,500 workers: growth of the operator in MB"),
         Figure("seconds_all_told_4096", "4,096 workers: seconds until all know of a generation", at_most=30),
-        Figure("loop_lag_seconds_4096", "4,096 workers: longest time the operator's loop did nothing else", at_most=1),
+        Figure(
+            "loop_lag_seconds_4096", "4,096 workers: longest time that the operator's loop was busy with it", at_most=1
+        ),
         Figure("rss_growth_mb_4096", "4,096 workers: growth of the operator in MB", at_most=200),
-        Figure("seconds_all_told_4096_silent_leader", "the same, all ask for all members: seconds"),
+        Figure("seconds_all_told_4096_silent_leader", "the same, if all workers ask for all members: seconds"),
         Figure("loop_lag_seconds_4096_silent_leader", "the same: longest time", at_most=1),
         Figure("rss_growth_mb_4096_silent_leader", "the same: growth in MB", at_most=200),
     ),
@@ -58,13 +60,13 @@ FIGURES = {
     "equality": (
         Figure("worst_relative_difference", "float64: losses and gradient norms of all steps", at_most=1e-9),
         Figure("worst_float32_gradient_difference", "float32: each layer's gradient from one state", at_most=1e-5),
-        Figure("deaths", "workers that were killed meanwhile"),
+        Figure("deaths", "workers killed during the runs"),
     ),
     "kills": (
-        Figure("all_struck", "all who were to die did"),
-        Figure("count", "deaths after which there was a new step to make"),
-        Figure("median_seconds", "seconds from a death to the end of the first step not made before, median"),
-        Figure("p90_seconds", "the same, nine of ten"),
+        Figure("all_struck", "all workers that should die did"),
+        Figure("count", "deaths before the last step"),
+        Figure("median_seconds", "seconds from a death to the end of the next new step, median"),
+        Figure("p90_seconds", "the same, 9 of 10"),
         Figure("max_seconds", "the same, the longest", at_most="bar_seconds"),
     ),
     "overhead": (
@@ -89,9 +91,9 @@ FIGURES = {
     ),
     "release": (
         Figure("p50_seconds", "seconds from a freeze to a GPU that another pod can use, median"),
-        Figure("p95_seconds", "the same, of 19 in 20", at_most=5.0),
+        Figure("p95_seconds", "the same, 19 of 20", at_most=5.0),
         Figure("phases.*.p50", "phase in seconds, median"),
-        Figure("phases.*.p95", "phase in seconds, of 19 in 20"),
+        Figure("phases.*.p95", "phase in seconds, 19 of 20"),
     ),
     "scale": (
         Figure("seconds_all_running_100", "100 jobs: seconds until all run"),
@@ -109,18 +111,18 @@ FIGURES = {
         Figure("mean_generations_per_job_at_rest", "the same, mean"),
         Figure(
             "idle_gpu_share_while_a_job_fits",
-            "share of GPU time that nobody has while a job could use it, mean of the clusters",
+            "share of GPU time that no job holds although one could use it, mean of the clusters",
             at_most=0.02,
         ),
         Figure("largest_idle_gpu_share", "the same, the largest"),
-        Figure("inversions", "grants of what only jobs of higher priority could give up", at_most=0),
-        Figure("preemptions", "workers that the scheduler took away, for pods of higher priority"),
+        Figure("inversions", "grants that only jobs of higher priority could serve", at_most=0),
+        Figure("preemptions", "workers that the scheduler preempted"),
     ),
     "soak": (
         Figure("faults", "faults that struck running jobs"),
         Figure("kinds.*.struck", "of each kind", at_least=15),
         Figure("kinds.*.median_seconds", "seconds until the job trains again, median"),
-        Figure("problems", "what a checker found wrong in the end", at_most=0),
+        Figure("problems", "problems that a checker found at the end", at_most=0),
     ),
     "tuning": (
         Figure("cases.*.mean_accuracy", "accuracy, mean of the seeds"),
@@ -143,7 +145,7 @@ def rendered() -> str:
 
 
 def _targets() -> dict[str, str]:
-    """The Makefile's text about each benchmark and the soak."""
+    """The Makefile's description of each benchmark and of the soak."""
     text = (REPOSITORY / "Makefile").read_text()
     return dict(sorted(re.findall(r"^(?:bench-|(?=soak:))(\w+):.*?## (.*)$", text, flags=re.MULTILINE)))
 
@@ -152,6 +154,8 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
     machine, day = result["machine"], str(result["time"])[:10]
     where = f"{machine['cores']} cores ({machine['processor']}), torch {machine['torch']}"
     changed = ", with uncommitted changes" if result["uncommitted_changes"] else ""
+    if name in charts.CHARTS:
+        yield f"![{charts.CHARTS[name].title}](images/{charts.file_name(name)})\n"
     yield f"`{result['command']}`, {day}, commit `{result['commit'][:10]}`{changed}, {where}.\n"
     rows = [row for figure in FIGURES.get(name, ()) for row in _rows(figure, result)]
     if rows:
@@ -164,7 +168,7 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
 
 
 def _rows(figure: Figure, result: dict[str, Any]) -> Iterator[list[str]]:
-    for place, found, around in _found(figure.path.split("."), result):
+    for place, found, around in found_at(figure.path.split("."), result):
         value = len(found) if isinstance(found, list) else found
         limit = around[figure.at_most] if isinstance(figure.at_most, str) else figure.at_most
         aim, met = "", True
@@ -176,14 +180,3 @@ def _rows(figure: Figure, result: dict[str, Any]) -> Iterator[list[str]]:
             aim, met = f"at least {figure.at_least:.4g}", value >= figure.at_least
         shown = ("yes" if value else "no") if isinstance(value, bool) else f"{value:.4g}"
         yield [", ".join(place), figure.meaning, shown, aim, "" if not aim else "met" if met else "**lost**"]
-
-
-def _found(
-    path: Sequence[str], value: Any, place: tuple[str, ...] = (), around: Mapping[str, Any] = MappingProxyType({})
-) -> Iterator[tuple[tuple[str, ...], Any, Mapping[str, Any]]]:
-    """Follows a path. Yields the keys that replaced its stars, the value, and the entries of enclosing objects."""
-    if not path:
-        yield place, value, around
-    elif isinstance(value, dict):
-        for key in value if path[0] == "*" else [path[0]] if path[0] in value else []:
-            yield from _found(path[1:], value[key], (*place, key) if path[0] == "*" else place, {**around, **value})

@@ -1,4 +1,7 @@
-"""Draws the pictures of docs/concepts.md. README and the front page also show the pack, narrow on a phone."""
+"""The pictures of docs/concepts.md and docs/architecture.md.
+
+README and the front page show the one of a pack, and on a phone a narrow one.
+"""
 
 from pipetransformer_client.timeline.drawing import ACTIVE, FAINT, FREED, FROZEN, MOVED
 from tools.docs.sketch import Sketch
@@ -16,6 +19,7 @@ def rendered() -> dict[str, str]:
         "regroup.svg": _regroup(),
         "cache.svg": _cache(),
         "copies.svg": _copies(),
+        "architecture.svg": _architecture(),
     }
 
 
@@ -62,7 +66,7 @@ def _pack_narrow() -> str:
             _gpu(drawing, x, 348, f"GPU {number}", fills, size=(80, 92), by_row=4)
         else:
             drawing.box(x, 348, 80, 92, fill="none", dashed=True)
-            drawing.words(x + 40, 398, "released", colour=FAINT, anchor="middle")
+            drawing.words(x + 40, 398, "given back", colour=FAINT, anchor="middle")
     drawing.words(12, 466, "each square is a layer", colour=FAINT)
     for place, (fill, word) in enumerate(_LEGEND):
         drawing.box(12, 478 + 20 * place, 12, 12, fill=fill, line="white")
@@ -134,7 +138,7 @@ def _bar(drawing: Sketch, start: float, end: float, top: float, fill: str, word:
 
 
 def _cache() -> str:
-    drawing = Sketch("The cache of frozen blocks", 960, 250)
+    drawing = Sketch("The cache of frozen layers", 960, 250)
     for top, title in ((24, "first epoch after a freeze"), (140, "each epoch after it")):
         first = top < 100
         drawing.words(24, top + 10, title, bold=True)
@@ -190,4 +194,59 @@ def _copies() -> str:
 def _stage(drawing: Sketch, x: float, y: float, name: str, *, width: float = 120, lost: bool = False) -> None:
     drawing.box(x, y, width, 66, fill="none" if lost else "white", line="#c2452d" if lost else FREED, dashed=lost)
     drawing.words(x + 10, y + 22, name)
-    drawing.squares(x + 10, y + 36, ["#edf2f6" if lost else ACTIVE] * 4, by_row=4, size=13)
+    drawing.blocks(x + 10, y + 36, ["#edf2f6" if lost else ACTIVE] * 4, by_row=4, size=13)
+
+
+def _architecture() -> str:
+    drawing = Sketch("Operator and workers", 960, 420)
+    _part(drawing, 24, 24, 130, "kubectl, client", "")
+    _part(drawing, 24, 190, 130, "API server", "jobs, pods, nodes")
+    drawing.arrow((89, 70), (89, 188))
+    drawing.words(97, 134, "PipeTrainingJob", colour=FAINT)
+    drawing.box(240, 24, 300, 376, fill="#eef3f7")
+    drawing.words(254, 46, "operator", bold=True)
+    for x, top, width, name, says in (
+        (254, 60, 128, "handlers", "kopf, the Lease"),
+        (398, 60, 128, "metrics", "Prometheus"),
+        (254, 150, 128, "kube", "pods, status"),
+        (398, 150, 128, "controller", "one loop a job"),
+        (398, 300, 128, "channel", "HTTPS"),
+        (254, 230, 272, "plan", "every decision: no I/O, no clock"),
+    ):
+        _part(drawing, x, top, width, name, says)
+    drawing.arrow((156, 205), (252, 178))
+    drawing.arrow((252, 192), (156, 222))
+    drawing.words(160, 178, "watch", colour=FAINT)
+    drawing.words(160, 248, "pods, status", colour=FAINT)
+    drawing.arrow((396, 173), (384, 173))
+    drawing.arrow((462, 198), (462, 228))
+    drawing.arrow((500, 298), (500, 280), (534, 280), (534, 173), (528, 173))
+    drawing.box(660, 24, 276, 296, fill="#eef3f7")
+    drawing.words(674, 46, "worker: one pod, one GPU", bold=True)
+    for x, top, width, name, says in (
+        (674, 58, 248, "worker, training", "rounds, vote, commit"),
+        (674, 109, 118, "pipeline", "schedules"),
+        (804, 109, 118, "models, data", "units, samples"),
+        (674, 160, 248, "freeze, partition", "which layers stop, where to cut"),
+        (674, 211, 118, "cache", "frozen output"),
+        (804, 211, 118, "checkpoint", "durable state"),
+        (674, 262, 248, "elastic", "generations, regroups"),
+    ):
+        _part(drawing, x, top, width, name, says)
+    drawing.arrow((672, 278), (610, 278), (610, 312), (528, 312))
+    drawing.words(548, 252, "ready, heartbeat,", colour=FAINT)
+    drawing.words(548, 268, "report", colour=FAINT)
+    drawing.arrow((528, 332), (636, 332), (636, 296), (672, 296))
+    drawing.words(548, 350, "generation", colour=FAINT)
+    drawing.box(660, 354, 276, 46, fill="#eef3f7")
+    drawing.words(674, 382, "other workers", bold=True)
+    drawing.arrow((700, 310), (700, 352))
+    drawing.arrow((716, 352), (716, 310))
+    drawing.words(728, 342, "state, activations, gradients", colour=FAINT)
+    return drawing.text()
+
+
+def _part(drawing: Sketch, x: float, y: float, width: float, name: str, says: str) -> None:
+    drawing.box(x, y, width, 46)
+    drawing.words(x + 8, y + (18 if says else 28), name, bold=True)
+    drawing.words(x + 8, y + 36, says, colour=FAINT)

@@ -8,20 +8,9 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.conditions import field, given
 from pipetransformer_contract.messages import Positive
-from pipetransformer_contract.spec import (
-    Cache,
-    Checkpoint,
-    Data,
-    Evaluation,
-    Freeze,
-    Mirror,
-    Model,
-    Output,
-    Pipeline,
-    TrainerSpec,
-    Training,
-)
+from pipetransformer_contract.spec import TrainerSpec, TrainingSpec
 from pipetransformer_contract.spec_model import Rule, SpecModel
 
 from .status import JobStatus
@@ -52,25 +41,25 @@ class ElasticPolicy(SpecModel):
     """How many workers the job may have. A worker is one accelerator."""
 
     workers: Workers = Field(
-        description="Workers at a start, also after a suspend: a multiple of pipeline.stages. Where maxWorkers allows"
-        " fewer, the job starts smaller."
+        description="Workers at a start, also after a suspend: a multiple of pipeline.stages. If maxWorkers is lower,"
+        " the job starts smaller."
     )
     min_workers: Workers = Field(
-        default=1, description=f"No layout has fewer; with more than {MAX_WORKERS:,} no job starts."
+        default=1, description=f"Minimum number of workers. With more than {MAX_WORKERS:,} no job starts."
     )
     max_workers: Workers = Field(
-        description="A ceiling, at a start as well; the largest legal layout below it is used. It counts as"
-        f" {MAX_WORKERS:,} where it is more: no job has more workers."
+        description="Maximum number of workers, also at start. The largest valid layout that fits is used. Values above"
+        f" {MAX_WORKERS:,} are treated as {MAX_WORKERS:,}."
     )
     min_pipelines: Workers = Field(default=1, description="Smallest data-parallel width.")
     max_pipelines: Workers | None = Field(
         default=None, description="Largest data-parallel width; by default maxWorkers, or workers if that is more."
     )
-    on_pack: OnPack = Field(default=OnPack.WIDEN, description="What becomes of workers that packing frees.")
+    on_pack: OnPack = Field(default=OnPack.WIDEN, description="What happens to workers that packing frees.")
     claim_from: ClaimFrom = Field(
         default=ClaimFrom.IDLE,
         description="Idle claims workers beyond elasticPolicy.workers only while nodes have free accelerators for them,"
-        " and never where the operator sees no nodes. Autoscaler tries a claim at any time, and an autoscaler may add"
+        " and never if the operator sees no nodes. Autoscaler tries a claim at any time, and an autoscaler may add"
         " nodes for it.",
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
@@ -79,14 +68,14 @@ class ElasticPolicy(SpecModel):
         " With the chart's sharing.weights: Cluster, against all jobs.",
     )
     rules = (
-        Rule("self.minWorkers <= self.workers", "minWorkers must not exceed workers", ".minWorkers"),
+        Rule(field("min_workers").at_most(field("workers")), "minWorkers must not exceed workers", ".minWorkers"),
         Rule(
-            "self.minWorkers <= self.maxWorkers",
+            field("min_workers").at_most(field("max_workers")),
             "minWorkers must not exceed maxWorkers; suspend gives all workers back",
             ".maxWorkers",
         ),
         Rule(
-            "!has(self.maxPipelines) || self.minPipelines <= self.maxPipelines",
+            ~given("max_pipelines") | field("min_pipelines").at_most(field("max_pipelines")),
             "minPipelines must not exceed maxPipelines",
             ".minPipelines",
         ),
@@ -113,36 +102,36 @@ class RunPolicy(SpecModel):
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
         default=3,
         description="Failures before the job fails: lost workers, and generations in a row in which no step is made."
-        " The loss of a node is none, and failures are forgotten, see forgetFailuresAfterSteps.",
+        " The loss of a node does not count. Failures are forgotten, see forgetFailuresAfterSteps.",
     )
     forget_failures_after_steps: Positive = Field(
         default=1000,
-        description="A failure counts against backoffLimit until so many steps more are committed.",
+        description="A failure counts against backoffLimit until this many more steps are committed.",
     )
     stall_timeout_seconds: Positive | None = Field(
         default=None,
-        description="Without a step for so long, or since a generation was published, the condition Stalled is True,"
-        " and members that are not heard are replaced. By default 30 minutes, or 20 median steps if that is longer.",
+        description="After this time without a step, or since a generation was published, the condition Stalled is"
+        " True, and silent members are replaced. By default 30 minutes, or 20 median steps if that is longer.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
-        description="A resize that is not published by then is cancelled, and tried again later.",
+        description="A resize that is not published within this time is cancelled and tried again later.",
     )
     start_timeout_seconds: Positive = Field(
         default=600,
-        description="A start whose workers do not all have a node by then gives back those that have one, and is tried"
-        " again after 1, 2, 4, at most 5 minutes, or when accelerators are released. A start whose workers are all"
-        " placed has six times as long, and twice that after each that was too slow.",
+        description="If not all workers of a start have a node within this time, the job gives all of them back and"
+        " tries again after 1, 2, 4, at most 5 minutes, or when accelerators are released. If all are placed, the"
+        " start has six times as long, and twice that after each start that was too slow.",
     )
     claim_timeout_seconds: Positive = Field(
         default=120,
-        description="Workers beyond elasticPolicy.workers that are not all scheduled by then are given up, and tried"
+        description="If the workers of a claim are not all scheduled within this time, the claim is withdrawn and tried"
         " again later.",
     )
     drain_timeout_seconds: Positive = Field(
         default=600,
-        description="Workers on a cordoned node are not evicted before they are replaced, or before so long. A further"
-        " cordon begins that time anew, up to twice as long after the first.",
+        description="Evictions from a cordoned node wait until the workers are replaced, at most this long. Another"
+        " cordon restarts the time, up to twice as long after the first.",
     )
     stop_timeout_seconds: Positive = Field(
         default=300,
@@ -152,11 +141,11 @@ class RunPolicy(SpecModel):
     )
     active_deadline_seconds: Positive | None = Field(
         default=None,
-        description="The job fails if it is not done so long after its start, after it was resumed, or after its queue"
-        " admitted it again.",
+        description="The job fails if it is not done within this time after its start, after it was resumed, or after"
+        " its queue admitted it again.",
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="The job is deleted so long after its end."
+        default=None, description="The job is deleted this long after its end."
     )
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
 
@@ -209,19 +198,9 @@ class PodTemplate(Opaque):
         return next((container for container in containers if container.name == TRAINER_CONTAINER), containers[0])
 
 
-class JobSpec(SpecModel):
-    model: Model
-    data: Data
-    training: Training
-    freeze: Freeze = Field(default_factory=Freeze)
-    pipeline: Pipeline = Field(default_factory=Pipeline)
-    cache: Cache = Field(default_factory=Cache)
-    evaluation: Evaluation = Field(default_factory=Evaluation)
+class JobSpec(TrainingSpec):
     elastic_policy: ElasticPolicy
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    checkpoint: Checkpoint | None = None
-    mirror: Mirror | None = None
-    output: Output | None = None
     suspend: bool = Field(
         default=False, description="True gives all workers back, with a checkpoint; false starts again from it."
     )
@@ -317,16 +296,7 @@ def trainer_spec(spec: JobSpec, *, num_shards: int | None = None, workers: int |
     and all workers must be told the same. By default they are those of a job that starts now.
     """
     return TrainerSpec(
-        model=spec.model,
-        data=spec.data,
-        training=spec.training,
-        freeze=spec.freeze,
-        pipeline=spec.pipeline,
-        cache=spec.cache,
-        evaluation=spec.evaluation,
-        checkpoint=spec.checkpoint,
-        mirror=spec.mirror,
-        output=spec.output,
+        **{name: getattr(spec, name) for name in TrainingSpec.model_fields},
         num_shards=num_shards or spec.max_pipelines,
         workers=workers or spec.elastic_policy.workers,
     )

@@ -23,7 +23,7 @@ from pipetransformer_contract.api.validate import validate_manifest
 from pipetransformer_contract.spec import Data
 from tests.testkit import ROOT
 from tests.testkit.documented import pages
-from tools.docs import values, write
+from tools.docs import values, walks, write
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -133,6 +133,26 @@ def test_the_architecture_names_every_room() -> None:
     rooms = [room for room in rooms if not room.name.startswith("__")]
     assert len(rooms) > 40
     assert not [room.stem for room in rooms if room.stem not in named]
+
+
+@pytest.mark.parametrize("walk", walks.walks(), ids=lambda walk: walk.title)
+def test_a_walk_of_the_architecture_names_files_that_exist(walk: walks.Walk) -> None:
+    assert len(walk.names) > 10
+    assert {name: len(walks.files_of(name)) for name in walk.names} == dict.fromkeys(walk.names, 1)
+
+
+def test_the_walk_of_a_freeze_report_is_short_enough() -> None:
+    (walk,) = (walk for walk in walks.walks() if "freeze report" in walk.title)
+    assert walk.met, f"{len(walk.names)} files, at most {walk.bar}"
+
+
+def test_the_glossary_explains_each_word_in_one_breath() -> None:
+    glossary = (ROOT / "docs" / "concepts.md").read_text().partition("\n## Glossary\n")[2]
+    rows = dict(re.findall(r"^\| ([a-zA-Z, -]+) \| ([^|]+) \|$", glossary, flags=re.MULTILINE))
+    rows.pop("word")
+    assert len(rows) >= 25
+    assert list(rows) == sorted(rows, key=str.lower)
+    assert not [word for word, meaning in rows.items() if len(meaning.split()) > 25]
 
 
 def test_one_room_imports_the_stock_pipelining() -> None:

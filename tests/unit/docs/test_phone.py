@@ -1,5 +1,6 @@
 """On a phone the documentation is read without scrolling sideways, and its words and pictures are large enough."""
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -60,9 +61,9 @@ def file_of(url: str) -> Path:
 
 
 def least_text(svg: Path, width: float) -> float:
-    """Pixels of the smallest text of a picture that is shown in this width."""
+    """Pixels of the smallest text of a picture that is shown in this width; a logo has none."""
     root = ET.parse(svg).getroot()
     styles = "".join(text for element in root.iter() for text in (element.text or "", *element.attrib.values()))
     sizes = [float(size) for size in re.findall(r"font-size:\s*([\d.]+)px", styles)]
     sizes += [float(element.attrib["font-size"]) for element in root.iter() if "font-size" in element.attrib]
-    return min(sizes) * width / float(root.attrib["viewBox"].split()[2])
+    return min(sizes, default=math.inf) * width / float(root.attrib["viewBox"].split()[2])

@@ -1,0 +1,97 @@
+"""Conditions on fields of a spec, said once: the API server reads them as CEL, a program's spec is checked in Python.
+
+`field("policy").is_not("Always") | field("memory_bytes").above(0)` is the CEL `self.policy != 'Always' ||
+self.memoryBytes > 0`, and a function of the spec that says the same.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`holds` takes the spec's type. `operator` is the one that joins the parts of `cel`, if it has parts."""
+
+    cel: str
+    holds: Callable[[Any], bool]
+    operator: str = ""
+
+    def __or__(self, other: "Condition") -> "Condition":
+        return self._join("||", other, lambda spec: self.holds(spec) or other.holds(spec))
+
+    def __and__(self, other: "Condition") -> "Condition":
+        return self._join("&&", other, lambda spec: self.holds(spec) and other.holds(spec))
+
+    def __invert__(self) -> "Condition":
+        return Condition(f"!{self._within('!')}", lambda spec: not self.holds(spec))
+
+    def _join(self, operator: str, other: "Condition", holds: Callable[[Any], bool]) -> "Condition":
+        return Condition(f"{self._within(operator)} {operator} {other._within(operator)}", holds, operator)
+
+    def _within(self, operator: str) -> str:
+        return self.cel if self.operator in ("", operator) else f"({self.cel})"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Something to compare. `of` takes the spec's type."""
+
+    cel: str
+    of: Callable[[Any], Any]
+
+    def is_(self, constant: str | int) -> Condition:
+        return Condition(f"{self.cel} == {constant!r}", lambda spec: bool(self.of(spec) == constant))
+
+    def is_not(self, constant: str | int) -> Condition:
+        return Condition(f"{self.cel} != {constant!r}", lambda spec: bool(self.of(spec) != constant))
+
+    def above(self, constant: int) -> Condition:
+        return Condition(f"{self.cel} > {constant}", lambda spec: bool(self.of(spec) > constant))
+
+    def at_most(self, other: "Value") -> Condition:
+        return Condition(f"{self.cel} <= {other.cel}", lambda spec: bool(self.of(spec) <= other.of(spec)))
+
+    def is_among(self, constants: Iterable[str]) -> Condition:
+        known = [str(constant) for constant in constants]
+        return Condition(f"{self.cel} in {known}", lambda spec: self.of(spec) in known)
+
+    def starts_with(self, text: str) -> Condition:
+        return Condition(f"{self.cel}.startsWith({text!r})", lambda spec: bool(self.of(spec).startswith(text)))
+
+    def matches(self, pattern: str) -> Condition:
+        """Whether it has a match anywhere. In CEL `$` is the end of the text, and no line break before it."""
+        compiled = re.compile(re.sub(r"\$$", r"\\Z", pattern))
+        return Condition(f"{self.cel}.matches('{pattern}')", lambda spec: compiled.search(self.of(spec)) is not None)
+
+    def __mod__(self, other: "Value") -> "Value":
+        return Value(f"{self.cel} % {other.cel}", lambda spec: self.of(spec) % other.of(spec))
+
+
+def field(name: str) -> Value:
+    """A field by its name in Python."""
+    return Value(f"self.{to_camel(name)}", lambda spec: getattr(spec, name))
+
+
+def given(name: str) -> Condition:
+    """Whether an optional field is there."""
+    return Condition(f"has(self.{to_camel(name)})", lambda spec: getattr(spec, name) is not None)
+
+
+def size(name: str) -> Value:
+    """Number of entries of a list."""
+    return Value(f"size(self.{to_camel(name)})", lambda spec: len(getattr(spec, name)))
+
+
+def exactly_one(one: str, other: str) -> Condition:
+    """Whether exactly one of two optional fields is there."""
+    first, second = given(one), given(other)
+    return Condition(f"{first.cel} != {second.cel}", lambda spec: first.holds(spec) != second.holds(spec))
+
+
+def not_both(one: str, other: str) -> Condition:
+    """Whether at most one of two optional fields is there."""
+    return ~given(one) | ~given(other)
