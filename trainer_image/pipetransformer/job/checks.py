@@ -13,10 +13,6 @@ from pipetransformer.storage import Folder
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
-#: Draw in each forward, from the process's random state.
-_DRAWING = nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
-_TransformerLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
-
 
 def check_rules(spec: TrainerSpec) -> None:
     """Refuse what the CRD's own rules refuse, in their words: no API server has seen the spec of a program.
@@ -130,49 +126,43 @@ def check_model(model: PipelineModel) -> None:
                     "real one, and join them by torch.view_as_complex in the forward",
                 )
         for name, module in unit.named_modules():
-            path = ".".join(filter(None, (model.unit_name(index), name)))
-            if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__}, whose statistics would depend on the layout: "
-                    "use LayerNorm or GroupNorm, or put its statistics into constants",
-                )
-            if isinstance(module, _TransformerLayer) and not module.self_attn.batch_first:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} that takes positions first, but between blocks and for its "
-                    "dropout samples come first: make it with batch_first=True",
-                )
-            if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with dropout, whose draws would depend on the layout: set "
-                    "dropout=0, or make one of each layer with Dropout between them",
-                )
-            if isinstance(module, nn.MultiheadAttention) and module.dropout and not is_keyed(module):
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with dropout, whose draws would depend on the layout: use "
-                    "nn.MultiheadAttention itself, or set dropout=0",
-                )
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with scale_grad_by_freq, whose gradient would depend on the "
-                    "layout: do without it",
-                )
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with max_norm, which changes its weight in each forward, and "
-                    "the layout decides how many there are: do without it",
-                )
-            if isinstance(module, _DRAWING):
-                raise SpecError(
-                    "spec.model", f"{path} is a {type(module).__name__}, whose draws would depend on the layout"
-                )
-            if isinstance(module, _DropoutNd):
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__}, whose draws would depend on the layout: use Dropout",
-                )
+            if complaint := _complaint(module):
+                path = ".".join(filter(None, (model.unit_name(index), name)))
+                raise SpecError("spec.model", f"{path} is a {type(module).__name__}{complaint}")
+
+
+def _complaint(module: nn.Module) -> str:
+    """What is wrong with a module, after its class; empty where it can be trained."""
+    match module:
+        case _NormBase() if isinstance(module, _BatchNorm) or module.track_running_stats:
+            return (
+                ", whose statistics would depend on the layout: use LayerNorm or GroupNorm, or put its statistics into "
+                "constants"
+            )
+        case nn.TransformerEncoderLayer() | nn.TransformerDecoderLayer() if not module.self_attn.batch_first:
+            return (
+                " that takes positions first, but between blocks and for its dropout samples come first: make it with "
+                "batch_first=True"
+            )
+        case nn.RNNBase() if module.dropout and module.num_layers > 1:
+            return (
+                " with dropout, whose draws would depend on the layout: set dropout=0, or make one of each layer with "
+                "Dropout between them"
+            )
+        case nn.MultiheadAttention() if module.dropout and not is_keyed(module):
+            return (
+                " with dropout, whose draws would depend on the layout: use nn.MultiheadAttention itself, or set "
+                "dropout=0"
+            )
+        case nn.Embedding() | nn.EmbeddingBag() if module.scale_grad_by_freq:
+            return " with scale_grad_by_freq, whose gradient would depend on the layout: do without it"
+        case nn.Embedding() | nn.EmbeddingBag() if module.max_norm is not None:
+            return (
+                " with max_norm, which changes its weight in each forward, and the layout decides how many there are: "
+                "do without it"
+            )
+        case nn.RReLU() | nn.FractionalMaxPool2d() | nn.FractionalMaxPool3d():  # they draw from the process's state
+            return ", whose draws would depend on the layout"
+        case _DropoutNd():
+            return ", whose draws would depend on the layout: use Dropout"
+    return ""

@@ -32,6 +32,7 @@ from pipetransformer.errors import (
 )
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.checks import check_storage
+from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.record import newest_generation, set_aside
@@ -69,34 +70,13 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     shared, rank, size = _meeting_point(os.environ)
     check_storage(spec)
     resumed = newest_checkpoint(spec)
-    stages, num_shards = min(spec.pipeline.stages, size), None if resumed is None else resumed.num_shards
-    spec = spec.model_copy(
-        update={
-            "workers": size,
-            "num_shards": size if num_shards is None else min(size, num_shards),
-            "pipeline": spec.pipeline.model_copy(update={"stages": stages}),
-        }
-    )
-    job = load_job(spec, parts, num_shards=num_shards)
+    spec = _in_world(spec, size, resumed)
+    job = load_job(spec, parts, num_shards=None if resumed is None else resumed.num_shards)
     address = _own_address(os.environ)
     own_store, listens_at = host_store(address, _TIMEOUT)
     world = World.meet(own_store if shared is None else shared, rank, size, listens_at)
-    source: Chooser | Follower
-    if rank == 0:
-        if resumed is None:
-            set_aside(run_dir)
-        initial = Layout(stages, min(size // stages, spec.num_shards))
-        _warn_of_idle(initial, size, resumed)
-        bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
-        first = 1
-        if resumed is not None:  # which need not be the newest: what came after it may be without a checkpoint
-            first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
-        uid = run_uid("" if resumed is None else str(resumed.state.get("job_uid", "")))
-        source = Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
-        watcher = GenerationWatcher(source.watched())
-    else:
-        source = Follower(world)
-        watcher = GenerationWatcher(source)
+    source = _chooser(world, job, resumed, run_dir) if rank == 0 else Follower(world)
+    watcher = GenerationWatcher(source.watched() if isinstance(source, Chooser) else source)
     stop = threading.Event()
     device = _device_alone() if shared is None else choose_device()
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
@@ -109,15 +89,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
                 job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
                 Hooks(stop_requested=stop.is_set),
             )  # fmt: skip
-            try:
-                ending = trainer.run()
-            except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
-                trainer.fail(error.reason, str(error))
-                raise
-            except WorkersDifferError as error:
-                raise SpecError("data", str(error), reason="DataUnreadable") from error
-            finally:
-                trainer.close()
+            ending = _run(trainer)
     control = trainer.control
     if stop.is_set():
         return Ending.STOPPED, control
@@ -127,6 +99,46 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         ending, control = _told(world)
     world.leave()
     return ending, control
+
+
+def _in_world(spec: TrainerSpec, size: int, resumed: CheckpointInfo | None) -> TrainerSpec:
+    """`spec` for so many processes: with as many workers, and with no more stages and pipelines than they make."""
+    return spec.model_copy(
+        update={
+            "workers": size,
+            "num_shards": size if resumed is None else min(size, resumed.num_shards),
+            "pipeline": spec.pipeline.model_copy(update={"stages": min(spec.pipeline.stages, size)}),
+        }
+    )
+
+
+def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Path) -> Chooser:
+    """What chooses layouts on rank 0."""
+    if resumed is None:
+        set_aside(run_dir)
+    spec, size = job.spec, job.spec.workers
+    stages = spec.pipeline.stages
+    initial = Layout(stages, min(size // stages, spec.num_shards))
+    _warn_of_idle(initial, size, resumed)
+    bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
+    first = 1
+    if resumed is not None:  # which need not be the newest: what came after it may be without a checkpoint
+        first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
+    uid = run_uid("" if resumed is None else str(resumed.state.get("job_uid", "")))
+    return Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
+
+
+def _run(trainer: Trainer) -> Ending:
+    """Train until this rank leaves, or the run ends; a failure is reported before it is raised."""
+    try:
+        return trainer.run()
+    except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
+        trainer.fail(error.reason, str(error))
+        raise
+    except WorkersDifferError as error:
+        raise SpecError("data", str(error), reason="DataUnreadable") from error
+    finally:
+        trainer.close()
 
 
 def _warn_of_idle(initial: Layout, size: int, resumed: CheckpointInfo | None) -> None:

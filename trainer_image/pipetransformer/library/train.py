@@ -14,7 +14,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -150,33 +151,25 @@ def train(
     """
     if importing_main():
         raise RuntimeError("processes that read samples import this program: train under `if __name__ == '__main__':`")
-    try:
-        parts = Parts(
-            model=_own(model),
-            data=_own(data),
-            freeze=_own(freeze),
-            schedule=schedule,
-            metrics=metrics,
-            callbacks=callbacks,
-            processor=processor,
-        )
+    with _refusing():
+        parts = Parts(_own(model), _own(data), _own(freeze), schedule, metrics, callbacks, processor)
         said = {
-            "model": model if parts.model is None else Model(name=SCRIPT),
-            "data": data if parts.data is None else Data(name=SCRIPT),
+            "model": model,
+            "data": data,
             "training": training,
-            "freeze": freeze if parts.freeze is None else Freeze(policy=FreezePolicyName.SCRIPT),
+            "freeze": freeze,
             "pipeline": pipeline,
             "cache": cache,
             "evaluation": evaluation,
             "checkpoint": checkpoint,
         }
         spec = _spec(parts, said, loader_processes)
-        if not isinstance(run_dir, str | os.PathLike):
-            raise SpecError("run_dir", f"must be a path, not {shown(run_dir)}")
-        if not isinstance(progress, bool):
-            raise SpecError("progress", f"must be True or False, not {shown(progress)}")
-    except SpecError as error:
-        _refuse(error)
+        _check_kinds(run_dir, progress)
+    return _train(spec, parts, Path(run_dir), progress=progress)
+
+
+def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) -> Result:
+    """As `train`, once what the program says is a spec."""
     if not _training.acquire(blocking=False):
         raise SpecError("train", "this process trains already: one run after another, or each in a process of its own")
     line = ProgressLine()
@@ -186,13 +179,33 @@ def train(
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
         check_rules(spec)
-        ending, control = run_fixed(spec, parts, Path(run_dir))
+        ending, control = run_fixed(spec, parts, run_dir)
     finally:
         line.close()
         _training.release()
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)
-    return _result(control, Path(run_dir))
+    return _result(control, run_dir)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """A `SpecError` in here is raised on; in a worker it is reported, and the worker ends."""
+    try:
+        yield
+    except SpecError as error:
+        _refuse(error)
+
+
+def _check_kinds(run_dir: object, progress: object) -> None:
+    """
+    Raises:
+        SpecError: an argument is of another kind than its annotation.
+    """
+    if not isinstance(run_dir, str | os.PathLike):
+        raise SpecError("run_dir", f"must be a path, not {shown(run_dir)}")
+    if not isinstance(progress, bool):
+        raise SpecError("progress", f"must be True or False, not {shown(progress)}")
 
 
 def _refuse(error: SpecError) -> NoReturn:
@@ -213,6 +226,12 @@ def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> Train
         SpecError: naming the first argument that they do not take.
     """
     fields = TrainerSpec.model_fields
+    own = {
+        "model": None if parts.model is None else Model(name=SCRIPT),
+        "data": None if parts.data is None else Data(name=SCRIPT),
+        "freeze": None if parts.freeze is None else Freeze(policy=FreezePolicyName.SCRIPT),
+    }
+    said = {name: own.get(name) or part for name, part in said.items()}
     try:
         spec = TrainerSpec(**{k: part for k, part in said.items() if part is not None or fields[k].is_required()})
         changes: dict[str, SpecModel] = {}
