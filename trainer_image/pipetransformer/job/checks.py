@@ -1,4 +1,4 @@
-"""Rules that the CRD cannot check by itself, applied by every worker before it says that it is ready."""
+"""Checks that every worker makes before it reports that it is ready, and that the CRD cannot make by itself."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from pipetransformer_contract.spec_model import SpecModel
 
 
 def check_rules(spec: TrainerSpec) -> None:
-    """Refuse what the CRD's own rules refuse, in their words: no API server has seen the spec of a program.
+    """Apply the CRD's own rules with their messages, because no API server has checked a program's spec.
 
     Raises:
         SpecError: naming the first field that is wrong.
@@ -29,7 +29,7 @@ def check_rules(spec: TrainerSpec) -> None:
 
 
 def check_spec(spec: TrainerSpec) -> None:
-    """Refuse what could never train.
+    """Refuse a spec that can never train.
 
     Raises:
         SpecError: naming the first field that is wrong.
@@ -37,7 +37,7 @@ def check_spec(spec: TrainerSpec) -> None:
     if spec.pipeline.stages > spec.model.num_layers:
         raise SpecError(
             "spec.pipeline.stages",
-            f"{spec.pipeline.stages} stages need as many blocks, but spec.model.numLayers is {spec.model.num_layers}",
+            f"{spec.pipeline.stages} stages need as many layers, but spec.model.numLayers is {spec.model.num_layers}",
         )
     if spec.training.global_batch_size < spec.num_shards:
         raise SpecError(
@@ -53,11 +53,11 @@ def check_spec(spec: TrainerSpec) -> None:
 
 
 def check_storage(spec: TrainerSpec) -> None:
-    """Refuse to begin what could not be kept: a run writes its model at its end.
+    """Refuse to begin if the checkpoint's or the output's location cannot be written: a run saves its model at its end.
 
     Raises:
-        SpecError: nothing here can open a location.
-        StorageError: nothing can be written there.
+        SpecError: a location's URL cannot be opened here.
+        StorageError: a location cannot be written.
     """
     for field, location in _locations(spec):
         folder = check_location(field, location)
@@ -73,10 +73,10 @@ def _locations(spec: TrainerSpec) -> Iterator[tuple[str, str]]:
 
 
 def check_location(field: str, location: str) -> Folder:
-    """The folder, but for a URL that nothing here can open.
+    """The folder at a location.
 
     Raises:
-        SpecError: naming `field`.
+        SpecError: its URL cannot be opened here; the error names `field`.
     """
     try:
         return Folder(location)
@@ -86,12 +86,12 @@ def check_location(field: str, location: str) -> Folder:
 
 
 def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: str) -> None:
-    """Refuse to go on from a checkpoint with what would make another run of it.
+    """Refuse to resume a checkpoint of another run.
 
     Args:
-        ours: `Job.identity`.
-        theirs: that of the run that wrote the checkpoint; of an older release it may say less.
-        location: of the checkpoint.
+        ours: this job's `Job.identity`.
+        theirs: the identity of the run that wrote the checkpoint. Fields that it lacks are not compared.
+        location: where the checkpoint is.
 
     Raises:
         SpecError: naming the first difference.
@@ -100,7 +100,7 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
         if theirs.get(name, value) != value:
             back = f"change {name} back"
             if name == "trainingTargets":
-                back = "go on with its data; what is drawn at random for them, as by random_split, wants a seed"
+                back = "use the same data (a random split, such as random_split, needs a fixed seed)"
             raise SpecError(
                 "spec.checkpoint.location",
                 f"{location} holds a checkpoint of another run, whose {name} was {theirs[name]} and not {value}: "
@@ -109,21 +109,23 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
 
 
 def check_model(model: PipelineModel) -> None:
-    """Refuse layers whose output, or gradient, depends on which samples share a micro-batch, or on which worker they
-    are; and parameters that cannot be trained, or none.
+    """Refuse a model without trainable parameters, or with complex ones, and modules that depend on the layout.
+
+    A module depends on the layout if its output or gradient changes with the samples that share a micro-batch or with
+    the worker that holds it.
 
     Raises:
-        SpecError: naming the first such layer or parameter.
+        SpecError: names the first such module or parameter.
     """
     if not any(True for unit in model.units for _ in unit.parameters()):
-        raise SpecError("spec.model", "no parameter of it wants a gradient: there is nothing to train")
+        raise SpecError("spec.model", "has no parameter that requires a gradient: there is nothing to train")
     for index, unit in enumerate(model.units):
         for name, parameter in unit.named_parameters():
             if parameter.is_complex():
                 raise SpecError(
                     "spec.model",
-                    f"{model.unit_name(index)}.{name} is a complex parameter: keep its real and imaginary part in a "
-                    "real one, and join them by torch.view_as_complex in the forward",
+                    f"{model.unit_name(index)}.{name} is a complex parameter, which is not supported: store real and "
+                    "imaginary parts in a real parameter, and join them by torch.view_as_complex in the forward",
                 )
         for name, module in unit.named_modules():
             if complaint := _complaint(module):
@@ -132,22 +134,22 @@ def check_model(model: PipelineModel) -> None:
 
 
 def _complaint(module: nn.Module) -> str:
-    """What is wrong with a module, after its class; empty where it can be trained."""
+    """Why a module cannot be trained, as words that follow its class name; empty if it can."""
     match module:
         case _NormBase() if isinstance(module, _BatchNorm) or module.track_running_stats:
             return (
-                ", whose statistics would depend on the layout: use LayerNorm or GroupNorm, or put its statistics into "
-                "constants"
+                ", whose statistics would depend on the layout: use LayerNorm or GroupNorm, or turn its statistics "
+                "into constants"
             )
         case nn.TransformerEncoderLayer() | nn.TransformerDecoderLayer() if not module.self_attn.batch_first:
             return (
-                " that takes positions first, but between blocks and for its dropout samples come first: make it with "
-                "batch_first=True"
+                " that expects positions first, but samples come first in all activations: "
+                "create it with batch_first=True"
             )
         case nn.RNNBase() if module.dropout and module.num_layers > 1:
             return (
-                " with dropout, whose draws would depend on the layout: set dropout=0, or make one of each layer with "
-                "Dropout between them"
+                " with dropout, whose draws would depend on the layout: set dropout=0, or use one module per layer "
+                "with Dropout between them"
             )
         case nn.MultiheadAttention() if module.dropout and not is_keyed(module):
             return (
@@ -155,11 +157,11 @@ def _complaint(module: nn.Module) -> str:
                 "dropout=0"
             )
         case nn.Embedding() | nn.EmbeddingBag() if module.scale_grad_by_freq:
-            return " with scale_grad_by_freq, whose gradient would depend on the layout: do without it"
+            return " with scale_grad_by_freq, whose gradient would depend on the layout: remove the option"
         case nn.Embedding() | nn.EmbeddingBag() if module.max_norm is not None:
             return (
-                " with max_norm, which changes its weight in each forward, and the layout decides how many there are: "
-                "do without it"
+                " with max_norm, which changes the weight in each forward, and their number depends on the layout: "
+                "remove the option"
             )
         case nn.RReLU() | nn.FractionalMaxPool2d() | nn.FractionalMaxPool3d():  # they draw from the process's state
             return ", whose draws would depend on the layout"

@@ -312,7 +312,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: [module.requires_grad_(False) for module in around(nn.Identity())()]},
             SpecError,
-            r"spec\.model: no parameter of it wants a gradient",
+            r"spec\.model: has no parameter that requires a gradient",
         ),
         (
             {"model": lambda: [Pair(), nn.Identity(), nn.Linear(8, 2)]},

@@ -101,7 +101,7 @@ def test_data_of_another_kind_are_refused_with_what_to_pass_instead(data: Any, w
             nn.Sequential(*small_model()),
             "model: is an nn.Module, Sequential.*: pass a function that builds it as a list",
         ),
-        (small_model(), "model: is made already, .*: pass the function that builds it, because every worker calls it"),
+        (small_model(), "model: is already built, .*: pass the function that builds it, because every worker calls it"),
         ("vit", r"model: is 'vit': pass Model\(name='vit', \.\.\.\)"),
         (lambda: nn.Linear(4, 2), r"model: what it builds must be .*, not Linear"),
     ],
