@@ -239,7 +239,7 @@ class Unreadable(TorchDataset[Any]):
         ({"data": dicts()}, SpecError, r"data: a sample is a dict, not \(input, target\)"),
         ({"data": (dicts(2), dicts(2))}, SpecError, r"data: a sample's input is a dict, not a tensor or"),
         ({"data": Stream()}, SpecError, r"data: is a Stream: .* map-style"),
-        ({"metrics": [positives, positives]}, SpecError, "two metrics are called 'positives'"),
+        ({"metrics": [positives, positives]}, SpecError, "two metrics are named 'positives'"),
         ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: is 'f1'"),
         ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
         ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
@@ -271,7 +271,7 @@ class Unreadable(TorchDataset[Any]):
                     "training": Training(steps=1, global_batch_size=16, precision=precision),
                 },
                 SpecError,
-                rf"spec\.model: {name}: dropout of \(16, 6, 8\) in a micro-batch of 6 samples, .* batch_first=True",
+                rf"spec\.model: {name}: dropout of shape \(16, 6, 8\) in a micro-batch of 6 .* batch_first=True",
             )
             for unit, name in enumerate(("embedding", r"blocks\.0", r"blocks\.1", "head"))
             for precision in (Precision.FLOAT32, Precision.BFLOAT16)
@@ -279,7 +279,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": around(NeedsValues())},
             SpecError,
-            r"spec\.model: blocks\.0: dropout of \(8, 5\) in a micro-batch of 5 samples",
+            r"spec\.model: blocks\.0: dropout of shape \(8, 5\) in a micro-batch of 5 samples",
         ),
         (
             {"model": lambda: Number(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
@@ -317,17 +317,17 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: [Pair(), nn.Identity(), nn.Linear(8, 2)]},
             SpecError,
-            "the embedding gives a tuple, not one",
+            "the embedding returns a tuple, not one",
         ),
         (
             {"model": lambda: [NoSamples(4, 8), nn.Identity(), nn.Linear(8, 2)]},
             SpecError,
-            r"the embedding gives \(\) of one sample, not \(1, \.\.\.\): samples come first",
+            r"the embedding returns \(\) for one sample, not \(1, \.\.\.\): samples come first",
         ),
         (
             {"model": around(nn.LazyLinear(8))},
             SpecError,
-            r"blocks\.0\.weight has no shape before a first forward: say .*, or run the model on a sample",
+            r"blocks\.0\.weight has no shape before the first forward: give .*, or run the model on a sample",
         ),
         (
             {"model": lambda: around(nn.Sequential(old_weight_norm(nn.Linear(8, 8))))()},
