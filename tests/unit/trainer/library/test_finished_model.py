@@ -178,7 +178,7 @@ def test_a_model_of_a_programs_own_function_is_loaded_by_its_folder_alone(tmp_pa
 def test_a_model_of_a_lambda_is_loaded_with_the_function_and_refused_in_words_without(tmp_path: Path) -> None:
     folder = finish(tmp_path / "run", model=lambda: build(), data=(squares(), squares()))
 
-    with pytest.raises(SpecError, match=r"no name to import it by: give the function .*load_model\(folder, model="):
+    with pytest.raises(SpecError, match=r"cannot be imported: pass the function .*load_model\(folder, model="):
         load_model(folder)
     named = load_model(folder, model=build)
     assert described(folder)["function"] == ""
@@ -233,7 +233,7 @@ def test_the_description_says_what_is_true_of_the_model(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_run_is_not_taken_for_the_models(tmp_path: Path) -> None:
     finish(tmp_path / "run", model=build, data=(squares(), squares()))
-    with pytest.raises(FileNotFoundError, match=r"no finished model: .* a folder `model`, which may be meant"):
+    with pytest.raises(FileNotFoundError, match=r"no finished model: .* \(did you mean .*/model\?\)"):
         load_model(tmp_path / "run")
 
 

@@ -358,7 +358,7 @@ def test_a_damaged_checkpoint_is_refused_with_its_path(damage: Callable[[Path], 
 @pytest.mark.parametrize(
     ("options", "info", "message"),
     [
-        ({"image_size": 8}, IMAGES, r"position_embeddings \(1, 17, 16\) is \(1, 5, 16\) here"),
+        ({"image_size": 8}, IMAGES, r"position_embeddings has shape \(1, 17, 16\), not \(1, 5, 16\)"),
         ({"intermediate_size": 64, "image_size": 16}, DataInfo((1, 16, 16), CLASSES), r"do not fit .* and 3 more"),
     ],
 )
