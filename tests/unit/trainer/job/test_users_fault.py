@@ -240,7 +240,7 @@ class Unreadable(TorchDataset[Any]):
         ({"data": (dicts(2), dicts(2))}, SpecError, r"data: a sample's input is a dict, not a tensor or"),
         ({"data": Stream()}, SpecError, r"data: is a Stream: .* map-style"),
         ({"metrics": [positives, positives]}, SpecError, "two metrics are named 'positives'"),
-        ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: is 'f1'"),
+        ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: Unknown metric 'f1'"),
         ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
         ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
         ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
@@ -332,7 +332,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: around(nn.Sequential(old_weight_norm(nn.Linear(8, 8))))()},
             SpecError,
-            r"blocks\.0\.0\.weight is computed from parameters, .* nn\.utils\.parametrizations",
+            r"blocks\.0\.0\.weight is computed from parameters .* nn\.utils\.parametrizations",
         ),
         (
             {"model": lambda: [nn.Linear(5, 8), nn.Identity(), nn.Linear(8, 2)]},

@@ -103,7 +103,7 @@ def test_data_of_another_kind_are_refused_with_what_to_pass_instead(data: Any, w
         ),
         (small_model(), "model: is already built, .*: pass the function that builds it, because every worker calls it"),
         ("vit", r"model: is 'vit': pass Model\(name='vit', \.\.\.\)"),
-        (lambda: nn.Linear(4, 2), r"model: what it builds must be .*, not Linear"),
+        (lambda: nn.Linear(4, 2), r"model: the function must return .*, not Linear"),
     ],
 )
 def test_a_model_of_another_kind_is_refused_with_what_to_pass_instead(model: Any, words: str, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ TEXTS = {"text": "text", "label": "label"}
             BERT,
             Data(name="text"),
             "spec.data.options.task",
-            "asks? for is NextToken, but BertForSequence.* learns Class",
+            "task is NextToken, but BertForSequence.* learns Class",
         ),
         (
             BERT,
