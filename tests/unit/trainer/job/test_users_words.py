@@ -228,7 +228,7 @@ def test_a_forgotten_tokenizer_is_noticed_before_texts_are_tokenized(tmp_path: P
     transformers.BertModel(config).save_pretrained(tmp_path / "model")
     model = Model(name="huggingface", path=str(tmp_path / "model"), num_layers=1)
     refused = spec_refusal(tmp_path / "run", model, Data(name="huggingface", path="x", options=TEXTS))
-    assert refused.field == "spec.data.options.tokenizer" and "name its tokenizer" in str(refused)
+    assert refused.field == "spec.data.options.tokenizer" and "set its tokenizer" in str(refused)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_of_two_that_are_registered_for_a_model_type_the_job_names_one() -> None
     for name in ("ElectraForSequenceClassification", "ElectraForTokenClassification"):
         register_architecture(name, task="Class")(lambda model: model)
     said = refusal("")
-    assert "say which of ElectraForSequenceClassification, ElectraForTokenClassification to train" in said
+    assert "set it to one of ElectraForSequenceClassification, ElectraForTokenClassification: " in said
 
 
 def test_an_attention_that_asks_for_more_than_ours_gives_is_refused() -> None:
