@@ -134,7 +134,7 @@ def _spans(events: list[dict[str, Any]], origin: float, end: float) -> Iterator[
         roles = event.get("roles", roles)
         if layout is None or roles is None:
             continue
-        cuts = sorted({(role["first_layer"], role["last_layer"]) for role in roles if role["pipeline"] == 0})
+        cuts = sorted({(role["firstLayer"], role["lastLayer"]) for role in roles if role["pipeline"] == 0})
         yield Span(
             start=event["time"] - origin,
             end=end if after is None else after["time"] - origin,

@@ -23,7 +23,7 @@ ROLES = {
 def generation(time: float, number: int, stages: int, pipelines: int, frozen: int, step: int) -> dict[str, Any]:
     """A committed layout of 12 blocks."""
     roles = [
-        {"worker": f"w{pipeline}{stage}", "pipeline": pipeline, "stage": stage, "first_layer": a, "last_layer": b}
+        {"worker": f"w{pipeline}{stage}", "pipeline": pipeline, "stage": stage, "firstLayer": a, "lastLayer": b}
         for pipeline in range(pipelines)
         for stage, a, b in ROLES[stages]
     ]

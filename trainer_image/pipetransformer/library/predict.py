@@ -1,4 +1,4 @@
-"""Reads a finished model back: `load_model` in Python, `python -m pipetransformer.library.predict FOLDER` in a shell.
+"""Loads a finished model: `load_model` in Python, `python -m pipetransformer predict FOLDER` in a shell.
 
 The command prints one JSON line, `{"samples": 364, "accuracy": 0.97}`, about the held-out split. With `--inputs FILE`
 it prints a line for each sample instead: `{"class": 3, "label": "cat", "score": 0.98}`.
@@ -170,12 +170,12 @@ def _predict(location: str, config: ModelConfig, file: str) -> list[dict[str, An
     ]
 
 
-def main() -> None:
-    """Print JSON lines: how well the model does on the held-out split, or what it says of some inputs."""
-    parser = argparse.ArgumentParser(prog="pipetransformer.library.predict", description=__doc__)
-    parser.add_argument("model_dir", help="folder or fsspec URL that holds a finished model")
-    parser.add_argument("--inputs", help="a .npy file of inputs (samples, ...), scaled as the training data were")
-    arguments = parser.parse_args()
+def main(given: Sequence[str]) -> None:
+    """Print JSON lines: the accuracy on the held-out split, or predictions for some inputs."""
+    parser = argparse.ArgumentParser(prog="python -m pipetransformer predict", description=__doc__)
+    parser.add_argument("model_dir", help="folder or fsspec URL of a finished model")
+    parser.add_argument("--inputs", help="a .npy file of inputs (samples, ...), scaled like the training data")
+    arguments = parser.parse_args(given)
     try:
         config = load_config(arguments.model_dir)
         if arguments.inputs is None:
@@ -184,8 +184,4 @@ def main() -> None:
             for line in _predict(arguments.model_dir, config, arguments.inputs):
                 print(json.dumps(line))
     except (OSError, ValueError) as error:  # a SpecError is a ValueError
-        sys.exit(f"pipetransformer.library.predict: {error}")
-
-
-if __name__ == "__main__":
-    main()
+        sys.exit(f"pipetransformer predict: {error}")

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +181,13 @@ class RunRecord:
             bytesMoved=sum(size for _, _, size in transfers),
             phases={name: round(seconds, 4) for name, seconds in phases.items()},
             transfers=list(transfers),
-            roles=[asdict(role) for role in roles],
+            roles=_in_camel_case(roles),
             reason=reason,
         )
 
     def frozen(self, *, step: int, frozen_layers: int, generation: int, roles: Sequence[Role] | None = None) -> None:
         """Note that `frozen_layers` layers are frozen from `step` on. Pass `roles` if layers moved between stages."""
-        moved = {} if roles is None else {"roles": [asdict(role) for role in roles]}
+        moved = {} if roles is None else {"roles": _in_camel_case(roles)}
         self.event("Frozen", step=step, frozenLayers=frozen_layers, generation=generation, **moved)
 
     def finish(
@@ -251,3 +251,16 @@ class RunRecord:
             missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("matplotlib")
             install = "matplotlib is not installed: pip install pipetransformer[plot]"
             self.event("TimelineSkipped", reason=install if missing else f"{type(error).__name__}: {error}")
+
+
+def _in_camel_case(roles: Sequence[Role]) -> list[dict[str, Any]]:
+    return [
+        {
+            "worker": role.worker,
+            "pipeline": role.pipeline,
+            "stage": role.stage,
+            "firstLayer": role.first_layer,
+            "lastLayer": role.last_layer,
+        }
+        for role in roles
+    ]

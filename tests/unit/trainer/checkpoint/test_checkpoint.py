@@ -393,7 +393,7 @@ def test_a_model_folder_without_a_model_says_which_file_is_missing(tmp_path: Pat
 
 def test_the_predict_command_scores_a_model_folder(tmp_path: Path) -> None:
     write_small_model(str(tmp_path))
-    command = [sys.executable, "-m", "pipetransformer.library.predict", str(tmp_path)]
+    command = [sys.executable, "-m", "pipetransformer", "predict", str(tmp_path)]
     printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert printed["samples"] == 364
     assert 0 <= printed["accuracy"] <= 1

@@ -238,7 +238,7 @@ def test_the_folder_of_a_run_is_not_taken_for_the_models(tmp_path: Path) -> None
 
 
 def predicted(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipetransformer.library.predict", *map(str, arguments)]
+    command = [sys.executable, "-m", "pipetransformer", "predict", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
