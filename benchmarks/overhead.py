@@ -26,7 +26,7 @@ from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousH
 from pipetransformer.elastic.generations.standalone_world import Chooser, Follower, World, worker_name
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import PrefixStore, TCPStore, Transport, make_group
-from pipetransformer.hooks import Hooks, Moment
+from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.worker.trainer import Trainer
@@ -108,8 +108,8 @@ class Alternating:
         self._steps = steps_a_block
         self._since = Seconds.now()
 
-    def reached(self, moment: Moment, number: int) -> None:
-        if moment is not Moment.ENDED or (number + 1) % self._steps:
+    def reached(self, point: HookPoint, number: int) -> None:
+        if point is not HookPoint.ENDED or (number + 1) % self._steps:
             return
         ended = Seconds.now()
         for _ in range(self._steps):

@@ -1,4 +1,4 @@
-"""The record of a run: steps, events, ledger, summary, and a picture of which worker held which layers when."""
+"""The record of a run: steps, events, ledger and summary."""
 
 from .cache_use import CacheLog
 from .ledger import Ledger, audit

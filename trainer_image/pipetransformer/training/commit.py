@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pipetransformer.errors import RunningModel
-from pipetransformer.hooks import Moment, Reached
+from pipetransformer.hooks import HookPoint, Reached
 from pipetransformer.job.job import Job
 from pipetransformer.record import Ledger
 from pipetransformer.state.control import Control
@@ -81,7 +81,7 @@ class Committer:
             set_learning_rate(self._optimizer, rate)
             with RunningModel("step of the optimizer"):
                 self._optimizer.step()
-        self._reached(Moment.STEPPED, control.step)
+        self._reached(HookPoint.STEPPED, control.step)
         control.last_vote = vote.to_list() if vote.finite else []
         control.last_similarities = vote.similarities
         control.last_step = {

@@ -83,7 +83,7 @@ def evaluate(
         control.kept_step = control.step
     control.note_evaluation(values, better=better)  # last: what breaks before it is done again
     if member.leader is not None:
-        member.leader.evaluated(control, better=better)
+        member.leader.on_evaluated(control, better=better)
     return True
 
 

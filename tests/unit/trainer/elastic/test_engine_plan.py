@@ -13,7 +13,7 @@ from pipetransformer.elastic.regroup.transfer_plan import (
     Inventory,
     Mirrored,
     Origin,
-    RegroupPlan,
+    TransferPlan,
     assign_roles,
     make_plan,
     plan_moves,
@@ -47,7 +47,7 @@ def bring(
 
 def plan_for(
     inventories: list[Inventory], stages: int, pipelines: int, durable: DurablePoint | None = None
-) -> RegroupPlan:
+) -> TransferPlan:
     return make_plan(
         inventories,
         stages * pipelines,
@@ -104,7 +104,7 @@ def test_what_is_no_number_travels_in_the_control_state() -> None:
     for arrived in (inventory.control, inventory.mirrors[0].control):
         assert math.isnan(arrived["best"]["f1"]) and arrived["policy"] == {"best": float("inf")}
     plan = plan_for([bring(range(NUM_UNITS), 0)], 1, 1).model_copy(update={"control": control})
-    assert math.isnan(RegroupPlan.model_validate_json(plan.model_dump_json()).control["best"]["f1"])
+    assert math.isnan(TransferPlan.model_validate_json(plan.model_dump_json()).control["best"]["f1"])
 
 
 def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupTools, regroup
-from pipetransformer.elastic.regroup.transfer_plan import Inventory, RegroupPlan, make_plan
+from pipetransformer.elastic.regroup.transfer_plan import Inventory, TransferPlan, make_plan
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
@@ -108,7 +108,7 @@ def cut_halved(boundary: int, stages: int, *_: object) -> Cut:
     return Cut(equal_parts(LAYERS // 2 + 2, stages), micro_batch_size=1)
 
 
-def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> RegroupPlan:
+def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> TransferPlan:
     inventories = [
         Inventory(units=sorted(state.units), step=state.control.step, control=state.control.to_dict()) for state in held
     ]
@@ -169,7 +169,7 @@ def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
         commit_late=never,  # type: ignore[arg-type]
         barrier=Barrier(watchdog),
         watchdog=watchdog,
-        reached=lambda moment, at: None,
+        reached=lambda point, at: None,
         map_of=lambda _: Halve(),
     )
 

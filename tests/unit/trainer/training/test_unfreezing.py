@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipetransformer.freeze.boundary import first_trainable
-from pipetransformer.hooks import Moment
+from pipetransformer.hooks import HookPoint
 from pipetransformer.job.load import load_job
 from pipetransformer.models import unit_name
 from pipetransformer.state.control import Control
@@ -115,7 +115,7 @@ def test_going_back_to_a_mirror_goes_back_to_its_boundary(
     optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
 ) -> None:
     script = [Scripted(3, 1, [0, 1, 2]), Scripted(2, 1, [0, 2], after_loss=1)]
-    faults = {1: Faults(killed_at=(Moment.ENDED, 15))}
+    faults = {1: Faults(killed_at=(HookPoint.ENDED, 15))}
 
     run = run_job(spec_of(optimizer, mirror={"everySteps": 10}), script, tmp_path, faults=faults)
 

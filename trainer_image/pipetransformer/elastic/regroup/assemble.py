@@ -18,7 +18,7 @@ from pipetransformer.state.worker_state import WorkerState
 from .mirrors import Mirrors
 from .state_map import StateMap, sources_of
 from .transfer import Parts, move_units
-from .transfer_plan import Origin, RegroupPlan
+from .transfer_plan import Origin, TransferPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class StateSources:
     load_unit: Callable[[int], dict[str, Tensor]]
 
 
-def units_of(plan: RegroupPlan, rank: int) -> range:
+def units_of(plan: TransferPlan, rank: int) -> range:
     """What a rank of the transfer group holds in its new role; nothing for a leaver."""
     return range(*plan.spans[plan.roles[rank][1]]) if rank < len(plan.roles) else range(0)
 
@@ -77,7 +77,7 @@ class Assembly:
 
     sources: StateSources
     state: WorkerState
-    plan: RegroupPlan
+    plan: TransferPlan
     rank: int
     transfer: dist.ProcessGroup
     device: torch.device
