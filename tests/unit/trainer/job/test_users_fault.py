@@ -247,7 +247,7 @@ class Unreadable(TorchDataset[Any]):
         ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
         ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
-        ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* gives a tuple, not one tensor"),
+        ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* returns a tuple, not one tensor"),
         ({"model": around(nn.Linear(8, 9), nn.Linear(9, 8))}, ModelError, r"blocks\.0 .* the shape and type that they"),
         (
             {"model": around(spectral_norm(nn.Linear(8, 8)))},
@@ -262,7 +262,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
             ModelError,
-            r"loss gave sums of the shapes \(\) and \(1,\): both must be scalars",
+            r"loss returned sums of the shapes \(\) and \(1,\): both must be scalars",
         ),
         *(
             (
@@ -284,7 +284,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: Number(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
             ModelError,
-            "loss failed: TypeError: its sum is a float, which has no gradient: give the tensor",
+            "loss failed: TypeError: its sum is a float, which has no gradient: return the tensor",
         ),
         (
             {"model": lambda: Detached(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
