@@ -171,7 +171,7 @@ def test_a_model_of_a_programs_own_function_is_loaded_by_its_folder_alone(tmp_pa
     torch.testing.assert_close(found.outputs, model(inputs).detach(), rtol=1e-5, atol=1e-6)
     assert found.outputs.shape == (16, 2)
     assert found.classes.tolist() == found.outputs.argmax(dim=1).tolist() and found.labels == []
-    with pytest.raises(ValueError, match=r"inputs are \(16, 3\), not \(samples, 4\)"):
+    with pytest.raises(ValueError, match=r"inputs have shape \(16, 3\), not \(samples, 4\)"):
         model.predict(inputs[:, :3])
 
 
