@@ -1,6 +1,6 @@
 """The outputs of a first stage's frozen units, computed or read from the cache.
 
-Missing outputs are computed in batches of a micro-batch's size, in the order in which they are needed. So a cache with
+Missing outputs are computed in batches of a micro-batch's size, in the order of need. So a cache with
 half of the samples saves half of the batches, and the first micro-batch waits for one batch only. Batches have the
 same shape as without a cache, so the same kernels give the same numbers.
 """
@@ -48,10 +48,10 @@ class _Round:
     Attributes:
         uses: number of micro-batches that still need a sample (padding repeats some).
         found: entries by sample, with the number of units that computed each.
-        waiting: samples to compute, by that number, in the order in which they are needed.
+        waiting: samples to compute, by that number, in the order of need.
         inputs: inputs of samples without an entry.
         computed: results by sample.
-        ahead: entries to read ahead, in the order in which they are needed, including the next round's.
+        ahead: entries to read ahead, in the order of need, including the next round's.
     """
 
     source: Source

@@ -38,7 +38,7 @@ from .prefetch import Prefetcher
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-#: Largest shares of time for which training pauses, and for which the storage is busy, because of checkpoints.
+#: Largest shares of time that checkpoints may pause training, and keep the storage busy.
 LARGEST_SHARE = 0.01
 LARGEST_SHARE_OF_STORAGE = 0.1
 #: Limits on the seconds between checkpoints, which the shares do not exceed.

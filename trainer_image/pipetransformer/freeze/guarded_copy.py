@@ -48,7 +48,7 @@ class PolicyCopy:
             raise self._failed(error) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """State from which another copy can resume."""
+        """State to resume another copy with."""
         try:
             state = self._policy.state_dict()
             if state and not self._checked:

@@ -1,4 +1,4 @@
-"""The interface of a freeze policy, and the instants at which a policy decides."""
+"""The interface of a freeze policy, and the instants of its decisions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class FreezePolicy(ABC):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state, from which another copy of the policy resumes."""
+        """JSON-able state, to resume another copy of the policy with."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

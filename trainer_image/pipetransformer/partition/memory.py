@@ -1,4 +1,4 @@
-"""The paper's estimate of a stage's memory: parameter bytes, of which frozen ones count a sixth."""
+"""The paper's estimate of a stage's memory: parameter bytes; frozen ones count a sixth."""
 
 import math
 from collections.abc import Sequence

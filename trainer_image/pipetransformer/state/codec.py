@@ -18,7 +18,7 @@ from .optimizer import moment_shapes
 from .worker_state import WorkerState
 
 _ALIGNMENT = 16
-#: Bytes from which a tensor is sent separately.
+#: Tensors of at least this size in bytes are sent separately.
 _LARGE = 1 << 16
 
 

@@ -27,7 +27,7 @@ class Control:
         round_ended_at: wall clock at the end of the last round, 0 before the first. Pauses are counted from it.
         costs: fields of the measured `ModelCosts`; None before the measurement.
         skipped_steps: consecutive steps up to now that were skipped because they were not finite.
-        last_vote: the vote that committed the last step, with which a worker that missed it commits it, too.
+        last_vote: the vote that committed the last step. A worker that missed the commit uses it to catch up.
         last_similarities: similarities in that vote.
         decided_step: committed steps when the freeze policy was last asked.
         last_step: the last step's line in the run's record, in case the leader died before writing it.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-#: Bytes from which a tensor is not packed.
+#: Tensors of at least this size in bytes are not packed.
 _LARGE = 1 << 16
 
 #: The entry of an optimizer's state that is one value on the CPU: Adam's count of steps. It cannot be told by its
