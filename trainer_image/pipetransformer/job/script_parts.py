@@ -17,15 +17,13 @@ from pipetransformer.callbacks.callback import Callback
 from pipetransformer.data import Dataset, Processor, Table
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze import FreezePolicy
-from pipetransformer.models import PipelineModel
+from pipetransformer.models import ModelFunction, PipelineModel
 from pipetransformer.models.metrics import Metric
 from pipetransformer.pipeline import ScheduleClass
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 #: Characters of a value in a message.
 _SHOWN = 80
-#: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, layers, head) that classifies.
-ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
 #: A `Dataset`, a map-style dataset of (input, target), a table of the `datasets` library, or two of these: training and
 #: held-out samples.
 OwnData = Dataset | TorchDataset[Any] | Table | Mapping[str, Table] | Sequence[TorchDataset[Any]] | Sequence[Table]

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from pipetransformer import storage
 from pipetransformer.data import Split, lengths_of, load_dataset
 from pipetransformer.errors import SpecError
-from pipetransformer.job.script_parts import ModelFunction
-from pipetransformer.models import MicroBatchContext, PipelineModel, import_huggingface, set_micro_batch
+from pipetransformer.models import MicroBatchContext, ModelFunction, PipelineModel, import_huggingface, set_micro_batch
 from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.storage import Kind, ModelConfig, load_config
 from pipetransformer_contract.spec import SCRIPT

@@ -29,7 +29,8 @@ from pipetransformer.data import Processor, importing_main
 from pipetransformer.errors import SpecError, meant
 from pipetransformer.freeze import FreezePolicy
 from pipetransformer.job.checks import check_rules
-from pipetransformer.job.script_parts import ModelFunction, OwnData, Parts, shown
+from pipetransformer.job.script_parts import OwnData, Parts, shown
+from pipetransformer.models import ModelFunction
 from pipetransformer.models.metrics import Metric
 from pipetransformer.pipeline import ScheduleClass
 from pipetransformer.state.control import Control

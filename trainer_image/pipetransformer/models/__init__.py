@@ -4,7 +4,7 @@ from .architectures import register_architecture
 from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .model import PipelineModel, target_weights, unit_name
-from .own import OwnModel
+from .own import ModelFunction, OwnModel
 from .randomness.dropout import KeyedDropout, SamplesFirstError
 from .randomness.keyed import is_keyed
 from .run import run_unit
@@ -16,6 +16,7 @@ __all__ = [
     "VIT",
     "KeyedDropout",
     "MicroBatchContext",
+    "ModelFunction",
     "OwnModel",
     "PipelineModel",
     "SamplesFirstError",

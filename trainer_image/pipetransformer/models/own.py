@@ -13,6 +13,9 @@ from .model import PipelineModel
 from .randomness.keyed import with_keyed_dropout
 from .randomness.seeded import seeded
 
+#: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, layers, head) that classifies.
+ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
+
 
 class OwnModel:
     """Calls the function with the job's seed set, so that every worker starts from the same weights.
@@ -26,7 +29,7 @@ class OwnModel:
 
     def __init__(
         self,
-        build: Callable[[], PipelineModel | Sequence[nn.Module]],
+        build: ModelFunction,
         sample: Tensor,
         *,
         seed: int,

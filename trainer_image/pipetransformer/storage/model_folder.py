@@ -7,18 +7,18 @@ models are one file of weights by whole-model name.
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipetransformer.data import DataInfo, Processor, Task
 from pipetransformer.errors import SpecError
-from pipetransformer.models import OwnModel, PipelineModel, build_model, import_huggingface
+from pipetransformer.models import ModelFunction, OwnModel, PipelineModel, build_model, import_huggingface
 from pipetransformer.user_code import import_function
 from pipetransformer_contract.spec import Data, Model, Precision
 
@@ -150,7 +150,7 @@ def load_config(location: str) -> ModelConfig:
         raise FileNotFoundError(message) from error
 
 
-def load_model(location: str, model: Callable[[], PipelineModel | Sequence[nn.Module]] | None = None) -> PipelineModel:
+def load_model(location: str, model: ModelFunction | None = None) -> PipelineModel:
     """The trained model as units, in evaluation mode on the CPU.
 
     Args:
@@ -193,7 +193,7 @@ def local_copy(location: str) -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _built(config: ModelConfig, function: Callable[[], PipelineModel | Sequence[nn.Module]] | None) -> PipelineModel:
+def _built(config: ModelConfig, function: ModelFunction | None) -> PipelineModel:
     if config.kind is not Kind.SCRIPT:
         return build_model(config.model, config.info, seed=0, dtype=config.torch_dtype)
     sample = torch.zeros(1, *config.input_shape, dtype=config.torch_input_dtype)
@@ -202,7 +202,7 @@ def _built(config: ModelConfig, function: Callable[[], PipelineModel | Sequence[
     return model.with_units(own.build_units(range(model.num_layers + 2)))
 
 
-def _function_of(config: ModelConfig) -> Callable[[], PipelineModel | Sequence[nn.Module]]:
+def _function_of(config: ModelConfig) -> ModelFunction:
     """The function that built the network, from the running program or from its module.
 
     Raises:
@@ -214,7 +214,7 @@ def _function_of(config: ModelConfig) -> Callable[[], PipelineModel | Sequence[n
     module, _, name = config.function.partition(":")
     main = sys.modules["__main__"]
     if Path(getattr(main, "__file__", None) or "").stem == module and callable(getattr(main, name, None)):
-        found: Callable[[], PipelineModel | Sequence[nn.Module]] = getattr(main, name)
+        found: ModelFunction = getattr(main, name)
         return found
     try:
         return import_function(config.function, field="model")
