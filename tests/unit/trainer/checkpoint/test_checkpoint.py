@@ -289,9 +289,9 @@ def test_a_checkpoint_that_lacks_a_units_file_never_counts(location: str) -> Non
     for unit in UNITS[:-1]:
         save_unit(location, info(9), unit, {"step": torch.tensor(9)})
 
-    with pytest.raises(FileNotFoundError, match=r"no head.*all must see the same location"):
+    with pytest.raises(FileNotFoundError, match=r"no head.*all workers must share this location"):
         commit(location, info(9), patience_seconds=0)
-    with pytest.raises(FileNotFoundError, match=r"no blocks\.0.*all must see the same location"):
+    with pytest.raises(FileNotFoundError, match=r"no blocks\.0.*all workers must share this location"):
         commit(location, info(11), patience_seconds=0)
     commit(location, info(7))
     assert latest(location) == info(7)
