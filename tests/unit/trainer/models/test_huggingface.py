@@ -155,7 +155,7 @@ def test_roberta_has_fewer_positions_than_rows_for_them(places: int) -> None:
 
 
 def test_roberta_without_an_id_of_padding_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"spec\.data\.options\.tokenizer: Roberta.* counts positions from .*set pad_id"):
+    with pytest.raises(SpecError, match=r"spec\.data\.options\.tokenizer: Roberta.* counts positions .*set pad_id"):
         build(spec_of(ROBERTA), DataInfo((LENGTH,), CLASSES, VOCABULARY))
 
 
