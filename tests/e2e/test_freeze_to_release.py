@@ -113,7 +113,7 @@ def test_a_job_trains_on_without_an_operator_widens_under_the_next_and_leaves_a_
 
 def _score_in_another_pod(kube: Kube, cluster: Cluster, shared: Path) -> float:
     """Accuracy that a pod finds which knows nothing of the job but the model's folder."""
-    command = ["python", "-m", "pipetransformer.library.predict", f"{STORAGE}/output/{JOB}/model"]
+    command = ["python", "-m", "pipetransformer", "predict", f"{STORAGE}/output/{JOB}/model"]
     kube.apply(pod("reader", image=cluster.images["trainer"], command=command, shared=str(shared)))
     kube.wait(
         "pod",

@@ -1,7 +1,6 @@
 """Elastic pipeline training: layers freeze, pipelines shrink, and freed workers train on or go back to the cluster.
 
-What a script needs is here, and imported when it is first asked for: torch imports `worker.torchrun_entry` while it
-imports itself.
+Names are imported on first use, because torch imports `worker.torchrun_entry` during its own import.
 """
 
 from importlib import import_module

@@ -1,4 +1,7 @@
-"""`python -m pipetransformer`: a worker, configured by its environment alone (`pipetransformer_contract.wire.Env`)."""
+"""`python -m pipetransformer`: a worker, configured by its environment alone (`pipetransformer_contract.wire.Env`).
+
+`python -m pipetransformer predict FOLDER` applies a finished model instead.
+"""
 
 import logging
 import os
@@ -23,4 +26,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["predict"]:
+        from .library import predict
+
+        predict.main(sys.argv[2:])
+    else:
+        main()

@@ -1,9 +1,7 @@
-"""What ends a job whoever trains it: the user's spec, model or storage is wrong. A worker exits with code 2. And what
-ends this worker alone: its accelerator failed, or has not the memory. It exits with code 1, and another, or a longer
-pipeline, may do better.
+"""Errors that end a job (wrong spec, model or storage; exit code 2) or only this worker (accelerator; exit code 1).
 
-A connection that breaks raises a `RuntimeError` or an `OSError` and is survived, and code of the user's, or a broken
-accelerator, may raise the same. So wherever such code runs, what it raises becomes an error of this module.
+A broken connection raises a `RuntimeError` or an `OSError`, which workers survive. The user's code, or a broken
+accelerator, may raise the same types. So wherever such code runs, its errors become errors of this module.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +11,7 @@ from typing import Any
 
 import torch
 
-#: What CUDA calls an index out of bounds, or any other `assert` in a kernel, of the user's.
+#: CUDA's words for a failed `assert` in a kernel, such as an index out of bounds in the user's code.
 _USERS_ASSERT = "device-side assert"
 
 _Failure = torch.AcceleratorError | torch.OutOfMemoryError
@@ -33,7 +31,7 @@ class SpecError(ValueError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """From a process that reads samples: what `__init__` takes is not what an exception keeps."""
+        """Pickle for loader processes, because an exception does not keep the arguments of its `__init__`."""
         return SpecError.__new__, (SpecError, *self.args), self.__dict__
 
 
@@ -58,7 +56,7 @@ class StaleCheckpointError(Exception):
 
 
 class ModelError(RuntimeError):
-    """The model itself failed, which no other worker can repair."""
+    """The model itself failed; it would fail on any other worker, too."""
 
     reason = "ModelFailed"
 
@@ -70,22 +68,22 @@ class DeviceError(RuntimeError):
 
 
 class DeviceMemoryError(RuntimeError):
-    """The accelerator of this worker has not the memory that its stage needs."""
+    """The accelerator of this worker has too little memory for its stage."""
 
     reason = "OutOfMemory"
 
 
 class BrokenGroupError(RuntimeError):
-    """A connection broke in the middle of what belongs to the model: gradients are summed while its backward runs."""
+    """A connection broke inside the model's backward, while gradients were being summed."""
 
 
-#: What no other generation of this worker would survive.
+#: Errors that end this worker, because its next generation would fail, too.
 Fault = SpecError | ModelError | CallbackError | DeviceError | DeviceMemoryError
 
 
 def fault_of(error: BaseException, *, in_regroup: bool = False) -> Fault | None:
-    """What `error` is or comes from, if that ends this worker: torch wraps what a stage of its raises. None where a
-    connection may have broken; or where a regroup ran out of memory, before which all state is as it was."""
+    """The fault that `error` is or was caused by (torch wraps errors of its stages); None if a connection may have
+    broken. With `in_regroup` also None if memory ran out, because a failed regroup leaves all state unchanged."""
     causes = list(_causes(error))
     if fault := _fault_among(causes):
         return fault
@@ -98,8 +96,8 @@ def fault_of(error: BaseException, *, in_regroup: bool = False) -> Fault | None:
 
 
 class RunningModel:
-    """A context in which whatever is raised becomes a `ModelError` that says `what` failed, a `DeviceError` or a
-    `DeviceMemoryError`; but for a broken connection, and for what already says whose fault it is."""
+    """A context that turns errors into a `ModelError` that says `what` failed, a `DeviceError` or a
+    `DeviceMemoryError`. It leaves errors of this module and broken connections as they are."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -117,14 +115,14 @@ class RunningModel:
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """` (did you mean "NAME"?)` for a name that is close to a known one; nothing where none is."""
+    """` (did you mean "NAME"?)` for a name that is close to a known one; empty if there is none."""
     near = get_close_matches(given, list(known), n=1)
     return f' (did you mean "{near[0]}"?)' if near else ""
 
 
 @contextmanager
 def building(field: str, what: str) -> Iterator[None]:
-    """Whatever is raised in here becomes a `SpecError` about `field` that says `what` the user's code could not do."""
+    """A context that turns any error of the user's code into a `SpecError` about `field` that starts with `what`."""
     try:
         yield
     except SpecError:
@@ -135,7 +133,7 @@ def building(field: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def storing(where: str) -> Iterator[None]:
-    """An `OSError` in here, or that a checkpoint is stale, becomes a `StorageError` about `where`."""
+    """A context that turns an `OSError` or a `StaleCheckpointError` into a `StorageError` about `where`."""
     try:
         yield
     except (OSError, StaleCheckpointError) as error:
@@ -143,20 +141,20 @@ def storing(where: str) -> Iterator[None]:
 
 
 def _blame(failure: _Failure | None, words: str) -> ModelError | DeviceError | DeviceMemoryError:
-    """Whose fault it is, given what the accelerator says."""
+    """The error for a failure in the model's code, given the accelerator's own error."""
     if failure is None or _USERS_ASSERT in str(failure):
         return ModelError(words)
     return DeviceMemoryError(words) if _ran_short(failure) else DeviceError(words)
 
 
 def _ran_short(failure: _Failure) -> bool:
-    """Whether it is about memory, of which what is not PyTorch's allocator tells in words of CUDA."""
+    """Whether memory ran out. Only PyTorch's allocator has an error type for that; libraries report it in words."""
     return isinstance(failure, torch.OutOfMemoryError) or "out of memory" in str(failure)
 
 
 def _device_failure(causes: Sequence[BaseException]) -> _Failure | None:
-    """What the accelerator failed with. Kernels fail after they were called, and libraries tell it in words of their
-    own; but all that is asked of CUDA from then on fails alike."""
+    """The accelerator's error. Kernels fail asynchronously, and libraries raise their own error types, so CUDA is asked
+    as well: after a failure every call to it fails."""
     found = next((cause for cause in causes if isinstance(cause, _Failure)), None)
     if found is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         try:

@@ -1,4 +1,4 @@
-"""Finds what a user names as `module:attribute`, and turns every way in which that can fail into a `SpecError`."""
+"""Imports functions that a user names as `module:attribute`. Every failure becomes a `SpecError`."""
 
 import importlib
 from collections.abc import Callable
@@ -11,11 +11,11 @@ def import_function(path: str, *, field: str) -> Callable[..., Any]:
     """The callable at `module:attribute`.
 
     Raises:
-        SpecError: the path is malformed, its module does not import, or the attribute is no callable.
+        SpecError: the path is malformed, its module cannot be imported, or the attribute is not callable.
     """
     module_name, separator, attribute = path.partition(":")
     if not separator or not attribute:
-        raise SpecError(field, f"{path!r} is neither a name that we know nor module:function")
+        raise SpecError(field, f"{path!r} is neither a known name nor module:function")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:

@@ -157,7 +157,7 @@ def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:
     for event, until in zip(changes, [*(later["time"] for later in changes[1:]), end], strict=True):
         roles = event.get("roles", roles)
         if roles:
-            cuts = sorted({(role["first_layer"], role["last_layer"]) for role in roles if role["pipeline"] == 0})
+            cuts = sorted({(role["firstLayer"], role["lastLayer"]) for role in roles if role["pipeline"] == 0})
             held = tuple((first, last) for first, last in cuts if first <= last)
             yield Span(event["time"], until, event["frozenLayers"], held)
 

@@ -16,7 +16,7 @@ def generation(
     bounds = [LAYERS * stage // stages for stage in range(stages + 1)]
     roles = [
         {"worker": f"w{pipeline}{stage}", "pipeline": pipeline, "stage": stage,
-         "first_layer": bounds[stage], "last_layer": bounds[stage + 1] - 1}
+         "firstLayer": bounds[stage], "lastLayer": bounds[stage + 1] - 1}
         for pipeline in range(pipelines)
         for stage in range(stages)
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Activations of frozen layers, kept for the next epoch (PipeTransformer, section 3.4: AutoCache)."""
+"""Caches activations of frozen layers for later epochs (PipeTransformer, section 3.4: AutoCache)."""
 
 from .cache import ActivationCache
 from .prefix import FrozenPrefix, Source

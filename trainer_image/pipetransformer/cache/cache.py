@@ -1,8 +1,8 @@
-"""One worker's cache, for as long as the worker lives.
+"""One worker's cache, which lives as long as the worker.
 
-It is told which units are frozen on the first stage whenever that changes. Their digests are made in the background;
-until they are known nothing is looked up. Entries of a shorter prefix stay valid and are carried on from where they
-end; entries of anything else are given up. What other workers serve after a regroup is sent to them.
+When the frozen units of the first stage change, their digests are computed in the background; until then nothing is
+looked up. Entries of a shorter prefix stay valid: the computation continues from them. Other entries are dropped. After
+a regroup, entries are sent to the workers that now use their samples.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ _DTYPES = {CacheDtype.FLOAT16: torch.float16, CacheDtype.BFLOAT16: torch.bfloat1
 
 
 class ActivationCache:
-    """Entries, their names, and whether they are worth it.
+    """Keeps entries, finds them by key, and measures whether they pay off.
 
-    The training thread calls it; threads of its own take entries from peers and send them.
+    The training thread calls it; its own threads exchange entries with peers.
     """
 
     def __init__(self, settings: Cache, *, job: str, worker: str, scratch: Path | None = None) -> None:
         """
         Args:
             settings: limits, dtype and policy, which is not `Never`.
-            job: text of all that the job's prefixes have in common: model, data, precision.
-            worker: names the folder of the disk tier.
-            scratch: where that folder is made; TMPDIR by default.
+            job: text of everything that all prefixes of the job share: model, data, precision.
+            worker: name of the worker, for the disk tier's folder.
+            scratch: parent of that folder; TMPDIR by default.
         """
         self._counts: Counter[str] = Counter()
         self.choice = Choice(always=True)
@@ -54,7 +54,7 @@ class ActivationCache:
         self._sender: EntrySender | None = None
 
     def use(self, units: Sequence[nn.Module]) -> None:
-        """From now on `units`, the model's first ones, are frozen here; none when this worker needs no entries."""
+        """Set the frozen first units of the model; empty if this worker needs no entries."""
         self._prefixes = []
         self._in_use = bool(units)
         self.choice = Choice(self._always)
@@ -62,7 +62,7 @@ class ActivationCache:
         self._pending = self._hashing.submit(self._digest, list(units))
 
     def ready(self) -> bool:
-        """Whether entries of the present prefix can be used and kept in this round."""
+        """Whether entries of the current prefix can be used and kept in this round."""
         if self._pending is not None and (self._pending.done() or self._always):
             self._prefixes = self._pending.result()
             self._pending = None
@@ -76,7 +76,7 @@ class ActivationCache:
         return bool(self._prefixes)
 
     def find(self, split: str, sample: int, augmentation: int) -> tuple[int, Key] | None:
-        """The longest prefix of the sample that is here: its number of units, and its entry's key."""
+        """The sample's entry of the longest prefix: number of units and key; None if there is none."""
         for length in range(len(self._prefixes), 0, -1):
             key = Key(self._prefixes[length - 1], split, sample, augmentation)
             if self.store.tier_of(key) is not None:
@@ -84,7 +84,7 @@ class ActivationCache:
         return None
 
     def read(self, key: Key) -> Tensor | None:
-        """The entry that `find` named; None when it is not whole."""
+        """The entry of a key from `find`; None if it is damaged."""
         of_disk = self.store.disk is not None and key in self.store.disk
         begun = time.perf_counter()
         entry = self.store.get(key)
@@ -93,7 +93,7 @@ class ActivationCache:
         return entry
 
     def keep(self, split: str, sample: int, augmentation: int, entry: Tensor, replaced: Key | None) -> None:
-        """Keep what the whole prefix made of a sample, instead of `replaced`. `entry` owns its storage."""
+        """Keep the whole prefix's output for a sample, and drop `replaced`. `entry` must own its storage."""
         if replaced is not None:
             self.store.remove(replaced)
         if self._dtype is not None:
@@ -105,15 +105,15 @@ class ActivationCache:
         self.store.put(key, entry)
 
     def count(self, outcome: str, samples: int) -> None:
-        """Note that so many samples were `hits`, `advanced` or `computed`."""
+        """Count samples by outcome: `hits`, `advanced` or `computed`."""
         self._counts[outcome] += samples
 
     def take_counts(self) -> dict[str, int]:
-        """What happened since the last call; empty when nothing was asked for.
+        """The counts since the last call; empty if there were none.
 
-        Samples are `hits` (read), `advanced` (read at an earlier boundary and carried on from there) or `computed` from
-        their inputs; entries are `outOfRange` of `cache.dtype` and not kept, `torn` and computed again, or
-        `failedWrites` that the disk did not take. `memoryBytes` and `diskBytes` are held now.
+        Samples are `hits` (read), `advanced` (read at an earlier boundary, then computed from there) or `computed` from
+        their inputs. Entries are `outOfRange` of `cache.dtype` and not kept, `torn` (damaged) and computed again, or
+        `failedWrites` of the disk. `memoryBytes` and `diskBytes` are held now.
         """
         counts, self._counts = self._counts, Counter()
         if not counts:
@@ -129,18 +129,18 @@ class ActivationCache:
         }
 
     def listen(self, host: str) -> str:
-        """Take entries from workers that know the address which this returns."""
+        """Accept entries from peers. Returns the address that they need."""
         if self._receiver is None:
             self._receiver = EntryReceiver(host, self._largest_entry, self._accept)
         return self._receiver.address
 
     def hand_over(self, owner: Callable[[Key], int], own: int | None, address_of: Callable[[int], str]) -> None:
-        """Begin to send entries to the pipelines that now use their samples, and give them up.
+        """Begin to send entries to the pipelines that now use their samples, and drop them here.
 
         Args:
-            owner: the pipeline that uses an entry.
-            own: the pipeline whose first worker this is, None when it is none.
-            address_of: of a pipeline's first worker, as `listen` gave it there; empty where there is no cache.
+            owner: returns the pipeline that uses an entry.
+            own: the pipeline whose first worker this is; None if it is not a first worker.
+            address_of: returns the address (from `listen`) of a pipeline's first worker; empty if it has no cache.
         """
         if self._sender is not None:
             self._sender.stop()
@@ -153,7 +153,7 @@ class ActivationCache:
         self._sender = EntrySender(by_address, self.store.peek, self.store.remove) if by_address else None
 
     def wait_until_handed_over(self, seconds: float) -> None:
-        """Until all entries have been sent, but not longer."""
+        """Wait until all entries are sent, at most `seconds`."""
         if self._sender is not None:
             self._sender.wait(seconds)
 
@@ -171,7 +171,7 @@ class ActivationCache:
         return self._digests.of(units)
 
     def _accept(self, key: Key, entry: Tensor) -> None:
-        """From a peer's thread: while digests are made, what turns out to be of no use is given up later."""
+        """Called by a peer's thread. While digests are computed all entries are kept; others are dropped later."""
         pending = self._pending is not None
         if self._in_use and (pending or key.prefix in self._prefixes):
             self.store.put(key, entry)

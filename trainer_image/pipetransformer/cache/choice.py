@@ -1,4 +1,4 @@
-"""Whether reading an entry pays: measured on this worker, for reading and computing give the same numbers."""
+"""Measures on this worker whether reading entries is faster than computing them."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ _MEASURED = 64
 
 
 class Stopwatch:
-    """Seconds from `start` to `stop` as the device sees them: known at once on a CPU, later on an accelerator."""
+    """Seconds of the device's work from `start` to `stop`. They are known at once on a CPU, later on an accelerator."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -27,7 +27,7 @@ class Stopwatch:
             self._begun = time.perf_counter()
 
     def stop(self, samples: int, into: deque[float]) -> None:
-        """Note the seconds a sample in `into`."""
+        """Append the seconds per sample to `into`."""
         if self._begin is not None:
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end.record()
@@ -40,12 +40,12 @@ class Stopwatch:
 
 
 class Choice:
-    """Compares the medians of the latest measurements, in seconds a sample; optimistic while there are few.
+    """Compares medians of the latest measurements, in seconds per sample. With few measurements, reading is chosen.
 
     Attributes:
-        computing: the whole prefix of a sample.
-        gathering: entries that are in memory, up to the micro-batch on the device.
-        waiting: for entries of the disk, until they are in memory.
+        computing: time to compute the whole prefix.
+        gathering: time from entries in memory to the micro-batch on the device.
+        waiting: time to read entries from disk into memory.
     """
 
     def __init__(self, always: bool) -> None:

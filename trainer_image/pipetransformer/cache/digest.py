@@ -1,4 +1,4 @@
-"""What an entry is called: a digest of all that it was computed with, so that a stale entry can never match."""
+"""Keys of entries, with a digest of everything that an entry depends on, so that a stale entry never matches."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ class Key(NamedTuple):
 
     Attributes:
         prefix: digest of the units that computed it, from the first one on.
-        split: which part of the dataset the sample is of.
-        sample: its id there.
-        augmentation: which variant of the sample was seen.
+        split: name of the sample's split.
+        sample: the sample's id.
+        augmentation: number of the sample's variant.
     """
 
     prefix: bytes
@@ -34,12 +34,12 @@ class PrefixDigests:
         self._units: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
 
     def keep_only(self, units: Sequence[nn.Module]) -> None:
-        """Forget what is not in `units`: it may train until it comes back."""
+        """Forget other units, because they may train before they are frozen again."""
         for unit in set(self._units) - set(units):
             del self._units[unit]
 
     def of(self, units: Sequence[nn.Module]) -> list[bytes]:
-        """A digest for each prefix: of the first unit, of the first two, and so on."""
+        """A digest for each prefix: the first unit, the first two units, and so on."""
         digests = []
         digest = self._salt
         for unit in units:
@@ -51,7 +51,7 @@ class PrefixDigests:
 
 
 def _unit_digest(unit: nn.Module) -> bytes:
-    """Of the structure, the mode and every parameter and buffer."""
+    """Digest of the unit's structure, mode, parameters and buffers."""
     digest = hashlib.sha256(repr(unit).encode())
     digest.update(bytes(module.training for module in unit.modules()))
     for name, tensor in [*unit.named_parameters(), *unit.named_buffers()]:
@@ -61,5 +61,5 @@ def _unit_digest(unit: nn.Module) -> bytes:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor, without a copy where it is contiguous."""
+    """The bytes of a CPU tensor, without a copy if it is contiguous."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,7 +1,7 @@
 """Entries in files of one folder, each file made of slots of one size.
 
-A slot is a header (digest of the key, checksum of the payload) and the payload, so whatever a full disk, a torn write
-or a foreign hand leaves there is not taken for an entry. Methods are called from one thread.
+A slot is a header (digest of the key, checksum of the payload) and the payload, so damaged contents are never taken for
+an entry. Only one thread calls the methods.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<16sI12x")
 
 @dataclass
 class _Slots:
-    """A file and what of it is free."""
+    """A file and its free slots."""
 
     descriptor: int
     end: int = 0
@@ -34,7 +34,7 @@ class _Slots:
 
 
 class DiskFiles:
-    """Writes and reads entries by key, in a folder that is made for the first one and deleted by `close`."""
+    """Writes and reads entries by key, in a folder that exists from the first entry until `close`."""
 
     def __init__(self, name: str, scratch: Path | None) -> None:
         self._name = name
@@ -44,7 +44,7 @@ class DiskFiles:
         self._places: dict[Key, tuple[_Slots, int]] = {}
 
     def write(self, key: Key, entry: Tensor) -> bool:
-        """Store an entry of the CPU; False when the disk would not take it."""
+        """Store a CPU tensor. Returns False if the write fails."""
         payload = as_bytes(entry)
         try:
             slots = self._slots(len(payload))
@@ -63,7 +63,7 @@ class DiskFiles:
         return True
 
     def read(self, key: Key, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
-        """The entry, or None when it is not whole."""
+        """The entry, or None if it is damaged."""
         if key not in self._places:
             return None
         slots, place = self._places[key]

@@ -1,8 +1,7 @@
-"""Entries follow their samples: a worker that no longer serves them sends them to the one that now does.
+"""Sends entries to the workers that use their samples after a regroup.
 
-It happens in the background, over one connection for each receiver, after a regroup has committed. Whatever breaks on
-the way costs the receiver a computation. A receiver takes entries from those alone that know its token, which the
-generation's store holds.
+It happens in the background, over one connection per receiver. If an entry is lost, the receiver computes it again. A
+receiver accepts entries only from senders with its token, which is in the generation's store.
 """
 
 import contextlib
@@ -26,15 +25,15 @@ logger = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")
 _TOKEN_CHARACTERS = 32
 _LARGEST_NAME = 4096
-#: A peer that takes or gives nothing for so long is given up.
+#: A peer without progress for this time is dropped.
 _TIMEOUT_SECONDS = 10.0
 
 
 class EntryReceiver:
-    """Listens on a port of `host` and passes every entry that comes to `accept`, from threads of its own.
+    """Listens on a port of `host` and passes every received entry to `accept`, in its own threads.
 
     Attributes:
-        address: what a sender needs: host, port, token.
+        address: host, port and token, which a sender needs.
     """
 
     def __init__(self, host: str, largest_entry: int, accept: Callable[[Key, Tensor], None]) -> None:
@@ -47,7 +46,7 @@ class EntryReceiver:
         threading.Thread(target=self._listen, name="cache-receiver", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
@@ -67,7 +66,7 @@ class EntryReceiver:
                     while (received := self._receive(stream)) is not None:
                         self._accept(*received)
         except (OSError, ValueError) as error:
-            logger.warning("cache: a peer's entries ended early: %s", error)
+            logger.warning("cache: receiving entries from a peer failed: %s", error)
 
     def _receive(self, stream: IO[bytes]) -> tuple[Key, Tensor] | None:
         """The next entry, None after the last."""
@@ -89,7 +88,7 @@ class EntryReceiver:
 
 
 class EntrySender:
-    """Sends entries to receivers, one after another, in a thread; `done` is called for each key, sent or not."""
+    """Sends entries to one receiver after the other, in a thread. Calls `done` for each key, sent or not."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class EntrySender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more; the keys that are left stay."""
+        """Stop sending. The remaining keys stay in this cache."""
         self._stopped.set()
         if self._connection is not None:
             with contextlib.suppress(OSError):  # it has ended by itself
@@ -115,7 +114,7 @@ class EntrySender:
         self._thread.join()
 
     def wait(self, seconds: float) -> None:
-        """Until all are sent, but not longer than that."""
+        """Wait until all are sent, at most `seconds`."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -124,7 +123,7 @@ class EntrySender:
                 if address:
                     self._send(address, keys)
             except OSError as error:
-                logger.warning("cache: a peer takes no entries: %s", error)
+                logger.warning("cache: sending entries to a peer failed: %s", error)
             if self._stopped.is_set():
                 return
             for key in keys:

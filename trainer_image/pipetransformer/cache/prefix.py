@@ -1,8 +1,8 @@
-"""The frozen units of a first stage: what they make of samples, computed or read.
+"""The outputs of a first stage's frozen units, computed or read from the cache.
 
-What is missing is computed in batches of a micro-batch's size, taken from the round's samples in the order in which
-they are needed: a cache that holds half of the samples saves half of the batches, the first micro-batch waits for one
-batch only, and every batch has the shape that it has without a cache, so the same kernels give the same numbers.
+Missing outputs are computed in batches of a micro-batch's size, in the order of need. So a cache with
+half of the samples saves half of the batches, and the first micro-batch waits for one batch only. Batches have the
+same shape as without a cache, so the same kernels give the same numbers.
 """
 
 from collections import Counter, defaultdict, deque
@@ -22,15 +22,15 @@ from .digest import Key
 
 @dataclass(frozen=True)
 class Source:
-    """Where a round's samples come from.
+    """The source of a round's samples.
 
     Attributes:
         split: `train` or `test`.
-        inputs: (len(ids), *input shape) on the CPU.
-        augmentation: variant of a sample at this step; None for one that is not seen again, which is not cached.
-        enter: called before the units compute a batch of these samples.
-        upcoming: samples, with their variants, that the next round will ask for.
-        expect: called, before `inputs` is, with those of them whose inputs will be asked for.
+        inputs: returns inputs (len(ids), *input shape) on the CPU.
+        augmentation: returns a sample's variant at this step; None if it does not come again and is not cached.
+        enter: called before the units compute a batch of samples.
+        upcoming: returns the next round's samples with their variants.
+        expect: called before `inputs` with the upcoming samples whose inputs will be needed.
     """
 
     split: str
@@ -43,15 +43,15 @@ class Source:
 
 @dataclass
 class _Round:
-    """A round in the making.
+    """The state of a round.
 
     Attributes:
-        uses: how many micro-batches are still to take a sample: padding repeats some.
-        found: entries by sample, with the number of units that each has been through.
-        waiting: samples that are not computed yet, by that number, in the order of their need.
-        inputs: of the samples that nothing is found of.
+        uses: number of micro-batches that still need a sample (padding repeats some).
+        found: entries by sample, with the number of units that computed each.
+        waiting: samples to compute, by that number, in the order of need.
+        inputs: inputs of samples without an entry.
         computed: results by sample.
-        ahead: entries to read, in the order of their need, the next round's included.
+        ahead: entries to read ahead, in the order of need, including the next round's.
     """
 
     source: Source
@@ -65,7 +65,7 @@ class _Round:
 
 
 class FrozenPrefix:
-    """Gives a first stage the activations at its frozen boundary, one micro-batch after another."""
+    """Returns the activations at a first stage's frozen boundary, one micro-batch after another."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class FrozenPrefix:
     ) -> None:
         """
         Args:
-            units: the model's first units, as many of them as are frozen on this stage; may be none.
-            device: of the units.
-            dtype: of activations that travel between units.
-            cache: in use for these units; None to compute everything.
+            units: the frozen units of this stage, from the model's first on; may be empty.
+            device: the units' device.
+            dtype: type of activations.
+            cache: a cache for these units; None to compute everything.
         """
         self._units = list(units)
         self._device = device
@@ -91,7 +91,7 @@ class FrozenPrefix:
         self._plain: deque[tuple[Sequence[int], Tensor]] = deque()
 
     def begin(self, source: Source, micro_batches: Sequence[Sequence[int]]) -> None:
-        """Start a round over these ids, padding included; `take` then gives them in this order."""
+        """Start a round over these ids, including padding. `take` then returns them in this order."""
         self._round = None
         self._source = source
         if self._cache is not None and self._cache.ready():
@@ -103,7 +103,7 @@ class FrozenPrefix:
             self._plain = deque(zip(micro_batches, parts, strict=True))
 
     def take(self) -> Tensor:
-        """(micro-batch, ...) on the device: what the frozen units make of the next micro-batch."""
+        """(micro-batch, ...) output of the frozen units for the next micro-batch, on the device."""
         if self._cache is None or self._round is None:
             ids, rows = self._plain.popleft()
             return self._run(0, to_device(rows, self._device), ids, self._source)
@@ -112,7 +112,7 @@ class FrozenPrefix:
         return output
 
     def _plan(self, cache: ActivationCache, source: Source, micro_batches: Sequence[Sequence[int]]) -> _Round:
-        """What is found, what is missing, and what to read ahead."""
+        """Find entries, list what is missing and what to read ahead."""
         now = _Round(source, deque(micro_batches), Counter(i for ids in micro_batches for i in set(ids)))
         for sample in dict.fromkeys(i for ids in micro_batches for i in ids):
             augmentation = source.augmentation(sample)
@@ -169,7 +169,7 @@ class FrozenPrefix:
         return gathered if len(entries) == len(ids) else torch.stack([rows[sample] for sample in ids])
 
     def _compute(self, cache: ActivationCache, now: _Round, num_units: int, size: int) -> None:
-        """Take the next samples that have been through `num_units` units through all of them, at most `size`."""
+        """Compute the next samples, at most `size`, whose entries end after `num_units` units."""
         queue = now.waiting[num_units]
         samples = [queue.popleft() for _ in range(min(size, len(queue)))]
         if num_units == 0:
@@ -197,7 +197,7 @@ class FrozenPrefix:
                 cache.keep(now.source.split, sample, augmentation, entry.clone(), replaced)
 
     def _read(self, cache: ActivationCache, now: _Round, sample: int) -> Tensor | None:
-        """The entry that was found of a sample. One that is not whole is as if it had never been found."""
+        """The entry that was found for a sample; None if it is damaged, and then it counts as not found."""
         key = now.found[sample][1]
         now.ahead.pop(key, None)
         entry = cache.read(key)
@@ -215,7 +215,7 @@ class FrozenPrefix:
         return rows.to(self._device, self._dtype, non_blocking=True)
 
     def _run(self, num_units: int, rows: Tensor, ids: Sequence[int], source: Source) -> Tensor:
-        """Through all units but the first `num_units`, which `rows` have been through."""
+        """Run `rows`, the outputs of the first `num_units` units, through the other units."""
         if not self._units:
             return rows
         source.enter(ids)

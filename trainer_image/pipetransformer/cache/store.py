@@ -11,10 +11,10 @@ from .tiers import DiskTier, MemoryTier, Tier
 
 
 class TieredStore:
-    """Entries by key within byte limits, for several threads. Nothing in it raises for a disk that fails."""
+    """Entries by key within byte limits, for several threads. A failing disk raises no errors."""
 
     def __init__(self, memory_bytes: int, disk_bytes: int, name: str, scratch: Path | None = None) -> None:
-        """`name` is part of the name of the disk tier's folder, which is made below `scratch` (by default TMPDIR)."""
+        """`name` is part of the name of the disk tier's folder, which is created in `scratch` (by default TMPDIR)."""
         self.memory = MemoryTier(memory_bytes)
         self.disk = DiskTier(disk_bytes, name, scratch) if disk_bytes > 0 else None
         self._tiers: list[Tier] = [self.memory] if self.disk is None else [self.memory, self.disk]
@@ -22,7 +22,7 @@ class TieredStore:
         self._torn = 0
 
     def take_failures(self) -> tuple[int, int]:
-        """Since the last call: entries found not to be whole, and entries that the disk did not take."""
+        """Numbers of damaged entries and of failed disk writes since the last call."""
         with self._lock:
             torn, self._torn = self._torn, 0
             failed = 0
@@ -37,7 +37,7 @@ class TieredStore:
         return self.memory.used, 0 if self.disk is None else self.disk.used
 
     def all_keys(self) -> list[Key]:
-        """All that is here."""
+        """Keys of all entries."""
         with self._lock:
             return [key for tier in self._tiers for key in tier.all_keys()]
 
@@ -46,12 +46,12 @@ class TieredStore:
         return next((tier for tier in self._tiers if key in tier), None)
 
     def put(self, key: Key, entry: Tensor) -> bool:
-        """Keep `entry`, on the CPU and with storage of its own, if it is not here yet and there is room for it."""
+        """Keep `entry`, a CPU tensor that owns its storage, if it is new and there is room."""
         with self._lock:
             return self.tier_of(key) is None and any(tier.add(key, entry) for tier in self._tiers)
 
     def get(self, key: Key) -> Tensor | None:
-        """The entry, or None when there is none that is whole. Waits for the disk where it has to."""
+        """The entry; None if it is missing or damaged. Waits for the disk if needed."""
         with self._lock:
             tier = self.tier_of(key)
             entry = None if tier is None else tier.fetch(key)
@@ -61,39 +61,39 @@ class TieredStore:
             return entry
 
     def peek(self, key: Key) -> Tensor | None:
-        """As `get`, but beside a training that reads ahead and must not wait for this."""
+        """As `get`, without making a training that reads ahead wait."""
         with self._lock:
             tier = self.tier_of(key)
             reading = None if tier is None else tier.read(key)
         return None if reading is None else reading.result()
 
     def stage(self, key: Key) -> bool:
-        """Begin to read an entry that will be used soon; False when enough are under way."""
+        """Begin to read an entry that will be used soon. Returns False if enough reads are under way."""
         with self._lock:
             tier = self.tier_of(key)
             return tier is None or tier.stage(key)
 
     def unstage(self) -> None:
-        """Forget what was read ahead and not used."""
+        """Forget entries that were read ahead and not used."""
         with self._lock:
             for tier in self._tiers:
                 tier.unstage()
 
     def remove(self, key: Key) -> None:
-        """Give up an entry, if it is here."""
+        """Drop an entry, if it is here."""
         with self._lock:
             tier = self.tier_of(key)
             if tier is not None:
                 tier.remove(key)
 
     def keep_only(self, wanted: Callable[[Key], bool]) -> None:
-        """Give up the entries that are not wanted."""
+        """Drop all entries that are not wanted."""
         for key in self.all_keys():
             if not wanted(key):
                 self.remove(key)
 
     def forgo_disk(self) -> None:
-        """Go on with memory alone."""
+        """Use only memory from now on."""
         with self._lock:
             if self.disk is not None:
                 for key in self.disk.all_keys():

@@ -1,8 +1,7 @@
-"""Where entries lie: host memory, and files that one thread reads and writes in the order in which it is asked to.
+"""Tiers of entries: host memory, and files that one thread reads and writes in order.
 
-A full tier takes nothing more until something is removed. An epoch uses each sample once, so for every hit an entry has
-to outlive the border between two epochs: whatever is given up for what, an epoch's hits are at most the entries that
-there is room for, and keeping what came first reaches that without another write.
+A full tier accepts no entry until another is removed. An epoch uses each sample once, so its hits are at most the
+number of entries that fit. Keeping the first entries reaches this without further writes.
 """
 
 from abc import ABC, abstractmethod
@@ -16,14 +15,14 @@ from torch import Tensor
 from .digest import Key
 from .disk import DiskFiles
 
-#: Entries that wait for the disk are in memory, too. A disk that is slower than the training gets what it can take.
+#: Entries that wait for the disk are in memory. Further entries for a slow disk are dropped.
 _LARGEST_BACKLOG_BYTES = 64 << 20
-#: Entries that are read before they are asked for.
+#: Entries that are read ahead.
 _LARGEST_READ_AHEAD_BYTES = 128 << 20
 
 
 class Tier(ABC):
-    """Entries of the CPU by key, up to `limit` bytes."""
+    """CPU tensors by key, up to `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -37,7 +36,7 @@ class Tier(ABC):
         return list(self._sizes)
 
     def add(self, key: Key, entry: Tensor) -> bool:
-        """Hold an entry; False when it cannot be taken now."""
+        """Hold an entry. Returns False if there is no room now."""
         if self.used + entry.nbytes > self.limit or not self._hold(key, entry):
             return False
         self._sizes[key] = entry.nbytes
@@ -45,25 +44,25 @@ class Tier(ABC):
         return True
 
     def remove(self, key: Key) -> None:
-        """Let go of an entry."""
+        """Drop an entry."""
         self._release(key)
         self.used -= self._sizes.pop(key)
 
     @abstractmethod
     def stage(self, key: Key) -> bool:
-        """Begin to fetch an entry that will be asked for soon; False when too many are under way."""
+        """Begin to fetch an entry that will be needed soon. Returns False if too many fetches are under way."""
 
     @abstractmethod
     def unstage(self) -> None:
-        """Forget what was staged and not fetched."""
+        """Forget entries that were staged and not fetched."""
 
     @abstractmethod
     def fetch(self, key: Key) -> Tensor | None:
-        """An entry that is here, or None when it has turned out not to be whole."""
+        """An entry that is here; None if it is damaged."""
 
     @abstractmethod
     def read(self, key: Key) -> Future[Tensor | None]:
-        """What `fetch` would give, without touching what is staged."""
+        """As `fetch`, but staged entries stay staged."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -108,14 +107,14 @@ class MemoryTier(Tier):
 
 
 class DiskTier(Tier):
-    """Entries in files. The files belong to the thread; all else to the caller.
+    """Entries in files. Only the thread uses the files; only the caller uses everything else.
 
     Attributes:
-        failed_writes: entries that the disk did not take. The tier stays at the size that it had by then.
+        failed_writes: number of failed writes. The tier does not grow beyond its size at the first failure.
     """
 
     def __init__(self, limit: int, name: str, scratch: Path | None) -> None:
-        """`name` is part of the name of the folder, which is made below `scratch` (by default TMPDIR)."""
+        """`name` is part of the name of the folder, which is created in `scratch` (by default TMPDIR)."""
         super().__init__(limit)
         self.failed_writes = 0
         self._files = DiskFiles(name, scratch)
@@ -151,7 +150,7 @@ class DiskTier(Tier):
         self._thread.shutdown()
 
     def settle(self) -> None:
-        """Forget entries whose write has failed meanwhile."""
+        """Drop entries whose writes failed."""
         while self._writing and self._writing[0][2].done():
             key, size, written = self._writing.popleft()
             self._backlog -= size

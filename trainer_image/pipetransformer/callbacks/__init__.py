@@ -1,1 +1,1 @@
-"""What the leader tells to the user's code."""
+"""Callbacks: methods of the user's code that the leader calls."""

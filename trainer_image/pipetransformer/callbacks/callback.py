@@ -1,7 +1,6 @@
-"""What a program may do while it trains: it is told on the leader, and decides nothing.
+"""Callbacks of a program: the leader calls them while it trains; they decide nothing.
 
-It takes as long as it likes: whoever is told of steps more slowly than they are made has all workers wait between two
-rounds, and breaks nothing.
+A callback may take any time. If it is slower than the steps, all workers wait between two rounds.
 """
 
 from collections import deque
@@ -11,22 +10,26 @@ from typing import Any
 
 from pipetransformer.errors import CallbackError
 
-#: How much may be told late, until training waits for it.
+#: Calls that may be outstanding before training waits.
 _BACKLOG = 16
 
 
 class Callback:
-    """Methods to override, all called in one thread, which is not that of training. A new leader goes on where the last
-    one was; a step that is redone is told again. Once one of them has failed, which ends the run, none is called.
+    """Methods to override. All are called in one thread, which is not the training thread.
 
-    Values are those of the run's record: `step` counts from 0 in `on_step`, and committed steps elsewhere.
+    A new leader continues where the last one stopped; a step that is redone is reported again. If a method fails, the
+    run ends and no more methods are called. Values are those of the run's record: `step` counts from 0 in `on_step`,
+    and is the number of committed steps in the other methods.
     """
 
     def on_step(self, line: Mapping[str, Any]) -> None:
-        """A step is committed: step, epoch, samples, loss, gradient_norm, learning_rate, samples_per_second,
-        generation, frozen_layers. Beside the record's values: total_steps, num_layers, seconds_left (None until the
-        step time of the present layout is measured) and held_out, the name and value of `best_metric` at the newest
-        evaluation (None before the first)."""
+        """A step was committed.
+
+        Args:
+            line: the record's step, epoch, samples, loss, gradient_norm, learning_rate, samples_per_second, generation
+                and frozen_layers. Also total_steps, num_layers, seconds_left (None until the layout's step time is
+                measured) and held_out: name and value of `best_metric` in the newest evaluation (None before it).
+        """
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
         """The held-out samples were evaluated."""
@@ -35,36 +38,36 @@ class Callback:
         """The frozen boundary moved."""
 
     def on_generation(self, step: int, generation: int, stages: int, pipelines: int) -> None:
-        """The workers trained the first step of a generation (the first of all, too)."""
+        """The workers trained the first step of a generation, including the run's first generation."""
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """The model is durable; `summary` is what `summary.json` says."""
+        """The model is durable; `summary` holds the contents of `summary.json`."""
 
 
 class Teller:
-    """Tells one worker's callbacks, in a thread of its own and in order: training goes on meanwhile.
+    """Calls a worker's callbacks in order, in its own thread, while training goes on.
 
     Args:
-        callbacks: of the program.
+        callbacks: the program's callbacks.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="callbacks")
         self._told: deque[Future[None]] = deque()
-        #: The first that failed: not what waits for a callback tells of it, which may wait for nobody any more.
+        #: The first failure, kept because the future that failed may already be gone from the queue.
         self._failure: CallbackError | None = None
         self._closed = False
 
     def tell(self, method: Callable[..., None], *values: Any) -> None:
-        """Have a method of each callback called.
+        """Queue a call of each callback's method.
 
         Args:
-            method: of `Callback`.
+            method: a method of `Callback`.
             values: its arguments.
 
         Raises:
-            CallbackError: one that was called before failed.
+            CallbackError: an earlier call failed.
         """
         if self._callbacks:
             self._told.append(self._thread.submit(self._call, method.__name__, values))
@@ -74,24 +77,24 @@ class Teller:
 
     @property
     def behind(self) -> bool:
-        """Whether so much is to be told yet that training should wait."""
+        """Whether so many calls are outstanding that training should wait."""
         return sum(not told.done() for told in self._told) > _BACKLOG
 
     def catch_up(self) -> None:
-        """Wait until all is told; in any thread.
+        """Wait for all queued calls. Any thread may call this.
 
         Raises:
-            CallbackError: one failed.
+            CallbackError: a call failed.
             CancelledError: the teller was closed meanwhile.
         """
         wait(tuple(self._told))
         self._check()
         if self._closed:
-            raise CancelledError("not all was told")
+            raise CancelledError("not all callbacks were called")
 
     def close(self) -> None:
-        """Tell nothing more. What is queued ends without a call: who waits for a future that its executor has cancelled
-        waits for ever."""
+        """Make no more calls. Queued calls end without effect instead of being cancelled, because a wait for a future
+        that its executor cancelled would never end."""
         self._closed = True
         self._thread.shutdown(wait=False)
 
@@ -101,7 +104,7 @@ class Teller:
 
     def _call(self, method: str, values: Sequence[Any]) -> None:
         if self._closed or self._failure is not None:
-            return  # the run ends: who waits to be told of it waits for nothing else
+            return
         for callback in self._callbacks:
             try:
                 getattr(callback, method)(*values)

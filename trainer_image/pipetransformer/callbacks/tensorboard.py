@@ -1,4 +1,7 @@
-"""Curves of a run for TensorBoard: `pip install pipetransformer[tensorboard]` and `callbacks=[TensorBoard("logs")]`."""
+"""Writes a run's curves for TensorBoard.
+
+Install `pipetransformer[tensorboard]` and pass `callbacks=[TensorBoard("logs")]`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +15,9 @@ _CURVES = ("loss", "gradient_norm", "learning_rate", "samples_per_second", "froz
 
 
 class TensorBoard(Callback):
-    """Writes `train/...` at each step, from 0, and `test/...` at the step that an evaluation follows, into a folder.
+    """Writes `train/...` at each step, from 0, and `test/...` at the last step before an evaluation.
 
-    A run that goes back to an earlier step hides what was written of later ones, by whichever leader.
+    If a run goes back to an earlier step, the curves of later steps are hidden, whichever leader wrote them.
     """
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -41,7 +44,7 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def _writer_at(self, step: int) -> SummaryWriter:
-        """One that goes on at `step`; a new one hides what was written of it and of later steps."""
+        """A writer for `step`. A new writer hides that step and later ones."""
         if self._writer is None or step <= self._last:
             if self._writer is not None:
                 self._writer.close()

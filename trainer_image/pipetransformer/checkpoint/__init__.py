@@ -1,1 +1,1 @@
-"""Durable state between two rounds: when a checkpoint is written, who writes it, and what a resume takes from it."""
+"""Checkpoints: when they are written, how, and what a resume takes from them."""

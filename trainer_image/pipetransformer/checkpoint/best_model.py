@@ -13,7 +13,7 @@ from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, s
 
 
 def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
-    """Replace the model that is kept by the present one, for good once this returns. All members call this.
+    """Replace the kept model by the current one, durably when this returns. All members call this.
 
     Raises:
         StorageError: it cannot be written.
@@ -39,11 +39,11 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: Generat
             commit(location, info, keep=1)
 
     barrier.pass_after(save if layout.pipeline == 0 else None, groups)
-    barrier.pass_after(count if layout.is_leader else None, groups)  # nobody notes it as the best before it counts
+    barrier.pass_after(count if layout.is_leader else None, groups)  # no worker notes it as the best before it counts
 
 
 def load_best(job: Job) -> dict[str, Tensor]:
-    """Parameters and buffers of the model that is kept, by whole-model name.
+    """Parameters and buffers of the kept model, by whole-model name.
 
     Raises:
         StorageError: it cannot be read.
@@ -52,7 +52,7 @@ def load_best(job: Job) -> dict[str, Tensor]:
     with storing(f"spec.checkpoint.location: {location}"):
         info = latest(location)
         if info is None:
-            raise FileNotFoundError("no model is kept there")
+            raise FileNotFoundError("there is no best model")
         tensors: dict[str, Tensor] = {}
         for index in range(job.num_layers + 2):
             tensors.update(load_unit(location, info, unit_name(index, job.num_layers)))
@@ -60,7 +60,7 @@ def load_best(job: Job) -> dict[str, Tensor]:
 
 
 def best_location(checkpoints: str) -> str:
-    """Where the best model is kept, beside the checkpoints at this location."""
+    """The location of the best model, beside the checkpoints at `checkpoints`."""
     return f"{checkpoints.rstrip('/')}/best"
 
 

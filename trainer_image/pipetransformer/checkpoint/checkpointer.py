@@ -1,12 +1,9 @@
-"""When and how the workers of a generation make a checkpoint durable together, and load one at another size.
+"""Makes checkpoints durable while training goes on, and loads them for any layout.
 
-Training goes on meanwhile. Between two rounds each worker of the first pipeline copies its stage to host memory, for
-which the others wait (a GPU's copies are only begun by then); a thread writes the copy. The vote of every round carries
-how many still write; once nobody does, a thread of the leader writes the marker, with which the checkpoint counts. One
-is written at a time: what was asked for meanwhile is written after it, as training stands then. A checkpoint that a
-regroup overtakes is given up, and the new generation begins its own.
-
-Where the spec does not say how often, the leader's clock does, by what the newest one has cost (`interval_seconds`).
+Between two rounds each worker of the first pipeline copies its stage to host memory while the others wait, and a thread
+writes the copy. Each vote counts the workers that still write. When none does, a thread of the leader writes the
+marker, and the checkpoint counts. One checkpoint is written at a time. A regroup cancels it, and the new generation
+begins its own. Without `everySteps`, the leader's clock decides by the cost of the newest one (`interval_seconds`).
 """
 
 import logging
@@ -41,39 +38,39 @@ from .prefetch import Prefetcher
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-#: Of the time, what training may stand still for checkpoints, and what the storage may be busy with them.
+#: Largest shares of time that checkpoints may pause training, and keep the storage busy.
 LARGEST_SHARE = 0.01
 LARGEST_SHARE_OF_STORAGE = 0.1
-#: Seconds between checkpoints, whatever they cost: what a loss costs at most, where it is more than that by the shares.
+#: Limits on the seconds between checkpoints, which the shares do not exceed.
 SHORTEST_INTERVAL = 60.0
 LONGEST_INTERVAL = 1800.0
-#: Between two attempts to leave a checkpoint that the storage does not take.
+#: Seconds between two attempts to write the last checkpoint.
 _AGAIN_SECONDS = 2.0
 
 
 def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
-    """How long training goes on between two checkpoints that the spec does not ask for.
+    """Seconds between two checkpoints if the spec does not say how often.
 
     Args:
-        pause_seconds: for which training stood still for the newest.
-        writing_seconds: until the parts of all workers were written.
+        pause_seconds: pause of the training for the newest checkpoint.
+        writing_seconds: time until all workers had written their parts.
     """
     wanted = max(pause_seconds / LARGEST_SHARE, writing_seconds / LARGEST_SHARE_OF_STORAGE)
     return min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, wanted))
 
 
 class Checkpointer:
-    """Saves and loads at the spec's location; without a location it does nothing and finds nothing.
+    """Saves and loads at the spec's location. Without a location it saves and finds nothing.
 
     All members call `want`, `begin` and `advance` alike, between rounds; only `writing` and `overdue` differ.
 
     Args:
-        job: that trains.
-        hooks: which say whether this worker shall leave, and how long it may try to save its state.
-        clock: seconds that only grow.
+        job: the job that trains.
+        hooks: tell whether this worker shall leave, and how long it may try to save its state.
+        clock: returns seconds that only grow.
 
     Attributes:
-        why_unsaved: why the storage does not take the checkpoint that this worker is to leave; empty where it does.
+        why_unsaved: why the last checkpoint before this worker leaves cannot be written; empty otherwise.
     """
 
     def __init__(
@@ -93,7 +90,7 @@ class Checkpointer:
         self._known: CheckpointInfo | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._wanted = False
-        #: The checkpoint that is being written, by all workers together, and this worker's part of it.
+        #: The checkpoint that all workers are writing, and this worker's part of it.
         self._begun: CheckpointInfo | None = None
         self._part: Future[None] | None = None
         self._write: Callable[[], None] = _nothing
@@ -102,14 +99,14 @@ class Checkpointer:
         self._marking: Future[CheckpointInfo] | None = None
 
     def due(self, step: int, save: float) -> bool:
-        """Whether a checkpoint is due after `step` committed steps: by the spec, or by the clock that was voted on."""
+        """Whether a checkpoint is due after `step` committed steps: by the spec, or by the vote on `overdue`."""
         if self._spec is None or self._spec.every_steps is None:
             return save > 0
         return step % self._spec.every_steps == 0
 
     @property
     def overdue(self) -> bool:
-        """Whether a checkpoint is due by this worker's clock, where the spec does not say how often."""
+        """Whether a checkpoint is due by this worker's clock, if the spec does not say how often."""
         if self._spec is None or self._spec.every_steps is not None or self._begun is not None:
             return False
         interval = interval_seconds(self._pause_seconds, self._writing_seconds)
@@ -117,7 +114,7 @@ class Checkpointer:
 
     @property
     def writing(self) -> bool:
-        """Whether this worker's part of the checkpoint that was begun is not written yet.
+        """Whether this worker's part of the current checkpoint is not written yet.
 
         Raises:
             StorageError: it cannot be written.
@@ -128,17 +125,17 @@ class Checkpointer:
             except StorageError:
                 if self._hooks.out_of_time() or not self._hooks.stop_requested():
                     raise
-                return True  # this worker leaves, and tries again then
+                return True  # this worker is about to leave, and tries again then
             self._part = None
             self._write = _nothing
         return self._part is not None
 
     def want(self) -> None:
-        """Ask for a checkpoint of the committed state, now or after the one that is being written."""
+        """Request a checkpoint of the committed state, now or after the current one."""
         self._wanted = self._spec is not None
 
     def begin(self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
-        """Copy the committed state and begin to write it, if that is wanted and nothing is being written.
+        """Copy the committed state and begin to write it, if requested and no other checkpoint is being written.
 
         Raises:
             RuntimeError: a connection broke.
@@ -177,7 +174,8 @@ class Checkpointer:
             self._part = self._thread.submit(self._write)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
-        """Go on after a vote by which so many members still write. On the leader: a checkpoint that became durable.
+        """Continue after a vote with the number of members that still write. Returns, on the leader, a checkpoint that
+        became durable.
 
         Raises:
             StorageError: the marker cannot be written.
@@ -195,12 +193,12 @@ class Checkpointer:
     def save_now(
         self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
     ) -> DurableCheckpoint | None:
-        """Write the committed state and return once it is durable; on the leader, what that is. All members call this.
+        """Write the committed state and wait until it is durable. Returns it on the leader. All members call this.
 
-        What the storage does not take is written again until it does, the group breaks, or the time is over.
+        Retries until the storage accepts it, the group breaks, or the time is over.
 
         Raises:
-            StorageError: it cannot be written, and the time for it is over.
+            StorageError: it cannot be written in time.
             RuntimeError: a connection broke.
         """
         if self._spec is None:
@@ -213,8 +211,8 @@ class Checkpointer:
     def complete(
         self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, *, insist: bool = False
     ) -> DurableCheckpoint | None:
-        """Wait for what is being written; on the leader, what of that became durable. All members call this. `insist`
-        as in `save_now`.
+        """Wait for the current checkpoint. Returns it on the leader if it became durable. All members call this. With
+        `insist`, retry as `save_now` does.
 
         Raises:
             StorageError: it cannot be written.
@@ -237,13 +235,13 @@ class Checkpointer:
         return barrier.pass_after(None if marking is None else lambda: finish_marker(marking), groups)
 
     def _patience(self, given_up: threading.Event) -> Callable[[], bool]:
-        """Waits before another attempt; whether there is to be one."""
+        """A function that waits before another attempt, and returns whether to make one."""
         return lambda: not (self._hooks.out_of_time() or given_up.wait(_AGAIN_SECONDS))
 
     def _insist(
         self, first: Future[Result], again: Callable[[], Future[Result]], patient: Callable[[], bool]
     ) -> Result:
-        """What a thread's work gave; it is done again while the storage does not take it and `patient` says so."""
+        """The result of a thread's work, which is repeated while the storage fails and `patient` returns true."""
         future = first
         while True:
             try:
@@ -252,15 +250,15 @@ class Checkpointer:
                 self.why_unsaved = str(error)
                 if not patient():
                     raise
-                logger.warning("the last checkpoint is written again: %s", error)
+                logger.warning("retrying the last checkpoint: %s", error)
                 future = again()
             else:
                 self.why_unsaved = ""
                 return result
 
     def give_up(self) -> None:
-        """The generation is over: what it was writing does not count, and its files go with the next that does. What is
-        not written yet never is, so that the next has the storage for itself."""
+        """Cancel the current checkpoint, because the generation is over. The next checkpoint that counts removes its
+        files. The rest is not written, so that the next one has the storage for itself."""
         self._given_up.set()
         self._begun = self._part = self._marking = None
         self._write = _nothing
@@ -281,16 +279,16 @@ class Checkpointer:
         return describe(info, info.state["earlier_generations"])
 
     def _finished(self, future: Future[Result]) -> Result:
-        """What a thread's work gave, waiting for it."""
+        """Wait for a thread's work and return its result."""
         assert self._spec is not None
         with storing(f"spec.checkpoint.location: {self._spec.location}"):
             return future.result()
 
     def durable(self) -> DurablePoint | None:
-        """Where the newest checkpoint stands.
+        """Step, boundary and name of the newest checkpoint.
 
         Raises:
-            SpecError: it is another run's.
+            SpecError: it belongs to another run.
             StorageError: it cannot be read.
         """
         if self._spec is None:
@@ -303,7 +301,7 @@ class Checkpointer:
         return DurablePoint(info.step, info.boundary, info.folder)
 
     def kept_step(self) -> int:
-        """Steps that the best model has been trained that is kept, where one is to be; 0 for none.
+        """Committed steps of the kept best model; 0 if there is none.
 
         Raises:
             StorageError: it cannot be read.
@@ -315,7 +313,7 @@ class Checkpointer:
         return 0 if best is None else best.step
 
     def newest_generation(self) -> int:
-        """The highest layout generation that has written here; 0 for none.
+        """The highest layout generation that wrote here; 0 for none.
 
         Raises:
             StorageError: it cannot be read.
@@ -327,15 +325,14 @@ class Checkpointer:
             return max(newest_generation(location), newest_generation(best_location(location)))
 
     def known(self, control: Control) -> DurableCheckpoint | None:
-        """The newest checkpoint that this worker has loaded or, as leader, made durable; the storage is not asked."""
+        """The newest checkpoint that this worker loaded or, as leader, made durable, without access to the storage."""
         return None if self._known is None else describe(self._known, control.earlier_generations)
 
     def load_control(self, name: str) -> Control:
-        """Control state of the checkpoint that `durable` called so, without what was measured on the workers of that
-        time.
+        """The control state of the checkpoint `name` (see `durable`), without costs measured on earlier workers.
 
         Raises:
-            LookupError: it has gone, since newer ones were kept.
+            LookupError: the checkpoint is gone, because newer ones replaced it.
             StorageError: it cannot be read.
         """
         assert self._spec is not None
@@ -350,12 +347,12 @@ class Checkpointer:
         """A unit's tensors, on the CPU, from the checkpoint of the last `load_control`.
 
         Raises:
-            LookupError: the checkpoint has gone, since newer ones were kept.
-            StorageError: the unit is not there, or not whole.
+            LookupError: the checkpoint is gone, because newer ones replaced it.
+            StorageError: the unit's file is missing or damaged.
         """
         assert self._spec is not None and self._loading is not None
         location, info = self._spec.location, self._loading
-        with storing(f"spec.checkpoint.location: {location}: remove {info.folder} to do without it"):
+        with storing(f"spec.checkpoint.location: {location}: remove {info.folder} to use an older checkpoint"):
             try:
                 return load_unit(location, info, unit_name(index, self._job.num_layers))
             except FileNotFoundError as error:
@@ -364,7 +361,7 @@ class Checkpointer:
                 raise LookupError(f"{location} no longer holds {info.folder}") from error
 
     def prefetcher(self) -> Prefetcher:
-        """What reads frozen units ahead."""
+        """A reader of frozen units from the newest checkpoint."""
         spec, num_layers = self._spec, self._job.num_layers
 
         def load(info: CheckpointInfo, index: int) -> dict[str, Tensor]:
@@ -376,7 +373,7 @@ class Checkpointer:
 
 
 def _nothing() -> None:
-    """What is written while no checkpoint is."""
+    """Writes nothing, while there is no checkpoint."""
 
 
 def _write(
@@ -390,11 +387,11 @@ def _write(
     while units and not given_up.is_set():
         unit = next(iter(units))
         save_unit(location, info, unit, units[unit])
-        del units[unit]  # not before, because what fails may be tried again
+        del units[unit]  # only now, because a failed write is retried
 
 
 def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:
-    """A checkpoint's marker as the channel carries it; generation 0 stands for an earlier job's."""
+    """A checkpoint's marker for the channel; generation 0 stands for an earlier job."""
     return DurableCheckpoint(
         step=info.step,
         boundary=info.boundary,

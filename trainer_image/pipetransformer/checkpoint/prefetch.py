@@ -1,7 +1,7 @@
-"""Frozen units that a worker reads from storage while it waits for its first generation: they no longer change, so they
-need not travel in everybody's pause.
+"""Reads frozen units from storage while a worker waits for its first generation, so that the regroup's pause need not
+include their transfer.
 
-Each is remembered with the step of its checkpoint. Whether it still counts is for the plan of the regroup to say, since
+Each unit is kept with the step of its checkpoint. The plan of the regroup decides whether it is still valid, because
 the boundary may have fallen after that step.
 """
 
@@ -24,12 +24,12 @@ class Prefetcher:
     """Looks for checkpoints in a thread, until `stop`.
 
     Args:
-        latest: the newest durable checkpoint.
-        load: a unit's tensors from it.
-        skipped: units that share a parameter with another, and so may change while they are frozen.
+        latest: returns the newest durable checkpoint.
+        load: returns a unit's tensors from a checkpoint.
+        skipped: units that share a parameter with another unit, so that they may change while they are frozen.
 
     Attributes:
-        units: what was read so far, by index.
+        units: the units read so far, by index.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Prefetcher:
         threading.Thread(target=self._run, name="prefetch", daemon=True).start()
 
     def stop(self) -> None:
-        """Read no more, and let go of what was read."""
+        """Stop reading, and forget all units."""
         self._stopped.set()
         self.units = {}
 
@@ -55,11 +55,11 @@ class Prefetcher:
             try:
                 self.look()
             except OSError as error:
-                logger.info("not read ahead: %s", error)
+                logger.info("cannot read ahead: %s", error)
             self._stopped.wait(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Read what is frozen in the newest checkpoint and was not read since it froze."""
+        """Read the frozen units of the newest checkpoint that were not read since they froze."""
         units, info = self.units, self._latest()
         if info is None:
             return

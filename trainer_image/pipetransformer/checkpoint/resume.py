@@ -1,4 +1,4 @@
-"""What a run takes over from the checkpoint that it goes on from before it loads its job: the order of the data."""
+"""What a run takes over from the checkpoint that it resumes, before it loads its job: the order of the data."""
 
 from pipetransformer.errors import SpecError, storing
 from pipetransformer.job.checks import check_location
@@ -7,10 +7,10 @@ from pipetransformer_contract.spec import TrainerSpec
 
 
 def newest_checkpoint(spec: TrainerSpec) -> CheckpointInfo | None:
-    """The checkpoint that a run of `spec` goes on from; None where it begins.
+    """The checkpoint that a run of `spec` resumes; None if it starts from the beginning.
 
     Raises:
-        SpecError: nothing here can open the location.
+        SpecError: the location's URL cannot be opened here.
         StorageError: it cannot be read.
     """
     if spec.checkpoint is None:
@@ -21,12 +21,12 @@ def newest_checkpoint(spec: TrainerSpec) -> CheckpointInfo | None:
 
 
 def in_order_of_checkpoint(spec: TrainerSpec) -> tuple[TrainerSpec, int | None]:
-    """`spec` with no more pipelines than the newest checkpoint's data have shards (C), and that C; None where a run
-    begins. In another order, samples of an epoch that has begun would be lost and others repeated.
+    """`spec` with at most as many pipelines as the newest checkpoint has shards (C), and that C; None without a
+    checkpoint. With another C, an epoch that has begun would lose some samples and repeat others.
 
     Raises:
-        SpecError: the job starts with more pipelines than C; or the location is wrong. The operator hears of C by the
-            first report, and makes no more later.
+        SpecError: the job starts with more pipelines than C (later the operator knows C from the first report), or the
+            location is wrong.
         StorageError: the location cannot be read.
     """
     resumed = newest_checkpoint(spec)
@@ -36,7 +36,8 @@ def in_order_of_checkpoint(spec: TrainerSpec) -> tuple[TrainerSpec, int | None]:
     if (pipelines := spec.workers // stages) > num_shards:
         raise SpecError(
             "spec.elasticPolicy.workers",
-            f"{spec.workers} start as {pipelines} pipelines, but the data of the checkpoint {resumed.folder} are in "
-            f"order of {num_shards}: set it to at most {num_shards * stages}, or name another spec.checkpoint.location",
+            f"{spec.workers} workers start as {pipelines} pipelines, but the data of the checkpoint {resumed.folder} "
+            f"have {num_shards} shards: set workers to at most {num_shards * stages}, or name another "
+            "spec.checkpoint.location",
         )
     return spec.model_copy(update={"num_shards": min(spec.num_shards, num_shards)}), num_shards

@@ -1,4 +1,4 @@
-"""Which samples a step sees and what they are: datasets, an epoch's order, the dealing of a batch to pipelines."""
+"""Samples: datasets, the order of an epoch, and the dealing of a batch to pipelines."""
 
 from .dataset import (
     AugmentedSplit,

@@ -1,5 +1,5 @@
-"""A program's tables of the `datasets` library as splits: which columns are inputs and which the targets follows from
-their names, as `Trainer` of transformers takes them."""
+"""Turns a program's tables of the `datasets` library into splits. Column names tell inputs from targets, by the same
+rules as in `Trainer` of transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,15 +30,15 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
     """The dataset of a training table and a held-out one, which may be empty.
 
     Args:
-        tables: of the `datasets` library. Inputs are the column `input_ids` (tokens, which may be of different
-            lengths), `pixel_values`, one of pictures, or the only other one of numbers; targets are the column `label`
-            or `labels`. Tokens without labels, or whose labels are a copy of them, ask for the next token.
+        tables: tables of the `datasets` library. Inputs are the column `input_ids` (tokens of any lengths),
+            `pixel_values`, a column of pictures, or the only other column of numbers; targets are the column `label`
+            or `labels`. Without labels, or with labels that copy the tokens, the target is the next token.
         processor: the tokenizer that made the tokens, if the program passes it.
-        task: what the model learns; None where nobody knows.
-        dtype: of floating-point inputs.
+        task: the task that the model learns; None if it is unknown.
+        dtype: type of floating-point inputs.
 
     Raises:
-        SpecError: the columns are others, or hold something else.
+        SpecError: columns are missing, or have other contents.
     """
     names = tables[0].column_names
     if set(tables[1].column_names) != set(names):
@@ -87,7 +87,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class TransformedRows(Columns):
-    """A split whose rows a function of the program makes as they are read (`with_transform`)."""
+    """A split whose rows are transformed by the program when they are read (`with_transform`)."""
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
@@ -102,7 +102,7 @@ def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype:
     given = list(tables[0][0])
     inputs = [name for name in given if name != label]
     if label not in given or len(inputs) != 1:
-        raise SpecError(_FIELD, f"what with_transform gives is {', '.join(given)}, not one input and {label}")
+        raise SpecError(_FIELD, f"the function of with_transform returns {', '.join(given)}, not one input and {label}")
     splits = [TransformedRows(table, inputs[0], label, dtype) for table in tables]
     feature = tables[0].features[label]
     labels = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ()
@@ -113,7 +113,8 @@ def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """A split of tokens that are padded at their end; a target is the next token, or where there is a `label`, that."""
+    """A split of tokens, padded at the end. The target is the column `label` if there is one, otherwise the next
+    token."""
 
     table: Any
     length: int
@@ -142,7 +143,7 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class PaddedTokenRows(TokenRows):
-    """And some are shorter than others."""
+    """Token rows of different lengths."""
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([max(1, len(row)) for row in self._rows(ids)])
@@ -175,10 +176,10 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
         if mask is None:
             raise SpecError(
                 "processor",
-                "the model finds masked tokens: pass the tokenizer that made input_ids and has one that masks",
+                "the model learns masked tokens: pass the tokenizer that made input_ids, which must have a mask token",
             )
         if any(isinstance(split, PaddedTokenRows) for split in splits):
-            raise SpecError(_FIELD, "rows of input_ids are of different lengths: join and cut them to one length")
+            raise SpecError(_FIELD, "rows of input_ids have different lengths: join and cut them to one length")
         splits = [MaskedTokens(split, mask, vocabulary, special) for split in splits]
     info = DataInfo((longest,), classes, vocabulary, task=task, labels=labels, **ids)
     return Dataset(splits[0], splits[1], info, processor)
@@ -193,7 +194,7 @@ def _token_split(table: Any, longest: int, padding: int, label: str | None) -> S
 
 
 def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[str, Any]]:
-    """Ids of padding and of a hidden token, all that stand for no part of a text, and those that `DataInfo` names."""
+    """The padding id, the mask id, all special ids, and the ids that `DataInfo` names."""
     if processor is None:
         return 0, None, (), {}
     pad = processor.pad_token_id
@@ -202,15 +203,15 @@ def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[
 
 
 def _check_rows(table: Any) -> None:
-    """Refuse tokens that a model would see otherwise than their tokenizer meant.
+    """Refuse rows whose masks or segments the model would not see.
 
     Raises:
-        SpecError: saying what is wrong.
+        SpecError: says what is wrong.
     """
     if not _is_list(table, "input_ids"):
         raise SpecError(_FIELD, f"column input_ids holds {table.features['input_ids']}, not lists of tokens")
     if "token_type_ids" in table.column_names and (_highest(table, "token_type_ids") or 0) > 0:
-        raise SpecError(_FIELD, "column token_type_ids marks a second text, which blocks cannot be told of")
+        raise SpecError(_FIELD, "column token_type_ids marks a second text, which is not supported")
     if _is_masked(table):
         for mask in table.select_columns("attention_mask").with_format(None)[:_SHOWN]["attention_mask"]:
             if sorted(mask, reverse=True) != mask:
@@ -227,8 +228,8 @@ def _check_copies(table: Any, label: str, task: Task) -> None:
         if any(target not in (token, _NO_TARGET) for token, target in pairs):
             raise SpecError(
                 _FIELD,
-                f"column {label} holds other tokens than input_ids. Which token follows, or is masked, is found from "
-                "input_ids: remove the column, or pass a Dataset of your own",
+                f"column {label} holds other tokens than input_ids. The trainer derives next or masked tokens from "
+                "input_ids: remove the column, or pass your own Dataset",
             )
 
 
@@ -253,7 +254,7 @@ def _is_list(table: Any, name: str) -> bool:
 
 
 def _targets(tables: Sequence[Any], label: str) -> tuple[list[Any], int, tuple[str, ...]]:
-    """Classes, or numbers of another kind as they are."""
+    """The tables with targets as classes if they are classes, with their number and names."""
     if _is_list(tables[0], label) or "float" in str(tables[0].features[label].dtype):
         return list(tables), 0, ()
     return with_classes(tables, label)
@@ -263,7 +264,7 @@ def _input_column(table: Any, label: str) -> str:
     """The column of inputs.
 
     Raises:
-        SpecError: there is none, or several could be it.
+        SpecError: there is none, or there are several candidates.
     """
     if "pixel_values" in table.column_names:
         return "pixel_values"
@@ -273,7 +274,7 @@ def _input_column(table: Any, label: str) -> str:
         text = texts[0]
         raise SpecError(
             _FIELD,
-            f"column {text} holds texts, and no tokenizer has read them: tokenize them, as by dataset.map(lambda rows: "
+            f"column {text} holds texts, not tokens: tokenize them, for example by dataset.map(lambda rows: "
             f'tokenizer(rows["{text}"], truncation=True), batched=True), and pass processor=tokenizer',
         )
     if len(others) != 1:

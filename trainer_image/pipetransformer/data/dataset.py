@@ -1,4 +1,4 @@
-"""What the trainer needs of a dataset: samples by id, in two splits."""
+"""What the trainer needs from a dataset: samples by id, in two splits."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from pipetransformer.errors import SpecError, meant
 
-#: In an error's message.
+#: Sample ids in an error message.
 _IDS_NAMED = 16
-#: The variant of a sample of an augmented split that is read as it is.
+#: Augmentation key of a sample that is read without augmentation.
 _AS_IT_IS = -1
 
 
 class Task(StrEnum):
     """What a sample's target is."""
 
-    NEXT_TOKEN = "NextToken"  #: at each position the token that follows; samples are packed
-    MASKED_TOKEN = "MaskedToken"  #: at some positions the token that was masked there; samples are packed
-    CLASS = "Class"  #: one for the sample; of text, which is padded
+    NEXT_TOKEN = "NextToken"  #: the next token at each position; samples are packed
+    MASKED_TOKEN = "MaskedToken"  #: the original token at masked positions; samples are packed
+    CLASS = "Class"  #: one class for the sample; texts are padded
 
 
 def as_task(name: str) -> Task:
-    """What an option calls a task.
+    """The task that an option names.
 
     Raises:
-        SpecError: there is none of this name.
+        SpecError: there is no such task.
     """
     if name not in set(Task):
         words = f'there is no task "{name}"{meant(name, Task)}: use {", ".join(Task)}'
@@ -41,18 +41,18 @@ def as_task(name: str) -> Task:
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What a model must know of its data.
+    """What a model must know about its data.
 
     Attributes:
-        input_shape: of one input, without the batch; (positions,) for tokens.
-        num_classes: of each target: the labels, or the vocabulary where the target is the next token.
-        vocab_size: number of token ids, 0 where the inputs are no tokens.
-        lengths: positions that padded samples come in, ascending up to the input's; empty when all come in that one.
-        task: what a target is; None where nobody says it, and then no model is refused for it.
-        labels: names of the classes, in their order; empty where they have none.
-        pad_id: id of padding; None where no token stands for it.
-        start_id: id that begins a text; None where none does.
-        end_id: id that ends a text; None where none does.
+        input_shape: shape of one input, without the batch; (positions,) for tokens.
+        num_classes: number of classes of a target; the vocabulary's size if targets are tokens.
+        vocab_size: number of token ids; 0 if the inputs are not tokens.
+        lengths: lengths that samples are padded to, ascending, the last being the input's; empty if there is only that.
+        task: what a target is; None if unknown, and then any model is accepted.
+        labels: names of the classes, in order; empty if they have none.
+        pad_id: id of padding; None if there is no such token.
+        start_id: id at the start of a text; None if there is no such token.
+        end_id: id at the end of a text; None if there is no such token.
     """
 
     input_shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class Split(Protocol):
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs (len(ids), *input_shape) and targets (len(ids), ...) of these samples, in this order, on the CPU.
 
-        A target is a class, or one for each position, -100 where there is none.
+        A target is one class, or one class for each position, with -100 for positions to ignore.
         """
         ...
 
@@ -84,24 +84,24 @@ class PaddedSplit(Split, Protocol):
     """A split whose samples are padded at their end to one length."""
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
-        """(len(ids),) positions of each sample that are no padding, at least 1."""
+        """(len(ids),) number of positions of each sample that are not padding, at least 1."""
         ...
 
 
 def lengths_of(split: Split, ids: Sequence[int], device: torch.device) -> Tensor | None:
-    """Lengths of these samples on `device`; None where nothing is padded."""
+    """Lengths of these samples on `device`; None if the split is not padded."""
     if not _is_padded(split):
         return None
     with _reading(ids):
         return split.lengths(ids).to(device)
 
 
-#: Positions that each of some samples is padded to.
+#: Maps sample ids to the lengths that they are padded to.
 PaddedLengths = Callable[[Sequence[int]], Sequence[int]]
 
 
 def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
-    """The shortest of `info.lengths` that a sample fits; None where there is one length for all."""
+    """A function from samples to the shortest of `info.lengths` that each fits; None if all have one length."""
     if not info.lengths or not _is_padded(split):
         return None
     padded = split
@@ -115,15 +115,15 @@ def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
 
 @runtime_checkable
 class AugmentedSplit(Split, Protocol):
-    """A training split that shows a sample in another variant at another step, a function of step and sample alone."""
+    """A training split whose samples vary with the step. A variant depends only on the step and the sample."""
 
     def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
-        """What `batch` gives, as seen at a global step."""
+        """As `batch`, with the variants of a global step."""
         ...
 
     def augmentation_key(self, sample_id: int, step: int) -> int | None:
-        """Number, from 0, of the variant that a sample shows at a step; None when it is not seen again and is not worth
-        caching."""
+        """Number, from 0, of a sample's variant at a step; None if the variant does not come again, so that it is not
+        cached."""
         ...
 
 
@@ -137,15 +137,15 @@ def _is_augmented(split: Split) -> TypeGuard[AugmentedSplit]:
 
 @cache
 def _implements(kind: type, protocol: type) -> bool:
-    """Asked for every sample, and Python's own answer takes ten microseconds."""
+    """`issubclass`, cached: it is asked for every sample, and Python takes ten microseconds for a protocol."""
     return issubclass(kind, protocol)
 
 
 def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tensor, Tensor]:
-    """Inputs and targets as training sees them at `step`, or as they are where it is None.
+    """Inputs and targets in their variants at `step`, or without augmentation if it is None.
 
     Raises:
-        SpecError: they cannot be read.
+        SpecError: the samples cannot be read.
     """
     with _reading(ids):
         if step is not None and _is_augmented(split):
@@ -155,7 +155,8 @@ def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tens
 
 @contextmanager
 def _reading(ids: Sequence[int]) -> Iterator[None]:
-    """A dataset may be anybody's code, and what it raises must not look like a broken connection."""
+    """Turns any error into a `SpecError`. A dataset may be the user's code, and its errors must not look like a broken
+    connection."""
     try:
         yield
     except Exception as error:
@@ -165,17 +166,17 @@ def _reading(ids: Sequence[int]) -> Iterator[None]:
 
 
 def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | None:
-    """Which variant of the sample `read_batch` gives, 0 where there is only one."""
+    """Number of the sample's variant at `step`; 0 if there is only one."""
     if not _is_augmented(split):
         return 0
     return _AS_IT_IS if step is None else split.augmentation_key(sample_id, step)
 
 
 class Processor(Protocol):
-    """What makes inputs of texts or pictures, such as a tokenizer or an image processor of transformers."""
+    """Makes inputs from texts or pictures, such as a tokenizer or an image processor of transformers."""
 
     def save_pretrained(self, save_directory: str) -> object:
-        """Write it as its `from_pretrained` reads it."""
+        """Save it in the form that its `from_pretrained` reads."""
         ...
 
 
@@ -184,10 +185,11 @@ class Dataset:
     """A training split and a held-out one.
 
     Attributes:
-        train: to train on.
-        test: held out.
-        info: what a model must know of both.
-        processor: what made the inputs. It is saved with the finished model, so that `pipeline` can make them, too.
+        train: training samples.
+        test: held-out samples.
+        info: what a model must know about both.
+        processor: the tokenizer or image processor that made the inputs. It is saved with the finished model, so that
+            `pipeline` of transformers can make them, too.
     """
 
     train: Split
@@ -198,7 +200,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """A split that fits memory."""
+    """A split in memory."""
 
     inputs: Tensor
     targets: Tensor

@@ -1,6 +1,8 @@
-"""Whether two workers, two epochs, or a run and the one that it goes on from, see the same data: stages of one pipeline
-read inputs and targets each by themselves, a cache stands for inputs that would be read again, and samples are known by
-their number."""
+"""Detects data that differ between workers, between epochs, or between a run and the run that it resumes.
+
+Workers name samples by number only. Each stage of a pipeline reads its samples itself, and a cache replaces inputs that
+would be read again, so different data would be mixed up unnoticed.
+"""
 
 import hashlib
 
@@ -12,7 +14,7 @@ _SAMPLES = 32
 
 
 def digest(split: Split) -> str:
-    """Of its size and of some targets; inputs may be augmented at random, and are left out."""
+    """Digest of the split's size and of some targets. Inputs are left out, because they may be augmented at random."""
     content = hashlib.blake2b(f"{len(split)}:".encode(), digest_size=8)
     if len(split):
         content.update(read_batch(split, _spread(split), None)[1].contiguous().numpy().tobytes())
@@ -20,7 +22,7 @@ def digest(split: Split) -> str:
 
 
 def inputs_change(dataset: Dataset) -> bool:
-    """Whether some samples, read twice, are not the same: they are augmented at random."""
+    """Whether some samples differ when they are read twice, because they are augmented at random."""
     return any(
         not torch.equal(*(read_batch(split, _spread(split), None)[0] for _ in range(2)))
         for split in (dataset.train, dataset.test)
@@ -29,6 +31,6 @@ def inputs_change(dataset: Dataset) -> bool:
 
 
 def _spread(split: Split) -> list[int]:
-    """Ids all over the split."""
+    """Ids spread evenly over the split."""
     count = min(_SAMPLES, len(split))
     return [number * len(split) // count for number in range(count)]

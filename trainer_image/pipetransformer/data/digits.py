@@ -1,4 +1,4 @@
-"""The 1,797 scanned 8x8 digits that scikit-learn ships: real images where nothing can be downloaded."""
+"""The 1,797 scanned 8x8 digits that scikit-learn ships: real images without a download."""
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ def load_digits(*, path: str, dtype: torch.dtype) -> Dataset:
     """Images (1, 8, 8) scaled to [-1, 1]; every fifth image of each class is held out.
 
     Raises:
-        SpecError: a path is given, or scikit-learn is not in the trainer's image.
+        SpecError: a path is given, or scikit-learn is not installed.
     """
     if path:
-        raise SpecError("spec.data.path", "digits reads no path: they come with scikit-learn")
+        raise SpecError("spec.data.path", "must be empty for digits, which come with scikit-learn")
     try:
         from sklearn.datasets import load_digits as load
     except ImportError as error:

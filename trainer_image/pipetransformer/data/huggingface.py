@@ -1,7 +1,7 @@
-"""Datasets of the Hugging Face library: a local folder or a hub id, tokenised once and read from its cache by all.
+"""Datasets of the Hugging Face library, from a local folder or a hub id. They are tokenised once; all workers read the
+library's cache.
 
-The library keeps what it downloaded and what was made of it in files that it maps into memory, so a worker holds only
-what it reads.
+The library keeps its files mapped into memory, so a worker holds only what it reads.
 """
 
 import copy
@@ -46,14 +46,14 @@ class _PaddedRows:
 
 
 class _Packed:
-    """All texts of a split one after the other, cut into samples; a target is the next token. What is left over at the
-    end is dropped."""
+    """All texts of a split joined and cut into samples, whose targets are the next tokens. The rest at the end is
+    dropped."""
 
     def __init__(self, table: Any, length: int) -> None:
         """
         Args:
-            table: with a list in its column `tokens` for each text.
-            length: of a sample.
+            table: a table with a list of tokens for each text, in its column `tokens`.
+            length: tokens in a sample.
 
         Raises:
             ValueError: the texts do not fill one sample.
@@ -75,16 +75,15 @@ class _Packed:
 
 @dataclass(frozen=True)
 class _Tokenizer:
-    """What makes tokens of a text.
+    """Turns texts into tokens.
 
     Attributes:
-        encode: ids of a text; of one that is cut, its end is still marked.
-        num_ids: of its vocabulary.
-        pad: id of padding.
-        mask: id of a hidden token, None where there is none.
-        ids: of padding, and of what begins and ends a text, as `DataInfo` calls them.
-        processor: saved with the model.
-        special: ids that stand for no part of a text.
+        encode: returns a text's ids; a text that is cut still ends with its end token.
+        num_ids: size of the vocabulary.
+        mask: id of the mask token; None if there is none.
+        ids: ids of padding, start and end, by their names in `DataInfo`.
+        processor: the tokenizer to save with the model.
+        special: ids of special tokens.
     """
 
     encode: Encode
@@ -96,7 +95,7 @@ class _Tokenizer:
 
     @property
     def padding(self) -> int:
-        """What fills a sample; any id will do where none stands for padding, because nothing looks there."""
+        """The id that fills a sample. Without a padding token any id will do, because no position sees it."""
         pad: int | None = self.ids["pad_id"]
         return PAD if pad is None else pad
 
@@ -115,28 +114,28 @@ def load_huggingface(
     length: int | Sequence[int] = 128,
     task: str | None = None,
 ) -> Dataset:
-    """Samples of one shape.
+    """Load a dataset whose samples have one shape.
 
-    With `text` and `label` a padded sample is a text and its class; with `text` alone texts are packed, and a target is
-    the next token, or one that was masked; with `image` and `label` a sample is an image, and all must be of one size.
+    With `text` and `label`, a sample is a padded text and its class. With `text` alone, texts are packed, and targets
+    are the next or the masked tokens. With `image` and `label`, a sample is an image; all must have the same size.
 
     Args:
-        path: a folder that `save_to_disk` wrote, of one table or of several splits; a CSV, TSV, JSON lines or Parquet
-            file, which is the split `train`; or what `load_dataset` takes.
-        dtype: of images.
-        name: of the dataset's configuration.
-        train: split to train on; the library's slices are understood, such as `train[:90%]`.
+        path: a folder that `save_to_disk` wrote, with one table or several splits; a CSV, TSV, JSON lines or Parquet
+            file, which becomes the split `train`; or an argument of `load_dataset`.
+        dtype: type of images.
+        name: the dataset's configuration.
+        train: split to train on; slices such as `train[:90%]` are allowed.
         test: held-out split.
         text: column of texts.
         image: column of images.
         label: column of classes: whole numbers from 0, or texts.
         tokenizer: folder or hub id; bytes by default.
-        length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
-        task: a `Task`; by default Class with `label`, else NextToken.
+        length: tokens in a sample. Padded samples may have a list of lengths; each gets the shortest that it fits.
+        task: a `Task`; by default Class with `label`, otherwise NextToken.
 
     Raises:
-        SpecError: the options fit neither each other nor the data.
-        ValueError: columns hold something else, or too little.
+        SpecError: the options contradict each other or do not fit the data.
+        ValueError: a column has other contents, or too few.
     """
     if not path:
         raise SpecError("spec.data.path", "is empty: name a folder, a file or a hub id")
@@ -177,7 +176,7 @@ def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Se
         raise ValueError("packed samples have one length")
     tokens = _tokenizer(tokenizer, length, target)
     if target is Task.MASKED_TOKEN and tokens.mask is None:
-        raise SpecError(f"{_OPTIONS}.tokenizer", f"task {target} needs a token that masks, and {tokenizer} has none")
+        raise SpecError(f"{_OPTIONS}.tokenizer", f"task {target} needs a mask token, but {tokenizer} has none")
     encode = partial(_encode, column=text, encode=tokens.encode)
     features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("int32"))})
     splits: list[Split] = [_Packed(mapped(table, encode, features), length) for table in tables]
@@ -201,7 +200,7 @@ def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None,
 
 
 def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
-    """A tokenizer of transformers, or bytes. Where samples are padded it cuts texts to `length` tokens."""
+    """A tokenizer of transformers, or bytes. For padded samples it cuts texts to `length` tokens."""
     if name is None:
         masks = target is Task.MASKED_TOKEN
         processor = ByteTokenizer(length, ends=target is not Task.NEXT_TOKEN, masks=masks)
@@ -215,7 +214,7 @@ def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
     encode: Encode = made.encode
     if target is Task.CLASS:
         encode = partial(made.encode, truncation=True, max_length=length)
-        encode("")  # which is noted in the tokenizer, so that the cache knows it again by what it then is
+        encode("")  # the tokenizer remembers the options, so the cache's fingerprint is the same in every worker
     ids = {"pad_id": made.pad_token_id, "start_id": made.bos_token_id, "end_id": made.eos_token_id}
     return _Tokenizer(encode, len(made), made.mask_token_id, ids, processor, tuple(made.all_special_ids))
 

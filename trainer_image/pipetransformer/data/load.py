@@ -20,11 +20,11 @@ _GIVEN = ("path", "dtype")
 def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
     """The dataset with floating-point inputs in `dtype`.
 
-    A function, ours or imported, is called with `path` (empty when the spec has none), `dtype` and the spec's options.
+    The built-in or imported function is called with `path` (empty if the spec has none), `dtype` and the options.
 
     Raises:
-        SpecError: the name is unknown or does not import (`InvalidSpec`), or the data cannot be read
-        (`DataUnreadable`).
+        SpecError: the name is unknown or cannot be imported (`InvalidSpec`), or the data cannot be read
+            (`DataUnreadable`).
     """
     function = _function(spec.name)
     try:
@@ -40,15 +40,15 @@ def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
 
 
 def check_data_spec(spec: Data) -> None:
-    """Refuse options that the function does not take, before anything is read.
+    """Refuse unknown options, before anything is read.
 
     Raises:
-        SpecError: the name is unknown or does not import, or an option is.
+        SpecError: the name or an option is unknown, or the function cannot be imported.
     """
     function = _function(spec.name)
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a callable that does not tell
+    except (TypeError, ValueError):  # a callable without a signature
         return
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
@@ -60,7 +60,7 @@ def check_data_spec(spec: Data) -> None:
 
 
 def task_before_reading(spec: Data) -> Task | None:
-    """What the options of our own datasets ask for; None where only the data tell it."""
+    """The task of a built-in dataset by its options; None if only the data tell it."""
     options, task = spec.options, spec.options.get("task")
     if spec.name == "huggingface":
         return as_task(task or (Task.NEXT_TOKEN if options.get("label") is None else Task.CLASS))
@@ -68,7 +68,7 @@ def task_before_reading(spec: Data) -> Task | None:
 
 
 def makes_bytes(spec: Data) -> bool:
-    """Whether the options of our own datasets make bytes of texts."""
+    """Whether a built-in dataset's options turn texts into bytes."""
     options = spec.options
     no_tokenizer = options.get("text") is not None and options.get("tokenizer") is None
     return spec.name == "text" or (spec.name == "huggingface" and no_tokenizer)

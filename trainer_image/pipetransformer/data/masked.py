@@ -1,4 +1,4 @@
-"""Tokens of which some are hidden, for a model to find (Devlin et al., 2019, section 3.1)."""
+"""Masked tokens for a model to predict (Devlin et al., 2019, section 3.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ _NO_TARGET = -100
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """An augmented split: at every step other positions of a sample are masked, a function of step and sample alone.
+    """An augmented split that masks other positions of a sample at every step, by step and sample alone.
 
-    15 % of the positions have a target, the token that was there. Of those 80 % hold `mask`, 10 % any other token, and
-    10 % still their own.
+    15 % of the positions have a target: their original token. Of those, 80 % hold `mask`, 10 % a random token, and 10 %
+    keep their token.
 
     Attributes:
-        tokens: whose inputs are ids below `num_ids`.
-        mask: the id that stands for a hidden token.
-        num_ids: of tokens that may stand where another was.
-        never: ids that are never hidden, such as those of a text's start and end.
+        tokens: a split whose inputs are ids below `num_ids`.
+        mask: the id of the mask token.
+        num_ids: number of ids to draw random tokens from.
+        never: ids that are never masked, such as those of a text's start and end.
     """
 
     tokens: Split
@@ -36,7 +36,7 @@ class MaskedTokens:
         return len(self.tokens)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """As held-out samples are always seen."""
+        """The samples as at step 0, which held-out samples always show."""
         return self.augmented_batch(ids, 0)
 
     def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +55,6 @@ class MaskedTokens:
         return inputs, targets
 
     def augmentation_key(self, sample_id: int, step: int) -> int | None:
-        """No sample is masked alike again."""
+        """None, because no variant comes again."""
         del sample_id, step
         return None

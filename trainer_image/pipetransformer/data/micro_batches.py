@@ -1,5 +1,5 @@
-"""Deals a global batch to pipelines as micro-batches of one shape, or of one a padded length, so that every stage is
-static at every layout."""
+"""Deals a global batch to pipelines as micro-batches of one shape for each padded length, so that stages are static in
+every layout."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .dataset import PaddedLengths
 
-#: Micro-batches for each stage of the first layout, when the spec names no size.
+#: Micro-batches for each stage of the first layout, if the spec names no size.
 _MICRO_BATCHES_PER_STAGE = 2
 
 
@@ -20,9 +20,9 @@ class MicroBatch:
     """Samples of one micro-batch.
 
     Attributes:
-        sample_ids: in the order of the batch dimension; those of padded places, the last ones, repeat others.
-        num_real: how many places are no padding; they weigh 1, the others 0.
-        length: what all samples are padded to, None for the length of the input.
+        sample_ids: samples in the order of the batch dimension; padding at the end repeats other samples.
+        num_real: number of samples that are not padding; they have weight 1, padding has weight 0.
+        length: length that all samples are padded to; None for the length of the input.
     """
 
     sample_ids: tuple[int, ...]
@@ -31,12 +31,12 @@ class MicroBatch:
 
     @property
     def real_ids(self) -> tuple[int, ...]:
-        """The samples that count."""
+        """The samples without padding."""
         return self.sample_ids[: self.num_real]
 
 
 def weights_of(micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> Tensor:
-    """(samples,) weights of all places, one micro-batch after another."""
+    """(samples,) weights of all samples and padding, one micro-batch after another."""
     weights = torch.ones(sum(len(micro_batch.sample_ids) for micro_batch in micro_batches), dtype=dtype)
     start = 0
     for micro_batch in micro_batches:
@@ -55,9 +55,9 @@ def default_micro_batch_size(global_batch: int, stages: int, pipelines: int = 1)
 def shards_of(pipeline: int, pipelines: int, num_shards: int) -> Sequence[int]:
     """The shards that a pipeline serves.
 
-    Batches take from shards in turn, so what one has beyond a multiple of C comes from neighbours. A pipeline serves a
-    run of the shards in bit-reversed order (van der Corput), in which neighbours lie far apart, so such a rest is
-    spread over all pipelines; and most samples keep their pipeline when the width changes by little.
+    Batches take samples from the shards in turn, so the samples beyond a multiple of C come from neighbouring shards. A
+    pipeline serves a run of the shards in bit-reversed order (van der Corput), which separates neighbours. So these
+    samples spread over all pipelines, and most samples keep their pipeline when the width changes a little.
 
     Raises:
         ValueError: there are more pipelines than shards.
@@ -87,14 +87,14 @@ def deal(
 ) -> list[list[MicroBatch]]:
     """The micro-batches of each pipeline, every sample of `batch` exactly once with weight 1.
 
-    A pipeline whose shards gave nothing still gets one micro-batch, all padding, since its stages run in step with
-    the others.
+    A pipeline whose shards give no sample gets one micro-batch of padding, because its stages run in step with the
+    other pipelines.
 
     Args:
         batch: sample ids of each shard, as `EpochOrder.batch` gives them.
         pipelines: data-parallel width (R), at most the number of shards.
         micro_batch_size: samples of every micro-batch.
-        lengths: where samples come in several; each micro-batch has one, the shortest first.
+        lengths: lengths of samples, if there are several; a micro-batch has one of them, the shortest comes first.
     """
     padding = next(sample_id for shard in batch for sample_id in shard)
     dealt = []
@@ -120,7 +120,7 @@ def deal(
 
 def _cut(ids: list[int], size: int, padding: int, length: int | None = None) -> list[MicroBatch]:
     missing = -len(ids) % size if ids else size
-    # A sample of the same pipeline, where there is one: what a cache would have to compute for padding alone is wasted.
+    # Padding repeats a sample of the same pipeline if there is one, so that a cache computes nothing for padding alone.
     padded = ids + [ids[0] if ids else padding] * missing
     return [
         MicroBatch(tuple(padded[start : start + size]), max(0, min(size, len(ids) - start)), length)

@@ -1,10 +1,9 @@
-"""The order of samples: one global cursor over C shards, the same whatever the number of pipelines.
+"""The order of samples: one global cursor over C shards, independent of the number of pipelines.
 
 The samples are dealt to C shards once, when the job starts. Every epoch shuffles inside each shard, and every global
-batch takes its share of every shard, the short last batch of an epoch included. A pipeline serves whole shards, so
-what it caches of them stays useful when the data-parallel width changes, and the batch of a step never depends on
-that width. With as many shards as a batch has samples, each width shares it as evenly as can be. Where the last batch
-is short, each epoch begins the round of the shards at another place: every sample may stand in it, as in a shuffle.
+batch takes its share of every shard. A pipeline serves whole shards, so its cache stays useful when the data-parallel
+width changes, and the batch of a step does not depend on the width. If an epoch's last batch is short, each epoch
+starts at another shard, so that any sample may be in it.
 """
 
 from functools import lru_cache
@@ -40,7 +39,7 @@ class EpochOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches an epoch, the short last one included."""
+        """Global batches in an epoch, including the short last one."""
         return -(-self.num_samples // self.global_batch)
 
     def epoch(self, step: int) -> int:
@@ -68,12 +67,12 @@ class EpochOrder:
         return [ids[start:end] for start, end in pairwise([0, *ends])]
 
     def _first_turn(self, epoch: int) -> int:
-        """The turn that an epoch begins with. A short last batch takes the turns before those of the last batch of the
-        epoch before, so all turns come to stand in it equally often."""
+        """The turn that an epoch begins with. A short last batch takes the turns before those of the previous epoch's
+        last batch, so all turns are in it equally often."""
         return -epoch * (self.num_samples % self.global_batch) % self.num_samples
 
     def _shuffle(self, epoch: int) -> NDArray[np.int64]:
-        """Sample ids of one shard after another."""
+        """Shuffled sample ids, one shard after another."""
         return np.concatenate(
             [
                 np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard) if len(shard) > 1 else shard

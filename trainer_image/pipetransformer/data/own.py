@@ -1,4 +1,4 @@
-"""Data that a program brings as objects: map-style datasets, of torch or of the `datasets` library, as splits."""
+"""Turns a program's map-style datasets, of torch or of the `datasets` library, into splits."""
 
 import sys
 from collections.abc import Mapping, Sequence, Sized
@@ -17,7 +17,7 @@ from .dataset import DataInfo, Dataset, Processor, Split, Task, TensorSplit
 
 
 class Table(Protocol):
-    """What a program knows as `datasets.Dataset`."""
+    """A `datasets.Dataset`."""
 
     @property
     def column_names(self) -> list[str]: ...
@@ -46,14 +46,14 @@ def own_dataset(
     """The dataset of a program's `data`.
 
     Args:
-        data: as `train` takes it: a `Dataset`, a map-style dataset, a table of the `datasets` library, or a pair of
+        data: the argument of `train`: a `Dataset`, a map-style dataset, a table of the `datasets` library, or a pair of
             them (training, held out).
-        dtype: of floating-point inputs and targets.
-        processor: what made the inputs, if the program passes it.
-        task: what the model learns; None where nobody knows.
+        dtype: type of floating-point inputs and targets.
+        processor: the tokenizer or image processor that made the inputs, if the program passes it.
+        task: the task that the model learns; None if it is unknown.
 
     Raises:
-        SpecError: it is none of these, or cannot be read.
+        SpecError: `data` has another type, or cannot be read.
     """
     if isinstance(data, Dataset):
         return data if processor is None else replace(data, processor=processor)
@@ -62,7 +62,7 @@ def own_dataset(
         if not len(pair[0]):
             raise SpecError("data", "has no samples to train on")
         if all(_is_table(part) for part in pair):
-            from .columns import dataset_of_tables  # which imports the library, that the program has
+            from .columns import dataset_of_tables  # imports `datasets`, which the program has imported before
 
             return replace(dataset_of_tables(pair, processor, task, dtype=dtype), processor=processor)
         train, test = (_split(part, dtype) for part in pair)
@@ -80,10 +80,10 @@ def own_dataset(
 
 
 def _pair(data: Any) -> tuple[Any, Any]:
-    """Training and held-out samples, of which there may be none.
+    """Training and held-out samples; the latter may be empty.
 
     Raises:
-        SpecError: saying what to pass in place of `data`.
+        SpecError: says what to pass instead of `data`.
     """
     if isinstance(data, Mapping) and data and all(_is_table(part) for part in data.values()):
         return _pair_of_splits(data)
@@ -117,16 +117,16 @@ def _pair_of_splits(data: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _instead_of(part: Any, parts: int) -> str:
-    """What to pass in place of an object of a common kind that is no map-style dataset; nothing for another."""
+    """What to pass instead of an object of a common type that is not a map-style dataset; empty for other types."""
     if isinstance(part, DataLoader):
         return (
-            "pass its dataset, `loader.dataset`. The trainer makes batches by itself: training.global_batch_size says "
-            "how large they are, and loader_processes is num_workers"
+            "pass its dataset, `loader.dataset`. The trainer makes batches itself: set their size by "
+            "training.global_batch_size, and num_workers by loader_processes"
         )
     if isinstance(part, IterableDataset) or _is_of_datasets(part, "IterableDataset", "IterableDatasetDict"):
         return (
-            "samples of an IterableDataset have no numbers, by which workers share them: pass a map-style dataset, "
-            "with __len__ and __getitem__, or load it with streaming=False"
+            "samples of an IterableDataset have no numbers, which workers need to share them: pass a map-style "
+            "dataset, with __len__ and __getitem__, or load it with streaming=False"
         )
     if isinstance(part, Tensor | np.ndarray):
         wanted = "(TensorDataset(inputs, targets), TensorDataset(held_out_inputs, held_out_targets))"
@@ -144,13 +144,13 @@ def _is_table(part: object) -> bool:
 
 
 def _is_of_datasets(part: object, *names: str) -> bool:
-    """Without an import of the library: a program that has such an object has imported it."""
+    """Does not import the library, because a program with such an object has imported it."""
     library = sys.modules.get("datasets")
     return library is not None and isinstance(part, tuple(getattr(library, name) for name in names))
 
 
 def _labels(samples: Any) -> tuple[str, ...]:
-    """Names of classes, as datasets of torchvision have them."""
+    """Names of classes from the attribute `classes`, as in datasets of torchvision."""
     while isinstance(samples, Subset):
         samples = samples.dataset
     classes = getattr(samples, "classes", None)
@@ -159,7 +159,7 @@ def _labels(samples: Any) -> tuple[str, ...]:
 
 
 def _num_classes(samples: Any, targets: Tensor) -> int:
-    """As the whole says that these are a part of, 0 if it does not."""
+    """The number of classes of the whole dataset; 0 if it is unknown."""
     while isinstance(samples, Subset):
         samples = samples.dataset
     classes = getattr(samples, "classes", None)
@@ -171,17 +171,17 @@ def _num_classes(samples: Any, targets: Tensor) -> int:
 
 
 def _check_pair(sample: object) -> None:
-    """Refuse what would be collated to something else than two tensors.
+    """Refuse a sample that would not be collated to two tensors.
 
     Raises:
-        SpecError: saying what the sample is.
+        SpecError: names the sample's type.
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         size = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
         raise SpecError(
             "data",
             f"a sample is a {type(sample).__name__}{size}, not (input, target), each a tensor or a number: "
-            "choose its columns in a dataset of your own; of padded tokens make a Dataset with a PaddedSplit",
+            "select its parts in your own dataset; for padded tokens, make a Dataset with a PaddedSplit",
         )
     for part, name in zip(sample, ("input", "target"), strict=True):
         if isinstance(part, Mapping | Sequence):

@@ -1,4 +1,4 @@
-"""Pictures of the `datasets` library, scaled as they are read."""
+"""Pictures of the `datasets` library, scaled when they are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ class Pictures:
 def scaled_pictures(
     tables: Sequence[Any], image: str, label: str, *, classes: int, labels: tuple[str, ...], dtype: torch.dtype
 ) -> Dataset:
-    """A training table and a held-out one, whose pictures are all of one size.
+    """The dataset of a training table and a held-out one, whose pictures all have one size.
 
     Args:
-        tables: with whole numbers from 0 in the column `label`.
+        tables: the tables, with whole numbers from 0 in the column `label`.
         image: column of pictures.
         label: column of classes.
-        classes: how many there are.
-        labels: their names.
-        dtype: of the inputs.
+        classes: number of classes.
+        labels: names of the classes.
+        dtype: type of the inputs.
     """
     columns = {image: "input", label: "target"}
     splits = [
@@ -54,6 +54,6 @@ def scaled_pictures(
 
 
 def _image(image: Any) -> Tensor:
-    """(channels, height, width) of a picture as the library decodes it."""
+    """A picture as a tensor (channels, height, width)."""
     pixels = torch.as_tensor(np.array(image))
     return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1)

@@ -1,7 +1,6 @@
-"""What is saved with a finished model so that transformers makes the same inputs of texts and pictures as training did.
+"""Saves how the trainer makes bytes from texts and scales pictures, in the formats of transformers.
 
-A tokenizer of transformers saves itself. Here is what stands for bytes and for scaled pictures, which the trainer makes
-without that library.
+So a finished model gets the same inputs in transformers as in training. A tokenizer of transformers saves itself.
 """
 
 import json
@@ -19,9 +18,9 @@ class ByteTokenizer:
     """Saves `encode_bytes` as a tokenizer of transformers.
 
     Attributes:
-        length: tokens of the longest sample.
-        ends: whether a text is followed by the token that ends it; not so where a model shall continue it.
-        masks: whether a text may hold `<mask>`.
+        length: tokens in the longest sample.
+        ends: whether an end token follows a text; not if the model shall continue the text.
+        masks: whether a text may contain `<mask>`.
     """
 
     length: int
@@ -59,7 +58,7 @@ class PictureScaling:
 
     Attributes:
         shape: (channels, height, width) of a sample.
-        largest: value of a pixel that becomes 1.
+        largest: pixel value that becomes 1.
     """
 
     shape: tuple[int, ...]

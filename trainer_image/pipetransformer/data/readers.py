@@ -1,12 +1,9 @@
-"""Processes that read samples ahead of the round that trains them, where reading is slow.
+"""Processes that read samples ahead of the round that trains them.
 
-They start before a worker is in anybody's pause and end with it. They know nothing of layouts: what they read is a
-sample at a step, which is the same whoever reads it, so after a regroup, or when a step is done again, what is there
-is taken by sample and the rest is dropped. What they have read comes through pipes: pods have little of /dev/shm.
-
-A `ProcessPoolExecutor` waits for ever for the rest of a result when the kernel kills a process that is sending it;
-here every process has a pipe of its own, whose end tells. torch's `DataLoader` reads in an order that is fixed
-beforehand, and uses /dev/shm.
+They live as long as the worker. They do not know layouts: they read a sample at a step, so what they have read stays
+useful after a regroup. Results come through pipes, because pods have little /dev/shm; torch's `DataLoader` uses it.
+Each process has its own pipe, so the death of a process is noticed at once. A `ProcessPoolExecutor` would wait without
+end for the rest of a result if the kernel killed the process that sends it.
 """
 
 import contextlib
@@ -40,21 +37,21 @@ from .tokens import PaddedTokens
 logger = logging.getLogger(__name__)
 
 _FIELD = "spec.data.loaderProcesses"
-#: Of a round's samples, for each process: samples may take unlike times.
+#: Pieces of a round's samples for each process, because samples take different times to read.
 _PIECES = 4
-#: A process that ends is replaced; what also ends its successor, more would not read.
+#: Processes that try to read a piece: one that dies is replaced once.
 _ATTEMPTS = 2
 
-#: A step, None for a sample that is read as it is, and a sample's id.
+#: A step (None to read without augmentation) and a sample id.
 Wanted = tuple[int | None, int]
 #: Inputs and targets of some samples.
 _Samples = tuple[Tensor, Tensor]
-#: What a sample is read with, and its row there.
+#: The piece that a sample is read with, and the sample's row in it.
 _Place = tuple[Future[_Samples], int]
 
 
 class Readers:
-    """What reads the samples of one worker; a context in which its processes run."""
+    """Reads the samples of one worker. As a context manager it runs the processes."""
 
     def __init__(self, dataset: Dataset, processes: int) -> None:
         """
@@ -64,18 +61,18 @@ class Readers:
         try:
             content = pickle.dumps({"train": dataset.train, "test": dataset.test})
         except Exception as error:
-            message = f"the dataset cannot be sent to processes that read it: {type(error).__name__}: {error}"
-            raise SpecError(_FIELD, f"{message}: make it one that can be pickled, or set this to 0") from error
+            message = f"the dataset cannot be sent to loader processes: {type(error).__name__}: {error}"
+            raise SpecError(_FIELD, f"{message}: make the dataset picklable, or set this field to 0") from error
         self._readers = [_Reader(content) for _ in range(processes)]
         self._idle: SimpleQueue[_Reader] = SimpleQueue()
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="readers")
         self._closed = False
-        #: By split, and whether samples are read for a step.
+        #: By split, and by whether samples are read without augmentation.
         self._ahead: dict[tuple[str, bool], dict[Wanted, _Place]] = defaultdict(dict)
 
     @classmethod
     def of(cls, dataset: Dataset, processes: int) -> "Readers | None":
-        """None where none are asked for, or samples are rows of tensors.
+        """The readers, or None if `processes` is 0 or the samples are in memory.
 
         Raises:
             SpecError: the dataset cannot be sent to processes.
@@ -97,8 +94,8 @@ class Readers:
             self.close()
             raise SpecError(
                 _FIELD,
-                f"a process that reads samples ended while it started, see its own words in the log ({error!r}): a "
-                "script does its work under `if __name__ == '__main__':`, since such processes import it",
+                f"a loader process ended while it started ({error!r}); its log says why. Loader processes import the "
+                "script: do its work under `if __name__ == '__main__':`",
             ) from error
         except BaseException:
             self.close()
@@ -110,7 +107,7 @@ class Readers:
         self.close()
 
     def close(self) -> None:
-        """End all processes, in whatever they are."""
+        """Kill all processes."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for reader in self._readers:
@@ -120,16 +117,16 @@ class Readers:
             reader.end()
 
     def read(self, split: str, ids: Sequence[int], step: int | None, following: Iterable[Wanted] = ()) -> _Samples:
-        """What `read_batch` gives; then, while nobody waits, `following` are read, and nothing else that was begun.
+        """As `read_batch`. Then begin to read `following`, and cancel other reads that were begun.
 
         Args:
             split: `train` or `test`.
-            ids: of the samples.
-            step: at which training sees them, None to read them as they are.
-            following: what will be asked for next; nothing to leave what was begun as it is.
+            ids: sample ids.
+            step: the step at which training sees them; None to read without augmentation.
+            following: the samples that will be needed next; empty to keep the reads that were begun.
 
         Raises:
-            SpecError: they cannot be read, or a process ended twice as it read them.
+            SpecError: the samples cannot be read, or two processes died reading them.
         """
         begun = self._ahead[split, step is None]
         now = self._begin(split, ((step, sample) for sample in ids), begun)
@@ -147,7 +144,7 @@ class Readers:
         return inputs, targets
 
     def _begin(self, split: str, wanted: Iterable[Wanted], begun: Mapping[Wanted, _Place]) -> dict[Wanted, _Place]:
-        """Where each sample is read, those by other calls included."""
+        """The place of each sample, including places that earlier calls began."""
         places = {each: begun.get(each) for each in wanted}
         missing = [each for each, place in places.items() if place is None]
         found = {each: place for each, place in places.items() if place is not None}
@@ -161,7 +158,7 @@ class Readers:
         return found
 
     def _piece(self, split: str, ids: list[int], step: int | None) -> _Samples:
-        reader = self._idle.get()  # there are as many as threads
+        reader = self._idle.get()  # there is one for each thread
         try:
             for _ in range(_ATTEMPTS):
                 try:
@@ -170,19 +167,19 @@ class Readers:
                     how, last = reader.end(), error
                     if self._closed:
                         raise
-                    logger.warning("a process that reads samples has ended (%s), and is replaced", how)
+                    logger.warning("a loader process died (%s); replacing it", how)
         finally:
             self._idle.put(reader)
         raise SpecError(
             "spec.data",
-            f"the processes that read the samples {', '.join(map(str, ids))} have ended, one after the other ({how}): "
-            "they may lack memory, or a library that reads these samples fails",
+            f"two loader processes died reading the samples {', '.join(map(str, ids))} ({how}): "
+            "they may lack memory, or a library crashes on these samples",
             reason="DataUnreadable",
         ) from last
 
 
 class _Reader:
-    """A process, and the one that takes its place when it has ended."""
+    """A loader process, which is started again after it died."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -191,11 +188,11 @@ class _Reader:
         self._killed = False
 
     def start(self) -> Connection:
-        """Start it, and have it load the dataset.
+        """Start the process and let it load the dataset.
 
         Raises:
-            EOFError, ConnectionError: it ended.
-            OSError: it cannot start here.
+            EOFError, ConnectionError: the process ended.
+            OSError: it cannot be started.
             SpecError: it cannot load the dataset.
         """
         context = multiprocessing.get_context("forkserver")  # the parent has threads, and maybe an accelerator
@@ -212,11 +209,11 @@ class _Reader:
         return self._pipe
 
     def read(self, split: str, ids: list[int], step: int | None) -> _Samples:
-        """Inputs and targets, on the CPU; starts the process where it does not run.
+        """Inputs and targets, on the CPU. Starts the process if it does not run.
 
         Raises:
-            EOFError, OSError: it ended, or cannot start.
-            SpecError: the samples cannot be read, or it cannot load the dataset.
+            EOFError, OSError: the process ended, or cannot be started.
+            SpecError: the samples cannot be read, or the process cannot load the dataset.
         """
         pipe = self.start() if self._pipe is None else self._pipe
         pipe.send((split, ids, step))
@@ -225,12 +222,12 @@ class _Reader:
 
     def kill(self) -> None:
         self._killed = True
-        process = self._process  # which a thread may be about to replace
+        process = self._process  # another thread may replace it meanwhile
         if process is not None:
             process.kill()
 
     def end(self) -> str:
-        """Let go of it; how it ended."""
+        """Kill the process and forget it. Returns how it ended."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
         if pipe is not None:
             pipe.close()
@@ -249,16 +246,16 @@ class _Reader:
 
 
 def importing_main() -> bool:
-    """Whether this is a process that is starting, in which a program's main module is only imported."""
+    """Whether this process is just starting and imports the program's main module."""
     return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
 def _serve(pipe: Connection) -> None:
-    """What a process does: it loads the dataset, and reads what it is asked for as long as its parent lives."""
+    """The main function of a loader process: load the dataset, then read requested samples while the parent lives."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the parent
     torch.set_num_threads(1)
-    # Else all draw alike, as the server that they are forked from would.
+    # Otherwise all processes would draw the same numbers, as copies of the fork server.
     torch.seed()
     np.random.seed()
     with contextlib.suppress(EOFError, OSError):  # the parent ends
@@ -276,7 +273,7 @@ def _loaded(pipe: Connection) -> dict[str, Any]:
     try:
         splits: dict[str, Any] = pickle.loads(pipe.recv_bytes())
     except Exception as error:
-        message = f"a process that reads samples cannot load the dataset: {type(error).__name__}: {error}"
+        message = f"a loader process cannot load the dataset: {type(error).__name__}: {error}"
         pipe.send(SpecError(_FIELD, message))
         raise
     pipe.send(None)
@@ -284,7 +281,7 @@ def _loaded(pipe: Connection) -> dict[str, Any]:
 
 
 def _bytes(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype]:
-    """What is sent of a tensor: torch sends its own through /dev/shm."""
+    """A tensor's bytes and type, because torch would send the tensor through /dev/shm."""
     return tensor.contiguous().view(torch.uint8).numpy(), tensor.dtype
 
 

@@ -1,5 +1,4 @@
-"""Tables of the `datasets` library: splits and slices of what is saved or on the hub, columns that hold what they
-should, and what is made of their rows once for all workers."""
+"""Tables of the `datasets` library: reads splits and slices, checks columns, and maps rows once for all workers."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipetransformer.errors import SpecError, meant
 
-#: `save_to_disk` writes the first of several splits, the other of one table.
+#: Files that `save_to_disk` writes: the first for several splits, the second for one table.
 _SAVED = ("dataset_dict.json", "state.json")
 #: How the library reads a file, by its suffix.
 _READERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,13 +25,13 @@ _READERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def read_tables(path: str, name: str | None, splits: Mapping[str, str]) -> list[Any]:
-    """A table for each split, or slice of one, such as `train[:90%]`. A table that was saved alone is called `train`,
-    and so is a file.
+    """A table for each split, or slice of a split such as `train[:90%]`. A single saved table or file is the split
+    `train`.
 
     Args:
         path: folder, file or hub id.
-        name: of the dataset's configuration.
-        splits: by the option that names them.
+        name: the dataset's configuration.
+        splits: splits by the names of the options that select them.
 
     Raises:
         SpecError: there is no such split.
@@ -57,14 +56,14 @@ def _split(by_name: Mapping[str, Any], split: str, option: str) -> Any:
         known = ", ".join(by_name)
         raise SpecError(
             f"spec.data.options.{option}",
-            f'there is no split "{split}"{meant(split, by_name)}, only {known}: name one, or slices of it, such as '
+            f'there is no split "{split}"{meant(split, by_name)}, only {known}: name one, or slices such as '
             "train: train[:90%] and test: train[90%:]",
         ) from error
 
 
 def mapped(table: Any, function: Callable[..., dict[str, Any]], features: Any = None) -> Any:
-    """What `function` makes of batches of rows, in new columns. It is kept beside the table, or in the library's cache
-    where nothing may be written there, and found again by the next worker."""
+    """A table of the columns that `function` makes from batches of rows. The result is cached beside the table, or in
+    the library's cache if the table's folder is read-only, so the next worker finds it."""
     return table.map(
         function,
         batched=True,
@@ -75,15 +74,15 @@ def mapped(table: Any, function: Callable[..., dict[str, Any]], features: Any = 
 
 
 def column_of(table: Any, name: str) -> pa.ChunkedArray:
-    """A column as it lies in the file."""
+    """A column as stored in the file."""
     return table.select_columns(name).with_format("arrow")[:][name]
 
 
 def check_texts(tables: Sequence[Any], name: str) -> None:
-    """Refuse a column that is none of texts.
+    """Refuse a column that does not hold texts.
 
     Raises:
-        ValueError: naming the first row that has none.
+        ValueError: names the column's type, or the first row without a text.
     """
     for table in tables:
         column = column_of(table, name)
@@ -93,11 +92,11 @@ def check_texts(tables: Sequence[Any], name: str) -> None:
 
 
 def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tuple[str, ...]]:
-    """The tables with whole numbers from 0 in the column `name`, how many classes there are, and their names. Classes
-    that are texts are numbered in the order of the alphabet.
+    """The tables with whole numbers from 0 in the column `name`, the number of classes, and their names. Texts are
+    numbered in alphabetical order.
 
     Raises:
-        ValueError: the column holds something else, or naming the first row that has no class.
+        ValueError: the column does not hold classes, or a row has no class; the error names the first.
     """
     columns = [column_of(table, name) for table in tables]
     if all(_is_text(column) for column in columns):
@@ -127,7 +126,7 @@ def _is_text(column: pa.ChunkedArray) -> bool:
 
 
 def _numbered(table: Any, name: str, labels: tuple[str, ...]) -> Any:
-    """The table with numbers in that column; the others, which may be pictures, are not written again."""
+    """The table with numbers in that column. The other columns, which may be pictures, are not written again."""
     column = table.select_columns([name]).with_format(None)
     features = datasets.Features({name: datasets.ClassLabel(names=list(labels))})
     function = partial(_numbers, name=name, numbers={label: number for number, label in enumerate(labels)})
@@ -146,7 +145,7 @@ def _slice(saved: Any, split: str) -> Any:
 
 
 def _cache_file(table: Any, function: Callable[..., Any]) -> str | None:
-    """None where the library's own choice, beside the table, will do."""
+    """A cache file in the library's cache; None if the file can be beside the table, as is the library's default."""
     if all(os.access(Path(file["filename"]).parent, os.W_OK) for file in table.cache_files):
         return None
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "mapped"
@@ -157,4 +156,4 @@ def _cache_file(table: Any, function: Callable[..., Any]) -> str | None:
 def _refuse(column: pa.ChunkedArray, name: str, wrong: pa.ChunkedArray, what: str) -> None:
     row = pc.index(wrong, True).as_py()
     if row >= 0:
-        raise ValueError(f"column {name}: row {row} is {column[row].as_py()}, which is no {what}")
+        raise ValueError(f"column {name}: row {row} is {column[row].as_py()}, which is not a {what}")

@@ -1,7 +1,6 @@
-"""Text that every worker has: a folder of files, or the documentation of Python's own library, where there is none.
+"""Texts from a folder of files, or from the documentation in Python's own library, which every worker has.
 
-Either a language model's (the target is the next byte, or bytes that were masked) or classified: which sub-folder, or
-which package of the library, a paragraph is from.
+The task is a language model's (next or masked bytes), or to find the class of a paragraph: its sub-folder or package.
 """
 
 import ast
@@ -21,9 +20,9 @@ from .tokens import END, PAD, START, VOCABULARY, as_lengths, encode_bytes, pack,
 PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "unittest", "xml")
 _HELD_OUT_EVERY = 5
 _SHORTEST = 40
-#: Characters; no paragraph of Python's documentation has as many.
+#: Characters in a page; no paragraph of Python's documentation is longer.
 _PAGE = 4096
-#: Name of the class of files that are in no sub-folder.
+#: Name of the class for files outside of sub-folders.
 _TOP = "."
 _SUFFIXES = {".txt", ".md", ".rst"}
 
@@ -36,16 +35,16 @@ def load_text(
     length: int | Sequence[int] = 128,
     packages: Sequence[str] = PACKAGES,
 ) -> Dataset:
-    """Paragraphs as bytes; every fifth of each class is held out, the first one first.
+    """Load paragraphs as bytes. Every fifth paragraph of each class, from the first on, is held out.
 
-    What is packed is parted where it is longer than a page, too, so that one document is enough.
+    Packed paragraphs longer than a page are cut into pages, so that one document is enough.
 
     Args:
         path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty for `packages`.
-        dtype: of floating-point inputs, of which there are none.
-        task: a `Task`; the class is where the text is from.
-        length: tokens of a sample; of padded ones a few lengths, of which each gets the shortest that it fits.
-        packages: of Python's library.
+        dtype: unused, because there are no floating-point inputs.
+        task: a `Task`; a text's class is its sub-folder or package.
+        length: tokens in a sample. Padded samples may have a list of lengths; each gets the shortest that it fits.
+        packages: packages of Python's library.
 
     Raises:
         SpecError: the task is unknown.
@@ -63,7 +62,9 @@ def load_text(
         for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     if not train:
-        raise ValueError(f"{len(test)} paragraphs are too few: blank lines part them, and the first one is held out")
+        raise ValueError(
+            f"{len(test)} paragraphs are too few: blank lines separate paragraphs, and the first is held out"
+        )
     ids: dict[str, Any] = {"pad_id": PAD, "start_id": START, "end_id": END}
     if target is not Task.CLASS:
         if shorter:
@@ -83,9 +84,9 @@ def load_text(
 
 
 def _folder(folder: Path) -> dict[str, list[str]]:
-    """Texts by sub-folder; those directly in the folder are of the class ''."""
+    """Texts by sub-folder; files directly in the folder belong to the class ''."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder")
+        raise FileNotFoundError(f"{folder} is not a folder")
     texts: dict[str, list[str]] = {}
     for file in sorted(folder.rglob("*")):
         if file.suffix in _SUFFIXES:
@@ -93,7 +94,7 @@ def _folder(folder: Path) -> dict[str, list[str]]:
             try:
                 text = file.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
-                raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+                raise ValueError(f"{file} is not UTF-8 text: {error}") from error
             texts.setdefault(parts[0] if len(parts) > 1 else "", []).append(text)
     if not texts:
         raise FileNotFoundError(f"{folder} has no {', '.join(sorted(_SUFFIXES))} files")
@@ -101,10 +102,10 @@ def _folder(folder: Path) -> dict[str, list[str]]:
 
 
 def _docstrings(package: str) -> list[str]:
-    """Of all modules, classes and functions, file by file, read from the sources without running them."""
+    """Docstrings of all modules, classes and functions of a package, from its sources, which are not run."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"{package} is no package of Python's library")
+        raise ImportError(f"{package} is not a package of Python's library")
     folder = Path(spec.submodule_search_locations[0])
     return [text for file in sorted(folder.rglob("*.py")) for text in _docstrings_of(file)]
 

@@ -19,10 +19,10 @@ PAD, START, END = 0, 1, 2
 BYTE_OFFSET = 3
 #: Token ids of `encode_bytes`.
 VOCABULARY = 256 + BYTE_OFFSET
-#: Numbers of token ids where samples are bytes: alone, or with one that masks.
+#: Vocabulary sizes of byte samples: without and with a mask token.
 BYTE_VOCABULARIES = (VOCABULARY, VOCABULARY + 1)
 
-#: Text to token ids, with whatever marks its start and end.
+#: Maps a text to token ids, including those of its start and end.
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -38,7 +38,7 @@ class PaddedTokens:
     Attributes:
         inputs: (samples, positions) ids.
         targets: (samples,) classes.
-        positions_used: (samples,) positions that are no padding.
+        positions_used: (samples,) number of positions that are not padding.
     """
 
     inputs: Tensor
@@ -57,10 +57,10 @@ class PaddedTokens:
 
 
 def as_lengths(length: int | Sequence[int]) -> tuple[int, ...]:
-    """What the option `length` of a dataset says, ascending.
+    """The lengths in a dataset's option `length`, ascending.
 
     Raises:
-        ValueError: there is none, or one is no positive number.
+        ValueError: there are none, or one is not a positive number.
     """
     lengths = (length,) if isinstance(length, int) else tuple(sorted(set(length)))
     if not lengths or not all(isinstance(each, int) and each > 0 for each in lengths):
@@ -69,9 +69,8 @@ def as_lengths(length: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def pack(texts: Iterable[str], length: int, encode: Encode) -> Split:
-    """All texts one after the other, cut into samples of `length` tokens; a target is the next token.
-
-    What is left over at the end is dropped.
+    """All texts joined and cut into samples of `length` tokens, whose targets are the next tokens. The rest at the end
+    is dropped.
 
     Raises:
         ValueError: the texts do not fill one sample.

@@ -1,4 +1,4 @@
-"""When blocks stop training: one small interface, one policy a file."""
+"""Freeze policies: they decide when layers stop training. One small interface, one policy per file."""
 
 from .explicit import Explicit
 from .gradient_norm import GradientNorm

@@ -1,9 +1,8 @@
-"""What the frozen boundary means for units (0 is the embedding, 1..L the blocks, L+1 the head).
+"""Applies the frozen boundary to units (0 is the embedding, 1..L the layers, L+1 the head).
 
-The embedding freezes with block 0; the head never does. Frozen means: no gradient, out of the optimizer, in `eval()`.
-The one exception is a parameter that a frozen unit shares with one that trains: it follows the other's gradient, while
-its own unit computes none.
-The boundary may fall: a unit that trains again goes on from its weights with fresh optimizer state.
+The embedding freezes with the first layer; the head never freezes. A frozen unit has no gradient, no optimizer state,
+and is in `eval()`. One exception: a parameter that it shares with a unit that trains follows that unit's gradient.
+The boundary may fall. A unit that trains again keeps its weights and gets new optimizer state.
 """
 
 from collections.abc import Mapping
@@ -14,12 +13,12 @@ from pipetransformer.models import Ties
 
 
 def first_trainable(boundary: int) -> int:
-    """Index of the first unit that still trains when `boundary` blocks are frozen."""
+    """Index of the first unit that trains when `boundary` layers are frozen."""
     return 0 if boundary == 0 else boundary + 1
 
 
 def trains(unit: int, name: str, boundary: int, ties: Ties) -> bool:
-    """Whether parameter `name` of a unit changes when `boundary` blocks are frozen."""
+    """Whether a unit's parameter `name` changes when `boundary` layers are frozen."""
     return ties.last_unit(unit, name) >= first_trainable(boundary)
 
 

@@ -1,4 +1,4 @@
-"""Boundaries that the user wrote down, step by step; also how one run replays the freezes of another."""
+"""Boundaries that the user lists by step, for example to replay another run's freezes."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from .policy import FreezeObservation, FreezePolicy
 
 
 class Explicit(FreezePolicy):
-    """From each point's step on its boundary holds, higher or lower than the one before."""
+    """Each point sets the boundary from its step on. The boundary may rise or fall."""
 
     def __init__(self, points: Sequence[FreezePoint]) -> None:
         self.points = sorted(points, key=lambda point: point.step)

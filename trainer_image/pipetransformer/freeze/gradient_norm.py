@@ -1,15 +1,14 @@
-"""PipeTransformer's Eq. 1 as published: freeze up to the layer whose gradient is smallest, within a geometric bound.
+"""PipeTransformer's Eq. 1 as published: freeze up to the layer with the smallest gradient, within a geometric bound.
 
-The released code hard-codes the bound and never looks at a gradient. Here L_frozen counts layers, so "freeze up to
-layer l" freezes l itself, the one that moves least, and all before it. A block without a gradient has nothing that
-trains and is not asked.
+The released code uses only the bound and no gradient. Here L_frozen counts layers, so "freeze up to layer l" includes
+l, the layer that moves least. Layers without a gradient have nothing to train and are skipped.
 """
 
 from .policy import FreezeObservation, FreezePolicy, Instants, ceil_share
 
 
 class GradientNorm(FreezePolicy):
-    """min(L_frozen + alpha * (L - L_frozen), argmin of the active blocks' gradient norms) (section 3.1, Eq. 1)."""
+    """min(L_frozen + alpha * (L - L_frozen), argmin of the active layers' gradient norms) (section 3.1, Eq. 1)."""
 
     def __init__(self, alpha: float, instants: Instants) -> None:
         self.alpha = alpha

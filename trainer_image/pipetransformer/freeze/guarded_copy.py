@@ -1,7 +1,7 @@
-"""A worker's own copy of the job's policy, whose failures are the user's to mend.
+"""A worker's own copy of the job's policy, whose errors become `SpecError`.
 
-A policy may be anybody's code. Whatever it raises becomes a `SpecError`: a `RuntimeError` that got through would look
-like a broken connection, and the workers would regroup for ever.
+A policy may be the user's code. If it raised a `RuntimeError`, that would look like a broken connection, and the
+workers would regroup without end.
 """
 
 import copy
@@ -15,9 +15,9 @@ from .policy import FreezeObservation, FreezePolicy
 
 
 class PolicyCopy:
-    """Asks a copy of `pristine`, which stays as it is, going on from `state`: what `state_dict` of another copy gave.
+    """Asks a copy of `pristine`, which stays unchanged. The copy resumes from `state`, another copy's `state_dict`.
 
-    All methods raise `SpecError` when the policy fails.
+    All methods raise `SpecError` if the policy fails.
     """
 
     def __init__(self, pristine: FreezePolicy, state: Mapping[str, Any]) -> None:
@@ -25,7 +25,7 @@ class PolicyCopy:
         self._checked = False
         try:
             self._policy = copy.deepcopy(pristine)
-            if state.get("policy") == self._name:  # a run that goes on may have another one
+            if state.get("policy") == self._name:  # a resumed run may use another policy
                 self._policy.load_state_dict(state["state"])
         except Exception as error:
             raise self._failed(error) from error
@@ -38,21 +38,21 @@ class PolicyCopy:
             raise self._failed(error) from error
 
     def decide(self, observation: FreezeObservation) -> int:
-        """As `FreezePolicy.decide`, and within its limits."""
+        """As `FreezePolicy.decide`, with its limits checked."""
         try:
             boundary = int(self._policy.decide(observation))
             if not 0 <= boundary <= observation.num_layers:
-                raise ValueError(f"boundary {boundary} of {observation.num_layers} blocks")
+                raise ValueError(f"boundary {boundary} of {observation.num_layers} layers")
             return boundary
         except Exception as error:
             raise self._failed(error) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """What another copy goes on from."""
+        """State to resume another copy with."""
         try:
             state = self._policy.state_dict()
             if state and not self._checked:
-                json.dumps(state)  # it will travel and be stored as that
+                json.dumps(state)  # checkpoints and messages store it as JSON
                 self._checked = True
             return {"policy": self._name, "state": state}
         except Exception as error:

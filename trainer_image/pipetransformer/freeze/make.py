@@ -1,4 +1,4 @@
-"""From the spec's `freeze` to its policy."""
+"""Makes the policy of the spec's section `freeze`."""
 
 import logging
 
@@ -18,17 +18,17 @@ logger = logging.getLogger(__name__)
 
 
 def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None = None) -> FreezePolicy:
-    """The policy that the spec names, as it is before the first step; `own` for `Script`.
+    """The policy that the spec names, in its initial state; `own` for `Script`.
 
-    An imported function is called with the `Instants` at which the spec wants decisions, and with the spec's options.
+    An imported function is called with the spec's `Instants` and options.
 
     Raises:
-        SpecError: the policy is unknown, does not import or refuses its options.
+        SpecError: the policy is unknown, cannot be imported or refuses its options.
     """
     instants = _instants(spec, steps_per_epoch)
     if spec.ignored:
         fields = ", ".join(spec.ignored)
-        logger.warning("spec.freeze: policy None freezes nothing, so %s has no effect; name a policy", fields)
+        logger.warning("spec.freeze: policy None freezes nothing, so %s has no effect; set a policy", fields)
     match spec.policy:
         case FreezePolicyName.NONE:
             return NoFreeze()

@@ -1,8 +1,8 @@
-"""AutoFreeze's rule (Liu et al., 2021): freeze the front blocks whose gradients have stopped changing.
+"""AutoFreeze's rule (Liu et al., 2021): freeze the front layers whose gradients have stopped changing.
 
-The paper takes the norm of the gradient accumulated over an interval; here it is the mean norm of the interval's
-gradients, which the vote has anyway, global and reduced. PipeTransformer's released code has a branch for this rule
-that never accumulates (it overwrites) and freezes one block too many: the first that still moves.
+The paper takes the norm of the gradient accumulated over an interval. Here it is the mean norm of the interval's global
+gradients, which the vote carries anyway. PipeTransformer's released code has a branch for this rule, but it overwrites
+instead of accumulating, and also freezes the first layer that still moves.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from .policy import FreezeObservation, FreezePolicy, Instants
 
 
 class NormChange(FreezePolicy):
-    """Freezes all blocks before the first active one whose norm changed at least as much as `percentile` of them.
+    """Freezes all layers before the first active layer whose norm changed at least as much as the `percentile`.
 
-    The change of a block is |before - now| / before, of its mean gradient norm in this interval and in the one before.
-    Some block always reaches the percentile, so the last active block never freezes. A block without a gradient in both
-    intervals has nothing that trains: it counts for no percentile and freezes with those around it.
+    A layer's change is |before - now| / before, of its mean gradient norm in the previous and in this interval. Some
+    layer always reaches the percentile, so the last active layer never freezes. A layer without a gradient in both
+    intervals has nothing to train: it is left out of the percentile and freezes with its neighbours.
     """
 
     def __init__(self, percentile: float, instants: Instants) -> None:

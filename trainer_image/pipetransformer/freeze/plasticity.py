@@ -1,10 +1,9 @@
-"""Egeria's rule (Wang et al., EuroSys 2023): the front block freezes once its plasticity no longer changes.
+"""Egeria's rule (Wang et al., EuroSys 2023): the front layer freezes once its plasticity no longer changes.
 
-Plasticity is the distance between what a block of the training model and the same block of a reference model give for
-the same samples, as similarity-preserving loss (Tung and Mori, ICCV 2019). Egeria's reference is a quantised copy that
-is renewed now and then. Here it is the model as it was one decision earlier, and only its similarities are kept: all
-that the front block computes with below it is frozen and the samples are fixed, so they say all that a copy would.
-They are part of the policy's state, so they move with regroups and stand in checkpoints.
+Plasticity is the distance between the outputs of a layer and of the same layer in a reference model, for the same
+samples, as similarity-preserving loss (Tung and Mori, ICCV 2019). Egeria's reference is a quantised copy that it renews
+at times. Here the reference is the model at the previous decision. Only its similarities are kept: the samples are
+fixed and all units below the front layer are frozen, so similarities say as much as a copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,13 @@ from .policy import FreezeObservation, FreezePolicy, Instants
 
 
 class Plasticity(FreezePolicy):
-    """Freezes the front block when its plasticity is stationary, and unfreezes all when the learning rate has dropped.
+    """Freezes the front layer when its plasticity is stationary, and unfreezes all when the learning rate has dropped.
 
-    Plasticity is smoothed by a moving average over `window` decisions. It is stationary while a line through the last
-    `window` averages rises or falls by at most `tolerance` a decision, in units of the largest plasticity that the
-    block has shown as the front; after `window` such decisions in a row it freezes, and the next one is the front.
-    When the learning rate has fallen by `learning_rate_drop` since the first freeze, all blocks train again, as Egeria
-    lets them.
+    Plasticity is smoothed by a moving average over `window` decisions. It is stationary while the slope of a line
+    through the last `window` averages is at most `tolerance` per decision, relative to the layer's largest plasticity
+    as the front. After `window` such decisions in a row the layer freezes, and the next layer is the front. When the
+    learning rate has fallen by the factor `learning_rate_drop` since the first freeze, all layers train again (as in
+    Egeria).
     """
 
     def __init__(self, tolerance: float, window: int, learning_rate_drop: float, instants: Instants) -> None:
@@ -92,5 +91,5 @@ class Plasticity(FreezePolicy):
 
 
 def distance(reference: Sequence[float], similarities: Sequence[float]) -> float:
-    """Similarity-preserving loss of two (n * n) matrices of normalised similarities: ||reference - ours||^2 / n^2."""
+    """Similarity-preserving loss of two flat (n, n) matrices of normalised similarities: ||a - b||^2 / n^2."""
     return float(np.mean(np.square(np.subtract(reference, similarities))))

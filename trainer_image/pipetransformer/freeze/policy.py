@@ -1,4 +1,4 @@
-"""The interface of a freeze policy, and the instants at which one that decides now and then does so."""
+"""The interface of a freeze policy, and the instants of its decisions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FreezeObservation:
-    """What every rank knows alike after a step's vote.
+    """What all ranks know after a step's vote. A policy is also asked once with step 0, before training.
 
-    `step` counts committed steps, so it is also the index of the next one; `epoch` counts finished epochs. A policy
-    is asked once with step 0, before training. `unit_gradient_norms` has the L2 norm of the global gradient of the
-    embedding, of each block and of the head (L + 2 numbers, 0 for frozen ones) at the step just committed. A
-    parameter that several units share counts in the last of them; a unit that shares all its parameters with later ones
-    has the norm of those. It is empty at step 0 and after a step that was skipped because it was not finite.
-    `learning_rate` is that step's, 0 at step 0.
-    `similarities` is there when the policy needs it: how alike a fixed set of samples looks to the first block that
-    still trains, an (n, n) matrix with normalised rows, flat, by the weights before the step.
+    Attributes:
+        step: number of committed steps, which is also the index of the next step.
+        epoch: number of finished epochs.
+        boundary: number of frozen layers.
+        num_layers: number of layers (L).
+        unit_gradient_norms: L2 norms of the global gradient of the embedding, each layer and the head (L + 2 numbers, 0
+            for frozen ones) at the last step. A parameter that several units share counts in the last of them; a unit
+            that shares all its parameters with later units has the norm of those. Empty at step 0 and after a step that
+            was skipped because it was not finite.
+        learning_rate: learning rate of the last step, 0 at step 0.
+        similarities: if the policy needs them, the similarities of a fixed set of samples in the output of the first
+            layer that trains: a flat (n, n) matrix with normalised rows, by the weights before the step.
     """
 
     step: int
@@ -30,43 +34,43 @@ class FreezeObservation:
 
 
 class FreezePolicy(ABC):
-    """Decides the frozen boundary after each step, from the observation and its own state alone.
+    """Decides the frozen boundary after each step.
 
-    Every rank asks its own copy, so the answer must depend on nothing else. A policy that remembers something between
-    steps gives it by `state_dict`: it moves with regroups and stands in checkpoints.
+    Every rank asks its own copy, so a decision must depend only on the observation and the policy's state. A policy
+    that remembers something between steps returns it from `state_dict`, so that regroups and checkpoints keep it.
     """
 
     @abstractmethod
     def decide(self, observation: FreezeObservation) -> int:
-        """Blocks to freeze from the next step on, 0 to `num_layers`: more or fewer than `observation.boundary`."""
+        """Number of layers to freeze from the next step on, 0 to `num_layers`; may be below `observation.boundary`."""
 
     def needs_similarities(self, step: int) -> bool:
-        """Whether the observation after `step` committed steps shall have `similarities`, which cost an evaluation."""
+        """Whether the observation after `step` committed steps needs `similarities`, which cost extra forwards."""
         del step
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state; a policy that gets it back goes on as if nothing had happened."""
+        """JSON-able state, to resume another copy of the policy with."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         del state
 
 
 @dataclass(frozen=True)
 class Instants:
-    """Steps after which a policy may act: `start` steps pass, then every `interval`-th is one."""
+    """Steps after which a policy may act: every `interval` steps after the first `start` steps."""
 
     start: int
     interval: int
 
     def number(self, step: int) -> int | None:
-        """T of the decision after `step` committed steps, from 1; None when this is no instant."""
+        """Number (T, from 1) of the decision after `step` committed steps; None if there is none."""
         number, between = divmod(step - self.start, self.interval)
         return None if between or number < 1 else number
 
 
 def ceil_share(value: float) -> int:
-    """Ceiling that forgives the rounding of a float: 4.000000000000001 is 4."""
+    """Ceiling that tolerates rounding errors: 4.000000000000001 gives 4."""
     return -int(-(value - 1e-9) // 1)

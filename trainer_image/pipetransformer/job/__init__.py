@@ -1,1 +1,1 @@
-"""What every worker derives alike from the spec, and what is refused before a worker is ready."""
+"""The job: facts that every worker derives from the spec, and the checks before a worker is ready."""

@@ -1,4 +1,4 @@
-"""Rules that the CRD cannot check by itself, applied by every worker before it says that it is ready."""
+"""Checks that every worker makes before it reports that it is ready, and that the CRD cannot make by itself."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,13 +13,9 @@ from pipetransformer.storage import Folder
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
-#: Draw in each forward, from the process's random state.
-_DRAWING = nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
-_TransformerLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
-
 
 def check_rules(spec: TrainerSpec) -> None:
-    """Refuse what the CRD's own rules refuse, in their words: no API server has seen the spec of a program.
+    """Apply the CRD's own rules with their messages, because no API server has checked a program's spec.
 
     Raises:
         SpecError: naming the first field that is wrong.
@@ -33,7 +29,7 @@ def check_rules(spec: TrainerSpec) -> None:
 
 
 def check_spec(spec: TrainerSpec) -> None:
-    """Refuse what could never train.
+    """Refuse a spec that can never train.
 
     Raises:
         SpecError: naming the first field that is wrong.
@@ -41,7 +37,7 @@ def check_spec(spec: TrainerSpec) -> None:
     if spec.pipeline.stages > spec.model.num_layers:
         raise SpecError(
             "spec.pipeline.stages",
-            f"{spec.pipeline.stages} stages need as many blocks, but spec.model.numLayers is {spec.model.num_layers}",
+            f"{spec.pipeline.stages} stages need as many layers, but spec.model.numLayers is {spec.model.num_layers}",
         )
     if spec.training.global_batch_size < spec.num_shards:
         raise SpecError(
@@ -57,11 +53,11 @@ def check_spec(spec: TrainerSpec) -> None:
 
 
 def check_storage(spec: TrainerSpec) -> None:
-    """Refuse to begin what could not be kept: a run writes its model at its end.
+    """Refuse to begin if the checkpoint's or the output's location cannot be written: a run saves its model at its end.
 
     Raises:
-        SpecError: nothing here can open a location.
-        StorageError: nothing can be written there.
+        SpecError: a location's URL cannot be opened here.
+        StorageError: a location cannot be written.
     """
     for field, location in _locations(spec):
         folder = check_location(field, location)
@@ -77,10 +73,10 @@ def _locations(spec: TrainerSpec) -> Iterator[tuple[str, str]]:
 
 
 def check_location(field: str, location: str) -> Folder:
-    """The folder, but for a URL that nothing here can open.
+    """The folder at a location.
 
     Raises:
-        SpecError: naming `field`.
+        SpecError: its URL cannot be opened here; the error names `field`.
     """
     try:
         return Folder(location)
@@ -90,12 +86,12 @@ def check_location(field: str, location: str) -> Folder:
 
 
 def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: str) -> None:
-    """Refuse to go on from a checkpoint with what would make another run of it.
+    """Refuse to resume a checkpoint of another run.
 
     Args:
-        ours: `Job.identity`.
-        theirs: that of the run that wrote the checkpoint; of an older release it may say less.
-        location: of the checkpoint.
+        ours: this job's `Job.identity`.
+        theirs: the identity of the run that wrote the checkpoint. Fields that it lacks are not compared.
+        location: where the checkpoint is.
 
     Raises:
         SpecError: naming the first difference.
@@ -104,7 +100,7 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
         if theirs.get(name, value) != value:
             back = f"change {name} back"
             if name == "trainingTargets":
-                back = "go on with its data; what is drawn at random for them, as by random_split, wants a seed"
+                back = "use the same data (a random split, such as random_split, needs a fixed seed)"
             raise SpecError(
                 "spec.checkpoint.location",
                 f"{location} holds a checkpoint of another run, whose {name} was {theirs[name]} and not {value}: "
@@ -113,66 +109,62 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
 
 
 def check_model(model: PipelineModel) -> None:
-    """Refuse layers whose output, or gradient, depends on which samples share a micro-batch, or on which worker they
-    are; and parameters that cannot be trained, or none.
+    """Refuse a model without trainable parameters, or with complex ones, and modules that depend on the layout.
+
+    A module depends on the layout if its output or gradient changes with the samples that share a micro-batch or with
+    the worker that holds it.
 
     Raises:
-        SpecError: naming the first such layer or parameter.
+        SpecError: names the first such module or parameter.
     """
     if not any(True for unit in model.units for _ in unit.parameters()):
-        raise SpecError("spec.model", "no parameter of it wants a gradient: there is nothing to train")
+        raise SpecError("spec.model", "has no parameter that requires a gradient: there is nothing to train")
     for index, unit in enumerate(model.units):
         for name, parameter in unit.named_parameters():
             if parameter.is_complex():
                 raise SpecError(
                     "spec.model",
-                    f"{model.unit_name(index)}.{name} is a complex parameter: keep its real and imaginary part in a "
-                    "real one, and join them by torch.view_as_complex in the forward",
+                    f"{model.unit_name(index)}.{name} is a complex parameter, which is not supported: store real and "
+                    "imaginary parts in a real parameter, and join them by torch.view_as_complex in the forward",
                 )
         for name, module in unit.named_modules():
-            path = ".".join(filter(None, (model.unit_name(index), name)))
-            if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__}, whose statistics would depend on the layout: "
-                    "use LayerNorm or GroupNorm, or put its statistics into constants",
-                )
-            if isinstance(module, _TransformerLayer) and not module.self_attn.batch_first:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} that takes positions first, but between blocks and for its "
-                    "dropout samples come first: make it with batch_first=True",
-                )
-            if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with dropout, whose draws would depend on the layout: set "
-                    "dropout=0, or make one of each layer with Dropout between them",
-                )
-            if isinstance(module, nn.MultiheadAttention) and module.dropout and not is_keyed(module):
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with dropout, whose draws would depend on the layout: use "
-                    "nn.MultiheadAttention itself, or set dropout=0",
-                )
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with scale_grad_by_freq, whose gradient would depend on the "
-                    "layout: do without it",
-                )
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__} with max_norm, which changes its weight in each forward, and "
-                    "the layout decides how many there are: do without it",
-                )
-            if isinstance(module, _DRAWING):
-                raise SpecError(
-                    "spec.model", f"{path} is a {type(module).__name__}, whose draws would depend on the layout"
-                )
-            if isinstance(module, _DropoutNd):
-                raise SpecError(
-                    "spec.model",
-                    f"{path} is a {type(module).__name__}, whose draws would depend on the layout: use Dropout",
-                )
+            if complaint := _complaint(module):
+                path = ".".join(filter(None, (model.unit_name(index), name)))
+                raise SpecError("spec.model", f"{path} is a {type(module).__name__}{complaint}")
+
+
+def _complaint(module: nn.Module) -> str:
+    """Why a module cannot be trained, as words that follow its class name; empty if it can."""
+    match module:
+        case _NormBase() if isinstance(module, _BatchNorm) or module.track_running_stats:
+            return (
+                ", whose statistics would depend on the layout: use LayerNorm or GroupNorm, or turn its statistics "
+                "into constants"
+            )
+        case nn.TransformerEncoderLayer() | nn.TransformerDecoderLayer() if not module.self_attn.batch_first:
+            return (
+                " that expects positions first, but samples come first in all activations: "
+                "create it with batch_first=True"
+            )
+        case nn.RNNBase() if module.dropout and module.num_layers > 1:
+            return (
+                " with dropout, whose draws would depend on the layout: set dropout=0, or use one module per layer "
+                "with Dropout between them"
+            )
+        case nn.MultiheadAttention() if module.dropout and not is_keyed(module):
+            return (
+                " with dropout, whose draws would depend on the layout: use nn.MultiheadAttention itself, or set "
+                "dropout=0"
+            )
+        case nn.Embedding() | nn.EmbeddingBag() if module.scale_grad_by_freq:
+            return " with scale_grad_by_freq, whose gradient would depend on the layout: remove the option"
+        case nn.Embedding() | nn.EmbeddingBag() if module.max_norm is not None:
+            return (
+                " with max_norm, which changes the weight in each forward, and their number depends on the layout: "
+                "remove the option"
+            )
+        case nn.RReLU() | nn.FractionalMaxPool2d() | nn.FractionalMaxPool3d():  # they draw from the process's state
+            return ", whose draws would depend on the layout"
+        case _DropoutNd():
+            return ", whose draws would depend on the layout: use Dropout"
+    return ""

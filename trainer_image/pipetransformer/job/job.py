@@ -1,4 +1,4 @@
-"""What a job is before any worker has a role: the facts that every worker derives alike from the spec."""
+"""A job before any worker has a role: facts that every worker derives from the spec with the same result."""
 
 import copy
 import logging
@@ -59,18 +59,18 @@ class Job:
     """The spec with its data, order and model.
 
     Attributes:
-        policy: decides the frozen boundary; as it is before the first step, so a worker asks a copy.
-        schedule: of every pipeline.
+        policy: decides the frozen boundary. It stays as before the first step; a worker uses a copy.
+        schedule: the pipeline schedule.
         model: for its names, shapes, loss and metric; its units are on the meta device.
-        metrics: of an evaluation, by name.
-        build_units: the units of these indices as training starts from them, on the CPU.
-        micro_batch_size: samples of every micro-batch, at every layout whose cut is not measured.
+        metrics: metrics of an evaluation, by name.
+        build_units: builds the units of these indices with their initial weights, on the CPU.
+        micro_batch_size: samples in a micro-batch, unless measured costs choose another size for a layout.
         total_steps: global steps of the whole job.
-        unit_bytes: of the parameters and buffers of each unit.
-        no_decay: whole-model names of the parameters that weight decay leaves alone.
-        overruled: what the program says of the job and the spec has otherwise.
-        model_function: where the program's own function that builds the model is, as `module:function`; may be empty.
-        input_dtype: of the samples' inputs.
+        unit_bytes: bytes of each unit's parameters and buffers.
+        no_decay: whole-model names of the parameters without weight decay.
+        overruled: fields that the program sets and the spec overrules.
+        model_function: `module:function` of the program's model function; may be empty.
+        input_dtype: type of the samples' inputs.
     """
 
     spec: TrainerSpec
@@ -93,18 +93,18 @@ class Job:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """Type to compute products in, where it is not that of the weights."""
+        """Type to compute products in; None for the weights' type."""
         return torch.bfloat16 if self.spec.training.precision is Precision.BFLOAT16 else None
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint of this one has in common with it: the rest may change."""
+        """What must be equal in a run that resumes a checkpoint of this one; everything else may change."""
         training = self.spec.training
         return {
             "numLayers": self.num_layers,
             "numShards": self.order.num_shards,
             "parameters": sum(parameter.numel() for unit in self.model.units for parameter in unit.parameters()),
-            "numHeads": self.spec.model.num_heads,  # which no shape shows
+            "numHeads": self.spec.model.num_heads,  # no shape shows it
             "trainingSamples": len(self.dataset.train),
             "trainingTargets": self.training_digest,
             "globalBatchSize": training.global_batch_size,
@@ -115,12 +115,12 @@ class Job:
 
     @cached_property
     def training_digest(self) -> str:
-        """Of the training samples."""
+        """Digest of the training samples."""
         return digest(self.dataset.train)
 
     @cached_property
     def data_digest(self) -> str:
-        """Of all samples, and of the order that those for training are in."""
+        """Digest of all samples and of the training order."""
         return f"{self.order.num_shards}:{self.training_digest}:{digest(self.dataset.test)}"
 
     @property
@@ -128,8 +128,8 @@ class Job:
         return self.model.num_layers
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the held-out samples are scored after `step` committed steps: at the end, too, beyond which a run is
-        that goes on with fewer steps than its checkpoint has."""
+        """Whether the held-out samples are evaluated after `step` committed steps. The end is included; a run that
+        resumes with fewer total steps than its checkpoint is already past it."""
         spec = self.spec.evaluation
         if len(self.dataset.test) == 0:
             return False
@@ -138,48 +138,49 @@ class Job:
 
     @cached_property
     def inputs_change(self) -> bool:
-        """Whether samples that are read twice differ. They are read once, and before the first step."""
+        """Whether a sample differs when it is read twice. Must be first asked before the first step."""
         return inputs_change(self.dataset)
 
     @cached_property
     def bytes_budget(self) -> int:
-        """What the largest stage of the job's first layout needs, nothing frozen."""
+        """Bytes of the largest stage in the job's first layout, with nothing frozen."""
         return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)
 
     @cached_property
     def stage_bytes(self) -> int:
-        """Parameters, gradients and moments of the largest stage of the job's first layout; later ones need no more."""
+        """Bytes of parameters, gradients and moments in the largest stage of the first layout, which later layouts do
+        not exceed."""
         spans = self.cut(0, self.spec.pipeline.stages, 1, None).spans
         return max(sum(self._trained_bytes(self.model.units[index]) for index in span) for span in spans)
 
     def min_stages(self, boundary: int) -> int:
-        """The shortest pipeline whose largest stage needs no more than the first layout's; a restart begins with it."""
+        """The fewest stages whose largest stage needs no more bytes than the first layout's; a restart begins there."""
         stages = self.spec.pipeline.stages
         return next(
             (k for k in range(1, stages) if paper_bytes(self.unit_bytes, boundary, k) <= self.bytes_budget), stages
         )
 
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
-        """Stages and micro-batches of a layout: by measured costs, if there are any, and if it then seems to fit.
+        """Stages and micro-batches of a layout: by measured costs if there are any and the result fits the memory.
 
         Raises:
-            SpecError: there are more pipelines than shards, as an operator older than this trainer may ask for.
+            SpecError: there are more pipelines than shards, which only an older operator asks for.
         """
         if pipelines > (shards := self.order.num_shards):
             raise SpecError(
                 "spec.elasticPolicy.maxWorkers",
-                f"{pipelines} pipelines of {stages} were asked for, but the data are in order of {shards}: upgrade the"
-                f" operator, or set it to at most {shards * stages}",
+                f"the operator asked for {pipelines} pipelines of {stages} stages, but the data are ordered in {shards}"
+                f" shards: upgrade the operator, or set maxWorkers to at most {shards * stages}",
             )
         if costs is not None:
             try:
                 return self.step_model(costs).cut(boundary, stages, pipelines)
             except MemoryBoundError as error:
-                logger.warning("%d stages, %d pipelines: %s; cut as if nothing was measured", stages, pipelines, error)
+                logger.warning("%d stages, %d pipelines: %s; cutting by assumed costs", stages, pipelines, error)
         return Cut(spans(self.num_layers, boundary, stages), self.micro_batch_size)
 
     def step_model(self, costs: ModelCosts | None) -> StepModel:
-        """Predicts steps and cuts; without measured costs by assumed ones, whose seconds are only relative."""
+        """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative."""
         cache = self.spec.cache
         asked = costs is not None and cache.policy is not CachePolicy.NEVER
         cached = asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
@@ -198,24 +199,25 @@ class Job:
 
     @property
     def cuts_by_paper(self) -> bool:
-        """Whether nothing that was measured decides about layouts and cuts."""
+        """Whether layouts and cuts ignore measured costs."""
         return self.spec.pipeline.packing is Packing.PAPER
 
     def choice_model(self, costs: ModelCosts | None) -> StepModel:
-        """The model that predicts steps for a choice of layout: with packing Paper by assumed costs alone."""
+        """The model that predicts steps for the choice of a layout; with packing `Paper` by assumed costs."""
         return self.step_model(None if self.cuts_by_paper else costs)
 
     def offers(
         self, boundary: int, costs: ModelCosts | None, *, scale: float | None, pause_seconds: float
     ) -> list[Offer]:
-        """What the job could do with `boundary` blocks frozen, at each number of stages: the leader reports it, and a
-        plan made before the training asks it of the same job.
+        """What the job can do with `boundary` frozen layers, for each number of stages.
+
+        The leader reports it; a plan made before training asks the same job.
 
         Args:
-            boundary: frozen blocks.
-            costs: of the units, once they are measured.
-            scale: what predicted seconds are multiplied by; None to offer none.
-            pause_seconds: expected cost of one regroup.
+            boundary: number of frozen layers.
+            costs: measured costs of the units; None before they are measured.
+            scale: factor for predicted seconds; None to offer no seconds.
+            pause_seconds: expected seconds of one regroup.
         """
         model = self.choice_model(costs)
 
@@ -236,11 +238,11 @@ class Job:
         )
 
     def blank_unit(self, index: int) -> nn.Module:
-        """A unit whose state is to be replaced: that is on the meta device."""
+        """A unit on the meta device, whose state the caller replaces."""
         return copy.deepcopy(self.model.units[index])
 
     def _trained_bytes(self, unit: nn.Module) -> int:
-        """Of a unit's parameters, their gradients and moments."""
+        """Bytes of a unit's parameters, gradients and moments."""
         return sum(
             2 * parameter.nbytes
             + sum(
@@ -251,7 +253,7 @@ class Job:
         )
 
     def training_micro_batches(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
-        """Micro-batches of each pipeline at a global step."""
+        """Micro-batches of each pipeline at one global step."""
         return self._deal(step, pipelines, micro_batch_size)
 
     @cached_property
@@ -265,18 +267,18 @@ class Job:
         return dealt
 
     def training_samples(self, step: int, layout: StageLayout) -> list[int]:
-        """Samples of the layout's own pipeline at a global step, in their order, padding included."""
+        """Sample ids of this worker's pipeline at a global step, in order and with padding."""
         dealt = self.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
         return [sample_id for micro_batch in dealt for sample_id in micro_batch.sample_ids]
 
     def test_micro_batches(self, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
-        """Micro-batches of each pipeline over the whole held-out split."""
+        """Micro-batches of each pipeline for the whole held-out split."""
         count = len(self.dataset.test)
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size, padded_lengths(self.dataset.test, self.dataset.info))
 
     def users(self, pipelines: int) -> Callable[[str, int], int]:
-        """Which of so many pipelines uses a sample, told its split (`train` or `test`) and its id."""
+        """A function from a split (`train` or `test`) and a sample id to the pipeline that uses the sample."""
         # Held-out samples are dealt as one shard for each pipeline.
         by_shard, by_part = pipelines_of(pipelines, self.order.num_shards), pipelines_of(pipelines, pipelines)
         ends = [(p + 1) * len(self.dataset.test) // pipelines for p in range(pipelines)]
@@ -289,7 +291,7 @@ class Job:
         return pipeline
 
     def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
-        """The few training samples by which a freeze policy may compare a block with what it was: always the same."""
+        """A few fixed training samples, by which a freeze policy compares a layer with its earlier self."""
         count = len(self.dataset.train)
         ids = random.Random(self.spec.training.seed).sample(range(count), min(count, _PROBE_SAMPLES))
         return deal([ids], 1, micro_batch_size, padded_lengths(self.dataset.train, self.dataset.info))[0]

@@ -1,4 +1,4 @@
-"""From a spec to its job: the data are read, the model is shaped, and what cannot be trained is refused."""
+"""Makes a job from a spec: reads the data, shapes the model and refuses what cannot be trained."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -30,8 +30,8 @@ from .checks import check_model, check_spec
 from .job import Job
 from .script_parts import Parts, place_of_function
 
-#: Few pipelines share these within some thousandths, and each is shuffled by a generator of its own, in the step that
-#: begins an epoch.
+#: Enough shards for a few pipelines to share them evenly, within some thousandths. More would make the first step of an
+#: epoch slow, because each shard is shuffled by its own generator.
 _ENOUGH_SHARDS = 1024
 
 
@@ -40,12 +40,12 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
 
     Args:
         spec: of the job.
-        parts: what the spec calls `script`.
-        num_shards: C of the checkpoint that the run goes on from; by default a shard for each sample of a batch, up
-            to as many as share it evenly enough.
+        parts: the parts that the spec names `script`.
+        num_shards: shards (C) of the checkpoint to resume. By default one for each sample of a batch, up to 1,024 (or
+            the number of pipelines, if that is more).
 
     Raises:
-        SpecError: what the user asked for cannot be trained.
+        SpecError: the job cannot be trained as specified.
     """
     parts = parts or Parts()
     parts.check(spec)
@@ -58,9 +58,9 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     if num_shards is not None and count < num_shards:
         raise SpecError(
             "spec.checkpoint.location",
-            f"{spec.checkpoint and spec.checkpoint.location} holds a checkpoint of a run with more data: they are "
-            f"in order of {num_shards} shards, and now there are {count} training samples: name another location, "
-            "or go on with its data",
+            f"{spec.checkpoint and spec.checkpoint.location} holds a checkpoint of a run with more data: they were "
+            f"ordered in {num_shards} shards, and now there are {count} training samples: name another location, "
+            "or use the same data",
         )
     order = EpochOrder(
         seed=training.seed,
@@ -76,7 +76,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     stages = spec.pipeline.stages
     inputs, targets = read_batch(dataset.train, [0], None)
     metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)
-    if spec.evaluation.best_metric not in metrics:  # which has an accuracy in mind
+    if spec.evaluation.best_metric not in metrics:  # the default, accuracy, does not suit every task
         evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
         spec = spec.model_copy(update={"evaluation": evaluation})
     return Job(
@@ -102,10 +102,10 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
 
 
 def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
-    """The samples, read once what can be known before them is checked.
+    """Read the samples, after every check that needs no samples.
 
     Raises:
-        SpecError: the model or the options of the data are wrong, or the data cannot be read.
+        SpecError: the model or the data options are wrong, or the data cannot be read.
     """
     own = parts.data is not None
     if not own:
@@ -123,17 +123,17 @@ def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
 def _model(
     spec: TrainerSpec, parts: Parts, dataset: Dataset, dtype: torch.dtype
 ) -> tuple[PipelineModel, Callable[[Collection[int]], dict[int, nn.Module]]]:
-    """The model without weights, and what builds units of it."""
+    """The model without weights, and a function that builds its units."""
     seed = spec.training.seed
     if parts.model is None:
         if spec.model.name == "vit" and dataset.info.num_classes < 1:
-            raise SpecError("data", "does not say how many classes it has: pass a Dataset with a DataInfo")
+            raise SpecError("data", "has an unknown number of classes: pass a Dataset with a DataInfo")
         build = partial(build_units, spec.model, dataset.info, seed=seed, dtype=dtype)
         return build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=()), build
     own = OwnModel(parts.model, read_batch(dataset.train, [0], None)[0], seed=seed, dtype=dtype)
     model = own.shape()
     if "num_layers" in spec.model.model_fields_set and model.num_layers != spec.model.num_layers:
         raise SpecError(
-            "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} blocks"
+            "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} layers"
         )
     return model, own.build_units

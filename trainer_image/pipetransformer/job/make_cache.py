@@ -1,4 +1,4 @@
-"""The cache that a job asks for."""
+"""Makes a worker's activation cache from the job's spec."""
 
 import logging
 
@@ -11,15 +11,15 @@ logger = logging.getLogger(__name__)
 
 
 def make_cache(job: Job, worker: str) -> ActivationCache | None:
-    """A worker's cache, or None where there is nothing to keep entries in or for.
+    """A worker's cache. None if the spec allows no cache, or if a sample's inputs change between two reads.
 
-    Data that are augmented at random, without saying how, are not cached: every epoch would see the first one's inputs.
+    Inputs that change at random are not cached, because later epochs would reuse the first epoch's inputs.
     """
     settings = job.spec.cache
     if settings.policy is CachePolicy.NEVER or settings.memory_bytes + settings.disk_bytes == 0:
         return None
     if job.inputs_change:
-        logger.warning("no cache: inputs change from one read to the next; name their variants as AugmentedSplit does")
+        logger.warning("no cache: inputs change between two reads; number the variants as AugmentedSplit does")
         return None
     computes = [job.spec.model.model_dump_json(), job.spec.data.model_dump_json(), job.spec.training.precision]
     return ActivationCache(settings, job="\n".join(computes), worker=worker)

@@ -1,7 +1,7 @@
-"""What a program passes to `train` as objects, because no spec can say it.
+"""The objects that a program passes to `train`, such as its model function, because a spec cannot hold them.
 
-In a pod the manifest holds for all that it can say. What comes from the program instead is named `script` there, so
-neither side can replace the other's part unnoticed.
+In a pod the manifest decides everything that it can express. It names a part `script` if the program brings it, so
+neither side replaces the other's part unnoticed.
 """
 
 import sys
@@ -17,15 +17,13 @@ from pipetransformer.callbacks.callback import Callback
 from pipetransformer.data import Dataset, Processor, Table
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze import FreezePolicy
-from pipetransformer.models import PipelineModel
+from pipetransformer.models import ModelFunction, PipelineModel
 from pipetransformer.models.metrics import Metric
 from pipetransformer.pipeline import ScheduleClass
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 #: Characters of a value in a message.
 _SHOWN = 80
-#: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, blocks, head) that classifies.
-ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
 #: A `Dataset`, a map-style dataset of (input, target), a table of the `datasets` library, or two of these: training and
 #: held-out samples.
 OwnData = Dataset | TorchDataset[Any] | Table | Mapping[str, Table] | Sequence[TorchDataset[Any]] | Sequence[Table]
@@ -33,7 +31,7 @@ OwnData = Dataset | TorchDataset[Any] | Table | Mapping[str, Table] | Sequence[T
 
 @dataclass(frozen=True, slots=True)
 class Overruled:
-    """A field that the program sets to something else than the manifest, which holds; None where that has no value."""
+    """A field that program and manifest set differently. The manifest wins; `manifest` is None if it has no value."""
 
     field: str
     script: Any
@@ -42,10 +40,11 @@ class Overruled:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Each part that is not None takes the place of what the spec would name; metrics are added to the spec's.
+    """The program's own parts. A part that is not None replaces what the spec would name; metrics are added.
 
-    `processor` made the inputs of `data`. `said` is the rest of what the program says, in a pod: there the manifest
-    holds.
+    Attributes:
+        processor: the tokenizer or image processor that made the inputs of `data`.
+        said: in a pod, the spec that the program's other arguments make. The manifest overrules it.
     """
 
     model: ModelFunction | None = None
@@ -60,7 +59,7 @@ class Parts:
     def __post_init__(self) -> None:
         """
         Raises:
-            SpecError: a part is of another kind than its annotation, and would fail later or be taken for nothing.
+            SpecError: a part has the wrong type.
         """
         model, freeze = self.model, self.freeze
         _check_model(model)
@@ -69,7 +68,7 @@ class Parts:
                 "model",
                 model,
                 model is None or callable(model),
-                "a Model, or a function without arguments that builds one: a PipelineModel or a list of modules",
+                "a Model, or a function without arguments that returns a PipelineModel or a list of modules",
             ),
             (
                 "processor",
@@ -85,10 +84,10 @@ class Parts:
                 raise SpecError(name, f"must be {wanted}, not {shown(part)}")
 
     def check(self, spec: TrainerSpec) -> None:
-        """Refuse a spec and a program that contradict each other.
+        """Check that the program passes exactly the parts that the spec names `script`.
 
         Raises:
-            SpecError: the spec names a part that the program does not pass, or the other way round.
+            SpecError: it passes one too few or one too many.
         """
         for field, part, said, script, keyword in (
             ("spec.model.name", self.model, spec.model.name, SCRIPT, "model"),
@@ -106,7 +105,7 @@ class Parts:
                 )
 
     def overruled(self, spec: TrainerSpec) -> list[Overruled]:
-        """What the program says and the spec has otherwise."""
+        """The fields that the program sets to another value than the spec."""
         if self.said is None:
             return []
         holds = dict(_leaves(spec.model_dump(mode="json", by_alias=True)))
@@ -115,7 +114,7 @@ class Parts:
 
 
 def place_of_function(function: ModelFunction | None) -> str:
-    """`module:function` by which another program can import it; empty where it cannot, as of a lambda."""
+    """`module:function`, by which another program can import the function; empty if there is none, as for a lambda."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
@@ -123,16 +122,16 @@ def place_of_function(function: ModelFunction | None) -> str:
 
 
 def shown(value: object) -> str:
-    """What was given, as a short line."""
+    """A value as one short line for a message."""
     words = " ".join(repr(value).split())
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
 def _check_model(model: object) -> None:
-    """Refuse a network that is made already: every worker makes its own, with weights that the seed says.
+    """Refuse a network that is already built, because every worker builds its own from the seed.
 
     Raises:
-        SpecError: saying what to pass instead.
+        SpecError: says what to pass instead.
     """
     if isinstance(model, nn.Module):
         name = type(model).__name__
@@ -140,14 +139,14 @@ def _check_model(model: object) -> None:
             how = 'save it by save_pretrained(FOLDER), and pass Model(name="huggingface", path=FOLDER, num_layers=...)'
         else:
             how = (
-                f"pass a function that builds it as a list of modules (embedding, blocks, head), not {name} as a whole"
+                f"pass a function that returns it as a list of modules (embedding, layers, head), not {name} as a whole"
             )
         raise SpecError("model", f"is an nn.Module, {shown(model)}: {how}")
     if isinstance(model, PipelineModel) or (
         isinstance(model, list | tuple) and model and all(isinstance(part, nn.Module) for part in model)
     ):
         words = "pass the function that builds it, because every worker calls it"
-        raise SpecError("model", f"is made already, {shown(model)}: {words}")
+        raise SpecError("model", f"is already built, {shown(model)}: {words}")
     if isinstance(model, str):
         raise SpecError("model", f"is {model!r}: pass Model(name={model!r}, ...), or a function that builds a model")
 

@@ -1,4 +1,4 @@
-"""What a job's layouts would be like, without training it: the ground of `pipetransformer plan`."""
+"""Predicts a job's layouts without training it, for `pipetransformer plan`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Forecast:
     """A job as its leader would see it, at any boundary.
 
     Attributes:
-        job: loaded, its weights not built.
-        costs: of its units, as measured; None to assume that all blocks cost the same, so that times are only relative.
+        job: the loaded job, without weights.
+        costs: measured costs of its units. None assumes that all layers cost the same; times are then only relative.
     """
 
     job: Job
@@ -33,16 +33,16 @@ class Forecast:
 
     @classmethod
     def of(cls, spec: TrainerSpec, costs: ModelCosts | None = None) -> "Forecast":
-        """Loads the job.
+        """Load the job.
 
         Raises:
-            SpecError: what the user asked for cannot be trained, or only a script has it.
+            SpecError: the job cannot be trained as specified, or needs a script.
         """
         _check_named(spec)
         return cls(load_job(spec), costs)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
-        """(step, frozen blocks from there on) of each move of the boundary; None when gradients will decide."""
+        """(step, frozen layers from there on) of each move of the boundary; None if gradients will decide."""
         policy, total = self.job.policy, self.job.total_steps
         if isinstance(policy, NoFreeze):
             return []
@@ -64,22 +64,22 @@ class Forecast:
         return moves
 
     def cut(self, boundary: int, layout: Layout) -> Cut:
-        """How the trainer would cut a layout."""
+        """The trainer's cut of a layout."""
         costs = None if self.job.cuts_by_paper else self.costs
         return self.job.cut(boundary, layout.stages, layout.pipelines, costs)
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
-        """Of a step; without costs in forwards of one sample through one block."""
+        """Seconds of a step; without costs, in units of one sample's forward through one layer."""
         return self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
 
     def present(self, boundary: int, cut: Cut, layout: Layout, remaining_steps: int | None) -> Present:
-        """What the leader would report of a layout in which it trains."""
+        """What the leader would report about a layout in which it trains."""
         seconds = self.job.choice_model(self.costs).step_seconds(boundary, cut, layout.pipelines)
         return Present(layout, seconds, remaining_steps)
 
     def offers(self, boundary: int) -> list[Offer]:
-        """What the leader would offer at this boundary before it has measured a pause; without costs pauses are left
-        out, because no time is known to compare them with."""
+        """The leader's offers at this boundary, before it has measured a pause. Without costs pauses count as 0,
+        because there is no time to compare them with."""
         pause = 0.0 if self.costs is None else ASSUMED_PAUSE_SECONDS
         return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause)
 
@@ -92,11 +92,11 @@ def _check_named(spec: TrainerSpec) -> None:
         ("spec.pipeline.schedule", spec.pipeline.schedule),
     ):
         if name in (SCRIPT, FreezePolicyName.SCRIPT, ScheduleName.SCRIPT):
-            raise SpecError(field, f"is {name}: a plan is made from the manifest alone, and only the script has this")
+            raise SpecError(field, f"is {name}: a plan needs only the manifest, but this part is in the script")
 
 
 def measure_here(job: Job) -> ModelCosts:
-    """What each unit costs on this machine's accelerator, else its CPU; what workers send each other costs nothing.
+    """Measure each unit on this machine's accelerator, or its CPU. Sending between workers is taken to cost nothing.
 
     Raises:
         ModelError: the model failed.

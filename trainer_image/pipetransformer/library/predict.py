@@ -1,4 +1,4 @@
-"""Reads a finished model back: `load_model` in Python, `python -m pipetransformer.library.predict FOLDER` in a shell.
+"""Loads a finished model: `load_model` in Python, `python -m pipetransformer predict FOLDER` in a shell.
 
 The command prints one JSON line, `{"samples": 364, "accuracy": 0.97}`, about the held-out split. With `--inputs FILE`
 it prints a line for each sample instead: `{"class": 3, "label": "cat", "score": 0.98}`.
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from pipetransformer import storage
 from pipetransformer.data import Split, lengths_of, load_dataset
 from pipetransformer.errors import SpecError
-from pipetransformer.job.script_parts import ModelFunction
-from pipetransformer.models import MicroBatchContext, PipelineModel, import_huggingface, set_micro_batch
+from pipetransformer.models import MicroBatchContext, ModelFunction, PipelineModel, import_huggingface, set_micro_batch
 from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.storage import Kind, ModelConfig, load_config
 from pipetransformer_contract.spec import SCRIPT
@@ -30,13 +29,13 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model says of some samples.
+    """A model's predictions for some samples.
 
     Attributes:
-        outputs: (samples, ..., classes) the head's outputs, such as logits.
-        classes: (samples, ...) number of the largest output.
-        scores: (samples, ...) its softmax among the outputs.
-        labels: name of each sample's class; empty where classes have no names, or a sample has many.
+        outputs: (samples, ..., classes) outputs of the head, such as logits.
+        classes: (samples, ...) index of the largest output.
+        scores: (samples, ...) softmax of the largest output.
+        labels: name of each sample's class; empty if classes have no names, or if a sample has several classes.
     """
 
     outputs: Tensor
@@ -46,12 +45,12 @@ class Prediction:
 
 
 class TrainedModel(nn.Module):
-    """A finished model that is not of transformers, in evaluation mode on the CPU.
+    """A finished model that is not a class of transformers, in evaluation mode on the CPU.
 
-    Its parts are `embedding`, `blocks` and `head`, so `state_dict()` has the names of `model.safetensors`.
+    Its parts are `embedding`, `blocks` (the layers) and `head`, so `state_dict()` has the names of `model.safetensors`.
 
     Attributes:
-        config: what `pipetransformer.json` says of it, such as `labels`, `dtype` and `input_shape`.
+        config: the contents of `pipetransformer.json`, such as `labels`, `dtype` and `input_shape`.
     """
 
     def __init__(self, model: PipelineModel, config: ModelConfig) -> None:
@@ -64,9 +63,9 @@ class TrainedModel(nn.Module):
         """The head's outputs.
 
         Args:
-            inputs: (samples, *input_shape), scaled as the training data were; floating ones are cast to the weights'
+            inputs: (samples, *input_shape), scaled like the training data; floating inputs are cast to the weights'
                 type.
-            lengths: (samples,) leading positions that are no padding; None where nothing is padded.
+            lengths: (samples,) number of leading positions that are not padding; None without padding.
         """
         x = inputs.to(next(self.parameters()).dtype) if inputs.is_floating_point() else inputs
         set_micro_batch(MicroBatchContext(0, range(len(x)), lengths))
@@ -78,16 +77,16 @@ class TrainedModel(nn.Module):
         """Outputs, classes and their names, without gradients.
 
         Args:
-            inputs: as `forward` takes them.
-            lengths: as `forward` takes them.
-            batch_size: samples of one forward.
+            inputs: as in `forward`.
+            lengths: as in `forward`.
+            batch_size: samples in one forward.
 
         Raises:
-            ValueError: inputs have another shape than the model's.
+            ValueError: the inputs have the wrong shape.
         """
         wanted = self.config.input_shape
         if tuple(inputs.shape[1:]) != wanted and not self.config.vocab_size:  # tokens may be fewer
-            raise ValueError(f"inputs are {tuple(inputs.shape)}, not (samples, {', '.join(map(str, wanted))})")
+            raise ValueError(f"inputs have shape {tuple(inputs.shape)}, not (samples, {', '.join(map(str, wanted))})")
         with torch.no_grad():
             parts = [
                 self(
@@ -99,15 +98,15 @@ class TrainedModel(nn.Module):
 
 
 def load_model(location: str | Path, *, model: ModelFunction | None = None) -> Any:
-    """The finished model of a folder, in evaluation mode on the CPU.
+    """Load a finished model, in evaluation mode on the CPU.
 
     Args:
-        location: path or fsspec URL of the folder `model` that a run left.
-        model: the function that a program gave to `train`. It is needed only where the folder does not name it, as of a
-            lambda, or where its module cannot be imported here.
+        location: path or fsspec URL of a run's folder `model`.
+        model: the function that was passed to `train`. It is needed only if the folder does not name it, as for a
+            lambda, or if its module cannot be imported here.
 
     Returns:
-        For `huggingface` the model of transformers; otherwise a `TrainedModel`.
+        A model of transformers for `huggingface`; otherwise a `TrainedModel`.
 
     Raises:
         FileNotFoundError: the folder holds no model.
@@ -123,7 +122,7 @@ def load_model(location: str | Path, *, model: ModelFunction | None = None) -> A
 
 
 def accuracy(model: PipelineModel, split: Split) -> float:
-    """Share of the split's targets that the model gets right."""
+    """Share of the split's targets that the model predicts correctly."""
     metric = accuracy_of(model)
     correct = weight = 0.0
     with torch.no_grad():
@@ -148,7 +147,7 @@ def _prediction(outputs: Tensor, labels: Sequence[str]) -> Prediction:
 
 def _score(location: str, config: ModelConfig) -> dict[str, float]:
     if config.data.name == SCRIPT:
-        raise SpecError("data", "the samples were those of a program: give inputs by --inputs, or score them there")
+        raise SpecError("data", "the samples came from a program: pass inputs by --inputs, or evaluate them there")
     dataset = load_dataset(config.data, dtype=config.torch_dtype)
     return {"samples": len(dataset.test), "accuracy": accuracy(storage.load_model(location), dataset.test)}
 
@@ -170,12 +169,12 @@ def _predict(location: str, config: ModelConfig, file: str) -> list[dict[str, An
     ]
 
 
-def main() -> None:
-    """Print JSON lines: how well the model does on the held-out split, or what it says of some inputs."""
-    parser = argparse.ArgumentParser(prog="pipetransformer.library.predict", description=__doc__)
-    parser.add_argument("model_dir", help="folder or fsspec URL that holds a finished model")
-    parser.add_argument("--inputs", help="a .npy file of inputs (samples, ...), scaled as the training data were")
-    arguments = parser.parse_args()
+def main(given: Sequence[str]) -> None:
+    """Print JSON lines: the accuracy on the held-out split, or predictions for some inputs."""
+    parser = argparse.ArgumentParser(prog="python -m pipetransformer predict", description=__doc__)
+    parser.add_argument("model_dir", help="folder or fsspec URL of a finished model")
+    parser.add_argument("--inputs", help="a .npy file of inputs (samples, ...), scaled like the training data")
+    arguments = parser.parse_args(given)
     try:
         config = load_config(arguments.model_dir)
         if arguments.inputs is None:
@@ -184,8 +183,4 @@ def main() -> None:
             for line in _predict(arguments.model_dir, config, arguments.inputs):
                 print(json.dumps(line))
     except (OSError, ValueError) as error:  # a SpecError is a ValueError
-        sys.exit(f"pipetransformer.library.predict: {error}")
-
-
-if __name__ == "__main__":
-    main()
+        sys.exit(f"pipetransformer predict: {error}")

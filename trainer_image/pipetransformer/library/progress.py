@@ -1,7 +1,4 @@
-"""Progress of a script's training: a line that is redrawn on a terminal, and one line a minute elsewhere.
-
-It goes to standard error, so that the script has its standard output for itself.
-"""
+"""Shows progress on standard error: a line that is redrawn on a terminal, otherwise one line a minute."""
 
 import logging
 import os
@@ -19,16 +16,16 @@ logger = logging.getLogger(__name__)
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 60.0
-#: Back to the line's beginning, and the rest of the line cleared.
+#: Terminal codes: go back to the line's start; clear the rest of the line.
 _BEGIN, _CLEAR = "\r", "\x1b[K"
 
 
 class ProgressLine(Callback):
-    """See the module. What fails in it, such as a stream that is closed, is told once and stops no training.
+    """Writes the progress line. A failure, such as a closed stream, is logged once and does not stop training.
 
     Args:
-        stream: by default standard error, as it is when the first step is told.
-        clock: seconds.
+        stream: by default `sys.stderr` at the first step.
+        clock: returns seconds.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,10 +33,10 @@ class ProgressLine(Callback):
         self._clock = clock
         self._layout: tuple[int, int] | None = None
         self._text = ""
-        #: Of what was written last.
+        #: The last line and its time.
         self._written, self._written_at = "", -float("inf")
         self._failed = False
-        self._lock = threading.Lock()  # `close` comes from the thread that trains
+        self._lock = threading.Lock()  # the training thread calls `close`
 
     def on_step(self, line: Mapping[str, Any]) -> None:
         stages, pipelines = self._layout or (None, None)
@@ -66,14 +63,14 @@ class ProgressLine(Callback):
         self.close()
 
     def close(self) -> None:
-        """What is written next begins on a line of its own."""
+        """End the line, so that other output starts on a new one."""
         with self._lock:
             if self._written and not self._failed and _is_terminal(self._stream):
                 self._write("\n")
-            self._failed = True  # what is told late would be written over what comes next
+            self._failed = True  # a late step must not overwrite other output
 
     def _show(self, on_terminal: float, elsewhere: float) -> None:
-        """Writes the present line if the last was written at least so many seconds ago, and said something else."""
+        """Write the line if it has changed and the last one was written at least that many seconds ago."""
         with self._lock:
             self._stream = self._stream or sys.stderr
             terminal = _is_terminal(self._stream)

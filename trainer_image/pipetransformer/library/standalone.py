@@ -32,6 +32,7 @@ from pipetransformer.errors import (
 )
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.checks import check_storage
+from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.record import newest_generation, set_aside
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 _LOOPBACK = "127.0.0.1"
-#: Of this process, as every rank counts them.
+#: Numbers of this process's runs; every rank counts alike.
 _run_numbers = itertools.count()
 
 
@@ -54,10 +55,10 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     """Train `spec` in a world of fixed size until it ends. A checkpoint at its location is resumed.
 
     Returns:
-        How it ended, and what all ranks know of it: also those that the last layout left over.
+        How the run ended, and its control state, also on ranks that the last layout left out.
 
     Raises:
-        SpecError: what the user asked for cannot be trained.
+        SpecError: the job cannot be trained as specified.
         ModelError: the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         CallbackError: a callback failed.
@@ -65,59 +66,30 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         SystemExit: this rank had no part in the last layout, and the run has failed.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
-        raise SpecError("train", "makes the process groups that it needs: do not call init_process_group before it")
+        raise SpecError("train", "creates its own process groups: do not call init_process_group before it")
     shared, rank, size = _meeting_point(os.environ)
     check_storage(spec)
     resumed = newest_checkpoint(spec)
-    stages, num_shards = min(spec.pipeline.stages, size), None if resumed is None else resumed.num_shards
-    spec = spec.model_copy(
-        update={
-            "workers": size,
-            "num_shards": size if num_shards is None else min(size, num_shards),
-            "pipeline": spec.pipeline.model_copy(update={"stages": stages}),
-        }
-    )
-    job = load_job(spec, parts, num_shards=num_shards)
+    spec = _in_world(spec, size, resumed)
+    job = load_job(spec, parts, num_shards=None if resumed is None else resumed.num_shards)
     address = _own_address(os.environ)
     own_store, listens_at = host_store(address, _TIMEOUT)
     world = World.meet(own_store if shared is None else shared, rank, size, listens_at)
-    source: Chooser | Follower
-    if rank == 0:
-        if resumed is None:
-            set_aside(run_dir)
-        initial = Layout(stages, min(size // stages, spec.num_shards))
-        _warn_of_idle(initial, size, resumed)
-        bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
-        first = 1
-        if resumed is not None:  # which need not be the newest: what came after it may be without a checkpoint
-            first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
-        uid = run_uid("" if resumed is None else str(resumed.state.get("job_uid", "")))
-        source = Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
-        watcher = GenerationWatcher(source.watched())
-    else:
-        source = Follower(world)
-        watcher = GenerationWatcher(source)
+    source = _chooser(world, job, resumed, run_dir) if rank == 0 else Follower(world)
+    watcher = GenerationWatcher(source.watched() if isinstance(source, Chooser) else source)
     stop = threading.Event()
     device = _device_alone() if shared is None else choose_device()
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
     with _stopping(stop, source), ExitStack() as at_end:
-        at_end.callback(handler.shutdown)  # else the watcher's thread keeps the store of a run that failed
+        at_end.callback(handler.shutdown)  # otherwise the watcher's thread keeps the store of a failed run
         at_end.enter_context(_telling(world))
         ending = Ending.LEFT
-        while ending is Ending.LEFT:  # a rank that a layout leaves over waits for one that names it again
+        while ending is Ending.LEFT:  # a rank that a layout leaves out waits for a layout that includes it
             trainer = Trainer(
                 job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
                 Hooks(stop_requested=stop.is_set),
             )  # fmt: skip
-            try:
-                ending = trainer.run()
-            except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
-                trainer.fail(error.reason, str(error))
-                raise
-            except WorkersDifferError as error:
-                raise SpecError("data", str(error), reason="DataUnreadable") from error
-            finally:
-                trainer.close()
+            ending = _run(trainer)
     control = trainer.control
     if stop.is_set():
         return Ending.STOPPED, control
@@ -129,18 +101,58 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     return ending, control
 
 
+def _in_world(spec: TrainerSpec, size: int, resumed: CheckpointInfo | None) -> TrainerSpec:
+    """`spec` for `size` processes: as many workers, and no more stages and pipelines than they can form."""
+    return spec.model_copy(
+        update={
+            "workers": size,
+            "num_shards": size if resumed is None else min(size, resumed.num_shards),
+            "pipeline": spec.pipeline.model_copy(update={"stages": min(spec.pipeline.stages, size)}),
+        }
+    )
+
+
+def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Path) -> Chooser:
+    """Rank 0's choice of layouts."""
+    if resumed is None:
+        set_aside(run_dir)
+    spec, size = job.spec, job.spec.workers
+    stages = spec.pipeline.stages
+    initial = Layout(stages, min(size // stages, spec.num_shards))
+    _warn_of_idle(initial, size, resumed)
+    bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
+    first = 1
+    if resumed is not None:  # generations after it may have left no checkpoint
+        first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
+    uid = run_uid("" if resumed is None else str(resumed.state.get("job_uid", "")))
+    return Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
+
+
+def _run(trainer: Trainer) -> Ending:
+    """Train until this rank leaves or the run ends. Reports a failure before raising it."""
+    try:
+        return trainer.run()
+    except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
+        trainer.fail(error.reason, str(error))
+        raise
+    except WorkersDifferError as error:
+        raise SpecError("data", str(error), reason="DataUnreadable") from error
+    finally:
+        trainer.close()
+
+
 def _warn_of_idle(initial: Layout, size: int, resumed: CheckpointInfo | None) -> None:
     if initial.workers == size:
         return
-    why = f"{initial.stages} stages are a pipeline"
+    why = f"a pipeline has {initial.stages} stages"
     if resumed is not None and initial.pipelines == resumed.num_shards:
-        why = f"the data of the checkpoint {resumed.folder} are in order of {resumed.num_shards}, one for a pipeline"
-    logger.warning("%d of %d processes have no part in the first layout: %s", size - initial.workers, size, why)
+        why = f"the data of the checkpoint {resumed.folder} have {resumed.num_shards} shards, at least one per pipeline"
+    logger.warning("%d of %d processes are idle in the first layout: %s", size - initial.workers, size, why)
 
 
 @contextmanager
 def _telling(world: World) -> Iterator[None]:
-    """On rank 0: tell ranks without a part in it why the run failed."""
+    """On rank 0, tell idle ranks why the run failed."""
     try:
         yield
     except BaseException as error:
@@ -151,29 +163,29 @@ def _telling(world: World) -> Iterator[None]:
 
 
 def _told(world: World) -> tuple[Ending, Control]:
-    """What rank 0 says of a run that ended without this rank."""
+    """The end of a run that ended without this rank, as rank 0 tells it."""
     try:
         end = world.end()
     except dist.DistError as error:
-        raise SystemExit("rank 0 has gone") from error
+        raise SystemExit("rank 0 is gone") from error
     if "error" in end:
-        raise SystemExit(f"rank 0 has failed: {end['error']}")
+        raise SystemExit(f"rank 0 failed: {end['error']}")
     return Ending(end["ending"]), Control.from_dict(end["control"])
 
 
 def _meeting_point(environment: Mapping[str, str]) -> tuple[Store | None, int, int]:
-    """The store that torchrun's ranks share, this rank and their number; (None, 0, 1) without torchrun."""
+    """The store that torchrun's ranks share, this rank and the number of ranks; (None, 0, 1) without torchrun."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None, 0, 1
     store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
     assert isinstance(store, TCPStore)
-    # Processes that torchrun starts again may find the keys of those before them, and a run those of an earlier run.
+    # The store may still hold keys of earlier attempts by torchrun, and of earlier runs in this process.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"pipetransformer/{attempt}/{next(_run_numbers)}", store), rank, size
 
 
 def _own_address(environment: Mapping[str, str]) -> str:
-    """The address of this machine on the way to rank 0."""
+    """The address of this machine's interface towards rank 0."""
     host = environment.get("MASTER_ADDR")
     if host is None or environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE"):
         return _LOOPBACK
@@ -184,13 +196,13 @@ def _own_address(environment: Mapping[str, str]) -> str:
 
 
 def _device_alone() -> torch.device:
-    """One process has the machine to itself, so torch's own number of threads stays."""
+    """The device of a single process, which keeps torch's default number of threads."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @contextmanager
 def _stopping(stop: threading.Event, source: Chooser | Follower) -> Iterator[None]:
-    """SIGTERM leaves at a round's end, where the run is in the main thread."""
+    """Let SIGTERM end the run after the current round, if the run is in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

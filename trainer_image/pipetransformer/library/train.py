@@ -1,4 +1,4 @@
-"""The trainer as a library: one function that runs a script's model and data wherever the script is started.
+"""The trainer as a library: `train` runs a script's model and data wherever the script is started.
 
 - `python train.py`: in this process alone.
 - `torchrun --nproc-per-node 4 train.py`: a fixed world; its leader chooses layouts.
@@ -6,7 +6,7 @@
   checkpoint, whenever the operator changes the size.
 - as the command of a `PipeTrainingJob`'s pod template: a worker of the operator, which regroups in process.
 
-In the last two the manifest says all that it can say; the script brings only the parts that are `script` there.
+In the last two the manifest decides; the script brings only the parts that the manifest names `script`.
 """
 
 import inspect
@@ -14,7 +14,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -28,7 +29,8 @@ from pipetransformer.data import Processor, importing_main
 from pipetransformer.errors import SpecError, meant
 from pipetransformer.freeze import FreezePolicy
 from pipetransformer.job.checks import check_rules
-from pipetransformer.job.script_parts import ModelFunction, OwnData, Parts, shown
+from pipetransformer.job.script_parts import OwnData, Parts, shown
+from pipetransformer.models import ModelFunction
 from pipetransformer.models.metrics import Metric
 from pipetransformer.pipeline import ScheduleClass
 from pipetransformer.state.control import Control
@@ -54,22 +56,22 @@ from pipetransformer_contract.wire import Env
 from .progress import ProgressLine
 from .standalone import run_fixed
 
-#: Held while this process trains: random generators and the present micro-batch are the process's.
+#: Held while this process trains, because random generators and the current micro-batch belong to the process.
 _training = threading.Lock()
 _Given = ParamSpec("_Given")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished run leaves, known alike in every process.
+    """The result of a finished run; the same in every process.
 
     Attributes:
         steps: committed steps.
-        frozen_layers: blocks that were frozen at the end.
-        metrics: of the last evaluation, by name; empty where there was none.
-        best: of the best evaluation.
-        best_step: steps that were committed at the best evaluation.
-        run_dir: the run's record, and the model in its folder `model`.
+        frozen_layers: layers that were frozen at the end.
+        metrics: metrics of the last evaluation, by name; empty if there was none.
+        best: metrics of the best evaluation.
+        best_step: committed steps at the best evaluation.
+        run_dir: folder of the run's record, with the model in its folder `model`.
     """
 
     steps: int
@@ -81,14 +83,14 @@ class Result:
 
 
 def _knowing_its_arguments(function: Callable[_Given, Result]) -> Callable[_Given, Result]:
-    """The function, which says what a misspelt argument may have meant."""
+    """Let `function` refuse unknown arguments with a suggestion."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)
     def checked(*args: _Given.args, **kwargs: _Given.kwargs) -> Result:
         for name in kwargs:
             if name not in known:
-                words = f"train takes no such argument{meant(name, known)}: it takes {', '.join(known)}"
+                words = f"Unknown argument of train{meant(name, known)}. Known: {', '.join(known)}"
                 _refuse(SpecError(name, words))
         return function(*args, **kwargs)
 
@@ -114,71 +116,62 @@ def train(
     run_dir: str | Path = "run",
     progress: bool = True,
 ) -> Result:
-    """Train to the end, on as many processes as there are. A process runs one `train` at a time.
+    """Train to the end on all processes that there are. A process runs one `train` at a time.
 
-    What is of a type of the spec (`Training`, `Freeze`, ...) may be a dict of its fields as well.
+    Arguments of the spec's types (`Training`, `Freeze`, ...) may also be dicts of their fields.
 
     Args:
-        model: a `Model` of ours, or a function without arguments that builds yours: a `PipelineModel`, or a list of
-            modules (embedding, blocks, head). Every process calls it with `training.seed` set.
-        data: `Data` of ours, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target) or of
-            tables of the `datasets` library.
+        model: a `Model`, or a function without arguments that returns a `PipelineModel` or a list of modules
+            (embedding, layers, head). Every process calls it with `training.seed` set.
+        data: `Data`, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target) or of tables
+            of the `datasets` library.
         processor: the tokenizer or image processor that made the inputs of `data`. It is saved with the model.
-        loader_processes: of each worker, that read samples ahead; as `Data` says it.
-        training: how long, and how; in a pod the manifest's, as `freeze`, `pipeline`, `cache`, `evaluation` and
-            `checkpoint` are.
-        freeze: a `Freeze` of ours or a policy of yours; by default nothing freezes.
+        loader_processes: processes of each worker that read samples ahead, as in `Data`.
+        training: how long and how to train. In a pod the manifest overrules it, and also `freeze`, `pipeline`, `cache`,
+            `evaluation` and `checkpoint`.
+        freeze: a `Freeze` or your own policy; by default nothing freezes.
         pipeline: stages and micro-batches. Fewer processes than stages make shorter pipelines.
-        schedule: a pipeline schedule class of torch or of yours, with one stage a worker.
-        cache: where to keep what frozen layers made of samples; by default in memory, where that was measured to pay.
-        evaluation: when to score the held-out samples, and whether to keep the best model or stop early.
-        metrics: functions of (output, target, weight) that give numerator and denominator, summed over all samples.
-        checkpoint: where to save; a run that finds one there goes on from it.
-        callbacks: told what happens, on the leader.
-        run_dir: for the record and the model. In a pod the operator says where.
-        progress: shows step, time left, loss, held-out metric and layout on standard error: a line that is redrawn on
-            a terminal, one line a minute elsewhere.
+        schedule: a schedule class of torch, or your own, with one stage per worker.
+        cache: where to keep the outputs of frozen layers; by default in memory, if measurements show a gain.
+        evaluation: when to evaluate the held-out samples, and whether to keep the best model or stop early.
+        metrics: functions of (output, target, weight) that return numerator and denominator, summed over all samples.
+        checkpoint: where to save. A run resumes a checkpoint that it finds there.
+        callbacks: objects whose methods the leader calls.
+        run_dir: folder for the record and the model. In a pod the operator chooses it.
+        progress: whether to show step, time left, loss, held-out metric and layout on standard error: one line that is
+            redrawn on a terminal, otherwise one line a minute.
 
     Raises:
-        SpecError: what was asked for cannot be trained, or this process trains already.
-        ModelError: the model failed, or a metric.
+        SpecError: the job cannot be trained as specified, or this process already trains.
+        ModelError: the model or a metric failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         CallbackError: a callback failed.
         StorageError: a checkpoint or the model cannot be written.
-        SystemExit: this process was told to stop, or it is a worker of the operator whose part has ended otherwise than
-            with the finished model.
+        SystemExit: this process was told to stop, or it is a worker of the operator and did not finish the model.
     """
     if importing_main():
-        raise RuntimeError("processes that read samples import this program: train under `if __name__ == '__main__':`")
-    try:
-        parts = Parts(
-            model=_own(model),
-            data=_own(data),
-            freeze=_own(freeze),
-            schedule=schedule,
-            metrics=metrics,
-            callbacks=callbacks,
-            processor=processor,
-        )
+        raise RuntimeError("loader processes import this program: call train under `if __name__ == '__main__':`")
+    with _refusing():
+        parts = Parts(_own(model), _own(data), _own(freeze), schedule, metrics, callbacks, processor)
         said = {
-            "model": model if parts.model is None else Model(name=SCRIPT),
-            "data": data if parts.data is None else Data(name=SCRIPT),
+            "model": model,
+            "data": data,
             "training": training,
-            "freeze": freeze if parts.freeze is None else Freeze(policy=FreezePolicyName.SCRIPT),
+            "freeze": freeze,
             "pipeline": pipeline,
             "cache": cache,
             "evaluation": evaluation,
             "checkpoint": checkpoint,
         }
         spec = _spec(parts, said, loader_processes)
-        if not isinstance(run_dir, str | os.PathLike):
-            raise SpecError("run_dir", f"must be a path, not {shown(run_dir)}")
-        if not isinstance(progress, bool):
-            raise SpecError("progress", f"must be True or False, not {shown(progress)}")
-    except SpecError as error:
-        _refuse(error)
+        _check_kinds(run_dir, progress)
+    return _train(spec, parts, Path(run_dir), progress=progress)
+
+
+def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) -> Result:
+    """As `train`, for arguments that were checked."""
     if not _training.acquire(blocking=False):
-        raise SpecError("train", "this process trains already: one run after another, or each in a process of its own")
+        raise SpecError("train", "this process already trains: run one after the other, or each in its own process")
     line = ProgressLine()
     if progress:
         parts = replace(parts, callbacks=(*parts.callbacks, line))
@@ -186,33 +179,59 @@ def train(
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
         check_rules(spec)
-        ending, control = run_fixed(spec, parts, Path(run_dir))
+        ending, control = run_fixed(spec, parts, run_dir)
     finally:
         line.close()
         _training.release()
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)
-    return _result(control, Path(run_dir))
+    return _result(control, run_dir)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise a `SpecError` on; in a worker of the operator, report it and exit."""
+    try:
+        yield
+    except SpecError as error:
+        _refuse(error)
+
+
+def _check_kinds(run_dir: object, progress: object) -> None:
+    """
+    Raises:
+        SpecError: an argument has the wrong type.
+    """
+    if not isinstance(run_dir, str | os.PathLike):
+        raise SpecError("run_dir", f"must be a path, not {shown(run_dir)}")
+    if not isinstance(progress, bool):
+        raise SpecError("progress", f"must be True or False, not {shown(progress)}")
 
 
 def _refuse(error: SpecError) -> NoReturn:
-    if Env.WORKER_NAME in os.environ:  # otherwise its operator would start it again
+    if Env.WORKER_NAME in os.environ:  # the operator would start it again after any other exit
         raise SystemExit(refuse(WorkerIdentity.from_environment(), error).exit_code) from error
     raise error
 
 
 def _own(part: Any) -> Any:
-    """A part that is the program's own; None where it is of the spec's types, or a dict of their fields."""
+    """The program's own part; None for a type of the spec, or a dict of its fields."""
     return None if isinstance(part, SpecModel) or type(part) is dict else part
 
 
 def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> TrainerSpec:
-    """What the program says of the job, once the spec's own types have taken it.
+    """The spec that the program's arguments make.
 
     Raises:
-        SpecError: naming the first argument that they do not take.
+        SpecError: names the first argument that is invalid.
     """
     fields = TrainerSpec.model_fields
+    own = {
+        "model": None if parts.model is None else Model(name=SCRIPT),
+        "data": None if parts.data is None else Data(name=SCRIPT),
+        "freeze": None if parts.freeze is None else Freeze(policy=FreezePolicyName.SCRIPT),
+    }
+    said = {name: own.get(name) or part for name, part in said.items()}
     try:
         spec = TrainerSpec(**{k: part for k, part in said.items() if part is not None or fields[k].is_required()})
         changes: dict[str, SpecModel] = {}
@@ -224,7 +243,7 @@ def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> Train
         field = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             raise SpecError(field, f"there is no such field{meant(*_near(fields, first['loc']))}") from error
-        raise SpecError(field, f"{first['msg']}; given was {shown(first['input'])}") from error
+        raise SpecError(field, f"{first['msg']}; got {shown(first['input'])}") from error
     if parts.schedule is not None:
         changes["pipeline"] = spec.pipeline.model_copy(update={"schedule": ScheduleName.SCRIPT})
     if spec.checkpoint is not None:
@@ -234,7 +253,7 @@ def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> Train
 
 
 def _near(fields: Mapping[str, FieldInfo], path: Sequence[int | str]) -> tuple[str, list[str]]:
-    """The last name of a path, and what it could have been."""
+    """The last name of a path, and the names that are known there."""
     for part in path[:-1]:
         model = fields[str(part)].annotation
         kinds = [kind for kind in (model, *get_args(model)) if isinstance(kind, type) and issubclass(kind, SpecModel)]

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a worker: counted beside the training, read when it is asked for."""
+"""A worker's metrics for Prometheus: some are counted during training, others are read at each scrape."""
 
 from .collector import Position
 from .meter import Meter

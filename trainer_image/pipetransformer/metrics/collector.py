@@ -1,4 +1,4 @@
-"""What a worker is right now, read from the trainer at each scrape: it costs the training nothing."""
+"""Metrics of a worker's current state, read from the trainer at each scrape, at no cost to the training."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from .names import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a worker stands.
+    """A worker's current state.
 
     Attributes:
-        control: what all workers know alike.
-        layout: of the generation that it is a member of; None between two.
-        num_layers: blocks of the model.
-        idle_share: of a step, by the step model; None where this worker does not lead.
+        control: the control state.
+        layout: the layout of its generation; None between two generations.
+        num_layers: number of layers.
+        idle_share: idle share of a step by the step model; None if this worker is not the leader.
     """
 
     control: Control
@@ -31,11 +31,11 @@ class Position:
 
 
 class PositionCollector(Collector):
-    """The worker's role; on the leader also what concerns the whole job, once; the accelerator's memory.
+    """Collects the worker's role, its accelerator's memory and, on the leader, the metrics of the whole job.
 
     Args:
-        position: where the worker stands now; asked from another thread than the training's.
-        device: of the worker.
+        position: returns the worker's current state; called from another thread than the training's.
+        device: the worker's device.
     """
 
     def __init__(self, position: Callable[[], Position], device: torch.device) -> None:
@@ -43,7 +43,7 @@ class PositionCollector(Collector):
         self._device = device
 
     def collect(self) -> Iterator[Metric]:
-        """What there is to say now."""
+        """The metrics of this scrape."""
         here = self._position()
         if here.layout is not None:
             yield from _role(here.layout, here.num_layers)

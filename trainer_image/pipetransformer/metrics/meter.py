@@ -1,4 +1,4 @@
-"""What a worker counts while it trains. A round costs two additions; what can be read later is not noted here."""
+"""Metrics that a worker counts while it trains, at two additions a round. Others are read by the collector."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,14 +10,14 @@ from .names import PREFIX
 
 _STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PAUSE_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-#: What `ActivationCache.take_counts` calls them, and what our labels do.
+#: Label values by the names in `ActivationCache.take_counts`.
 _OUTCOMES = {"hits": "Hit", "advanced": "Advanced", "computed": "Computed"}
 _FAULTS = {"outOfRange": "OutOfRange", "torn": "Torn", "failedWrites": "FailedWrite"}
 _TIERS = {"memoryBytes": "Memory", "diskBytes": "Disk"}
 
 
 class Meter:
-    """Lives as long as the worker; called by the training thread alone, between rounds."""
+    """Lives as long as the worker. Only the training thread calls it, between rounds."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -93,7 +93,7 @@ class Meter:
 
         Args:
             reason: of the generation.
-            pause_seconds: how long nothing was trained.
+            pause_seconds: seconds without training.
             phases: seconds by name.
             transfers: (source, target, bytes) between all ranks.
             rank: of this worker among them.

@@ -1,3 +1,3 @@
-"""How a worker's metrics are called. Which job and worker it is, the one who scrapes knows: the pod's labels say it."""
+"""The prefix of a worker's metrics. Prometheus adds job and worker from the pod's labels."""
 
 PREFIX = "pipetransformer_trainer"

@@ -1,4 +1,4 @@
-"""The page that Prometheus reads, served by a thread of its own."""
+"""Serves the page `/metrics` in its own thread."""
 
 import contextlib
 import logging
@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 def serve(
     meter: Meter, position: Callable[[], Position], device: torch.device, address: str, port: int | None
 ) -> Iterator[None]:
-    """Serve `/metrics` on that address meanwhile; not at all without a port. Training goes on if the port is taken."""
+    """A context that serves `/metrics`, if there is a port. If the port is taken, it logs a warning and training goes
+    on."""
     if port is None:
         yield
         return
@@ -34,7 +35,7 @@ def serve(
     try:
         yield
     except SystemExit:
-        ends = True  # and with the process its threads: this one takes up to half a second to notice that it shall stop
+        ends = True  # the process ends with its threads; this one would need up to half a second to stop
         raise
     finally:
         if not ends:

@@ -1,10 +1,10 @@
-"""What is trained: any list of blocks between an embedding and a head, built unit by unit."""
+"""The models that can be trained: any list of layers between an embedding and a head, built unit by unit."""
 
 from .architectures import register_architecture
 from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
 from .context import MicroBatchContext, current_micro_batch, set_micro_batch
 from .model import PipelineModel, target_weights, unit_name
-from .own import OwnModel
+from .own import ModelFunction, OwnModel
 from .randomness.dropout import KeyedDropout, SamplesFirstError
 from .randomness.keyed import is_keyed
 from .run import run_unit
@@ -16,6 +16,7 @@ __all__ = [
     "VIT",
     "KeyedDropout",
     "MicroBatchContext",
+    "ModelFunction",
     "OwnModel",
     "PipelineModel",
     "SamplesFirstError",

@@ -1,6 +1,6 @@
-"""The classes of transformers that can be cut into units: ours, and those that a user registers.
+"""The classes of transformers that can be cut into units: the built-in ones and those that a user registers.
 
-Registering imports nothing of transformers, so a program may do it before it knows whether a job needs the library.
+Registering does not import transformers, so a program may register before it knows whether a job needs the library.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from pipetransformer.data import Task
 from pipetransformer.errors import SpecError, meant
 from pipetransformer.user_code import import_function
 
-#: Embedding, blocks and head.
+#: Embedding, layers and head.
 Units = tuple[nn.Module, list[nn.Module], nn.Module]
 Split = Callable[[Any], Units]
 
@@ -23,11 +23,11 @@ class Architecture:
     """How one class of transformers is cut.
 
     Attributes:
-        name: of the class.
-        split: from the whole model to its embedding, blocks and head.
+        name: name of the class.
+        split: returns the embedding, layers and head of a whole model.
         task: what the class learns.
-        first_position: from its configuration to the first of the positions that samples use.
-        model_class: the class itself, where it is not one of transformers.
+        first_position: returns the first position that samples use, from the class's configuration.
+        model_class: the class itself if it is not part of transformers.
     """
 
     name: str
@@ -49,23 +49,23 @@ def register_architecture(
 ) -> Callable[[Split], Split]:
     """Decorate a function that cuts a class of transformers into units, so that `Model(name="huggingface")` trains it.
 
-    The function gets the whole model, and returns its embedding, the list of its blocks, and its head. They are made of
-    the model's own modules, and each is a module from one tensor to one tensor. Names of weights need no care, because
-    they are found by identity. Attention masks, lengths of samples and dropout are the trainer's work: call a block
-    with hidden states alone.
+    The function gets the whole model and returns its embedding, the list of its layers, and its head. They consist of
+    the model's own modules, and each maps one tensor to one tensor. Weights keep their names, because the trainer finds
+    them by identity. The trainer provides attention masks, sample lengths and dropout: call a layer with hidden states
+    only.
 
     Register in every process before `train`: at the top of the script. In a job, put the function into a module of the
     trainer's image, and name it in `model.architecture` as `module:function`.
 
     Args:
-        architecture: name of a class of transformers, such as `DistilBertForSequenceClassification`, or a class of your
-            own that derives from its `PreTrainedModel`.
+        architecture: the name of a class of transformers, such as `DistilBertForSequenceClassification`, or your own
+            class that derives from its `PreTrainedModel`.
         task: what the class learns: `Class`, `NextToken` or `MaskedToken`.
-        first_position: row of the table of positions that a sample's first token takes, or a function from the
-            configuration to it. It tells how long samples may be.
+        first_position: the row of the position table for a sample's first token, or a function that returns it from
+            the configuration. It limits the length of samples.
 
     Returns:
-        A decorator that returns the function as it is.
+        A decorator that returns the function unchanged.
 
     Raises:
         ValueError: there is no such task.
@@ -88,7 +88,7 @@ def register_architecture(
 
 
 def register_own(architecture: Architecture) -> None:
-    """One of ours, unless a user has registered another function for the class."""
+    """Register a built-in architecture, unless a user has registered another function for the class."""
     _registered.setdefault(architecture.name, architecture)
 
 
@@ -96,7 +96,7 @@ def find_architecture(name: str, *, field: str = "spec.model.architecture") -> A
     """The architecture of this name, or at `module:function`.
 
     Raises:
-        SpecError: it is unknown, or what stands there is not registered.
+        SpecError: the name is unknown, or the function is not registered.
     """
     if ":" in name:
         found = _by_function.get(import_function(name, field=field))
@@ -114,9 +114,9 @@ def registered_for(fits: Callable[[Architecture], bool]) -> list[Architecture]:
 
 
 def unsupported(name: str) -> str:
-    """What to tell of an architecture that is unknown: the list of those that are known, and how to add one."""
+    """The error message for an unknown architecture: which are supported, and how to add one."""
     return (
         f'Unsupported architecture "{name}"{meant(name, _registered)}. Supported: {", ".join(sorted(_registered))}. '
-        "To add one, cut it into embedding, blocks and head in a function under "
+        "To add one, decorate a function that cuts it into embedding, layers and head with "
         "pipetransformer.register_architecture(...): docs/models.md shows how"
     )

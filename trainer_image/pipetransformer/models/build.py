@@ -1,4 +1,4 @@
-"""Builds a model from its spec, the same weights on every worker and whatever part of it a worker asks for."""
+"""Builds a model, or some of its units, from its spec. Every worker gets the same weights."""
 
 import copy
 from collections.abc import Collection
@@ -27,14 +27,14 @@ VIT, HUGGINGFACE = "vit", "huggingface"
 def build_model(
     spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype, units: Collection[int] | None = None
 ) -> PipelineModel:
-    """The model with the weights that it starts from, on the CPU.
+    """The model with its initial weights, on the CPU.
 
     Args:
         spec: which model, and how large.
         info: shape of the samples and number of classes.
         seed: the same seed gives the same weights, unit by unit.
-        dtype: of all floating-point parameters.
-        units: the only units to give memory to; the others stay on the meta device. All by default.
+        dtype: type of all floating-point parameters.
+        units: units to allocate; the others stay on the meta device. All by default.
 
     Raises:
         SpecError: the model is unknown, does not import, or does not fit the data.
@@ -55,9 +55,9 @@ def build_model(
 def build_units(
     spec: Model, info: DataInfo, indices: Collection[int], *, seed: int, dtype: torch.dtype
 ) -> dict[int, nn.Module]:
-    """Units by index (0 is the embedding, L+1 the head), no two of them with a parameter in common, on the CPU.
+    """Units by index (0 is the embedding, L+1 the head), on the CPU. No two of them share a parameter.
 
-    Args and errors are those of `build_model`, which gives them the same weights.
+    Arguments, errors and weights are those of `build_model`.
     """
     if spec.name == HUGGINGFACE:
         built: dict[int, nn.Module] = import_huggingface().build_units(spec, info, indices, seed=seed, dtype=dtype)
@@ -74,19 +74,19 @@ def build_units(
 
 
 def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = False) -> Task | None:
-    """Refuse what is wrong whatever the data hold, before they are read.
+    """Check everything about the model that needs no data, before the data are read.
 
     Args:
-        spec: of the model.
-        task: what samples will ask for; None where only the data tell it.
+        spec: the model's part of the spec.
+        task: the task that the samples will be for; None if only the data tell it.
         of_bytes: whether samples will be bytes.
 
     Returns:
-        What the model learns; None where nobody says it.
+        The task that the model learns; None if the spec does not tell it.
 
     Raises:
-        SpecError: the model is unknown, does not import, has other options or another architecture than it says, or
-            learns something else.
+        SpecError: the model is unknown or cannot be imported, an option or the architecture does not fit it, or it
+            learns another task.
     """
     if spec.name == HUGGINGFACE:
         learns: Task = import_huggingface().check_before_data(spec, task, of_bytes=of_bytes)
@@ -97,10 +97,10 @@ def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = 
 
 
 def import_huggingface() -> ModuleType:
-    """Only where a job asks for it: transformers takes seconds to import and is an extra.
+    """Import the room `huggingface`, only if a job needs it: transformers is an extra and takes seconds to import.
 
     Raises:
-        SpecError: transformers is not in the trainer's image.
+        SpecError: transformers is not installed.
     """
     try:
         from . import huggingface
@@ -118,7 +118,7 @@ def _imported(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> 
         if not isinstance(model, PipelineModel):
             raise SpecError("spec.model.name", f"{spec.name} returned {type(model).__name__}, not a PipelineModel")
         if model.num_layers != spec.num_layers:
-            message = f"is {spec.num_layers}, but {spec.name} has {model.num_layers} blocks"
+            message = f"is {spec.num_layers}, but {spec.name} has {model.num_layers} layers"
             raise SpecError("spec.model.numLayers", message)
         for unit in model.units:
             cast(unit, dtype)
@@ -126,4 +126,4 @@ def _imported(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> 
 
 
 def _copying(spec: Model) -> AbstractContextManager[None]:
-    return building("spec.model.name", f"what {spec.name} returned cannot be copied")
+    return building("spec.model.name", f"the model that {spec.name} returned cannot be copied")

@@ -1,7 +1,7 @@
-"""What a unit may know of the micro-batch that runs through it, besides the hidden states.
+"""What a unit may know about the micro-batch that runs through it, in addition to the hidden states.
 
-Only hidden states travel between stages. Every worker can read the samples, so each stage derives the rest by itself:
-which samples they are (keyed randomness) and how long each is (attention masks).
+Only hidden states travel between stages. Each stage derives the rest itself, because every worker can read the samples:
+their ids (for keyed randomness) and their lengths (for attention masks).
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class MicroBatchContext:
 
     Attributes:
         step: global step, part of every random key.
-        sample_ids: samples in the order of the batch dimension, padding included.
-        lengths: (micro-batch,) leading positions of each sample that are no padding; None when nothing is padded.
-        autocast: type to compute products in; None for that of the weights.
-        recompute: whether units that train compute their forward again instead of keeping it for the backward.
+        sample_ids: samples in the order of the batch dimension, including padding.
+        lengths: (micro-batch,) number of leading positions of each sample that are not padding; None without padding.
+        autocast: type to compute products in; None for the weights' type.
+        recompute: whether units that train repeat their forward for the backward instead of keeping activations.
         draws: how often each place has drawn random numbers in the present forward of one unit.
         memory: what layers keep for later slices of the same samples, such as keys and values, by layer.
     """
@@ -34,7 +34,7 @@ class MicroBatchContext:
     memory: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def before_draws(self) -> "MicroBatchContext":
-        """This one as it is before a unit's forward."""
+        """A copy as before a unit's forward: without draws."""
         return MicroBatchContext(
             self.step, self.sample_ids, self.lengths, self.autocast, self.recompute, memory=self.memory
         )
@@ -44,7 +44,7 @@ _current: MicroBatchContext | None = None
 
 
 def set_micro_batch(context: MicroBatchContext) -> None:
-    """Say which micro-batch the next forward in this process sees."""
+    """Set the micro-batch of the next forward in this process."""
     global _current
     _current = context
 

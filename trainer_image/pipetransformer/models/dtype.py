@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 
 def cast(unit: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The unit with all that is floating in `dtype`, in place. What is complex, such as a table of rotations, becomes
-    complex of that width: `nn.Module.to` would leave its real part."""
+    """Cast a unit's floating tensors to `dtype`, in place. Complex tensors, such as tables of rotations, stay complex
+    in that width; `nn.Module.to` would keep only their real part."""
 
     def convert(tensor: Tensor) -> Tensor:
         if tensor.is_complex():

@@ -1,4 +1,4 @@
-"""What an evaluation counts: quotients of two sums over the held-out samples, so that workers only have to add."""
+"""Metrics of an evaluation: quotients of two sums over the held-out samples, so that workers only have to add."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,9 +10,8 @@ from pipetransformer_contract.spec import Evaluation
 
 from . import PipelineModel, target_weights
 
-#: Of one micro-batch's (output, target, weight), as a model's loss gets them: what to sum for numerator and
-#: denominator, both scalars, tensors or numbers. Accuracy is (correct, samples), F1 is (2 tp, 2 tp + fp + fn), the loss
-#: (sum, weight).
+#: Maps one micro-batch's (output, target, weight), as a model's loss gets them, to two scalars, tensors or numbers: the
+#: terms of numerator and denominator. Accuracy is (correct, samples), F1 is (2 tp, 2 tp + fp + fn), loss (sum, weight).
 Metric = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | float, Tensor | float]]
 
 LOSS, ACCURACY = "loss", "accuracy"
@@ -21,18 +20,19 @@ LOSS, ACCURACY = "loss", "accuracy"
 def make_metrics(
     spec: Evaluation, model: PipelineModel, targets: Tensor, own: Iterable[Metric] = ()
 ) -> dict[str, Metric]:
-    """Loss and accuracy of the model, what the spec imports and what a program brings, each by its function's name.
-    There is no accuracy where targets are no classes and the model does not say itself what is correct.
+    """Loss, accuracy, the spec's imported metrics and the program's own, by the names of their functions.
+
+    There is no accuracy if targets are not classes and the model does not replace `correct`.
 
     Args:
-        spec: what it imports, and what decides.
-        model: for its loss and what it calls correct.
-        targets: of some samples.
-        own: what a program brings.
+        spec: names the imported metrics and the one that decides.
+        model: for its `loss` and `correct`.
+        targets: targets of some samples.
+        own: metrics of the program.
 
     Raises:
-        SpecError: one does not import, two have one name, or the metric that decides is not among them, but for
-            accuracy.
+        SpecError: a metric cannot be imported, two have the same name, or `bestMetric` names none of them (accuracy is
+            always allowed).
     """
     metrics: dict[str, Metric] = {LOSS: model.loss}
     if type(model).correct is not PipelineModel.correct or not targets.is_floating_point():
@@ -41,22 +41,27 @@ def make_metrics(
     for metric in [*imported, *own]:
         name = name_of(metric)
         if name in metrics:
-            raise SpecError("spec.evaluation.metrics", f"two metrics are called {name!r}")
+            raise SpecError("spec.evaluation.metrics", f"two metrics are named {name!r}")
         metrics[name] = metric
     if spec.best_metric not in (*metrics, ACCURACY):
-        raise SpecError("spec.evaluation.bestMetric", f"is {spec.best_metric!r}, none of {', '.join(metrics)}")
+        raise SpecError(
+            "spec.evaluation.bestMetric", f"Unknown metric {spec.best_metric!r}. Available: {', '.join(metrics)}"
+        )
     return metrics
 
 
 def name_of(metric: Metric) -> str:
-    """That of its function, or of its class."""
+    """The name of the metric's function or class."""
     name: str = getattr(metric, "__name__", type(metric).__name__)
     return name
 
 
 def accuracy_of(model: PipelineModel) -> Metric:
-    """What the model calls correct, of all targets, whatever weights its loss gives them, such as those of classes.
-    Where `correct` is replaced, only its author knows what counts: what weighs in the loss."""
+    """The share of targets that the model gets right.
+
+    All targets count alike, even if the loss weights their classes. If a subclass replaces `correct`, the loss's weight
+    is the denominator.
+    """
     counts_targets = type(model).correct is PipelineModel.correct
 
     def accuracy(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""The shape of every model that can be pipelined: embedding, blocks, head.
+"""The form of every model that can be pipelined: embedding, layers, head.
 
-These `num_layers + 2` units are the grain of everything that is cut, moved, frozen or saved: unit 0 is the embedding,
-units 1..L are the blocks, unit L+1 is the head.
+These `num_layers + 2` units are the smallest parts that are cut, moved, frozen or saved: unit 0 is the embedding, units
+1..L are the layers, unit L+1 is the head.
 """
 
 import copy
@@ -26,7 +26,7 @@ def unit_name(index: int, num_layers: int) -> str:
         IndexError: there is no such unit.
     """
     if not 0 <= index <= num_layers + 1:
-        raise IndexError(f"unit {index} of a model with {num_layers} blocks")
+        raise IndexError(f"unit {index} of a model with {num_layers} layers")
     if index == 0:
         return "embedding"
     return "head" if index == num_layers + 1 else f"blocks.{index - 1}"
@@ -34,13 +34,18 @@ def unit_name(index: int, num_layers: int) -> str:
 
 @dataclass
 class PipelineModel:
-    """A model as a list of units, each a module from one tensor to one tensor.
+    """A model as a list of units, each of which maps one tensor to one tensor.
 
-    `activation` is the shape, without the batch, of what the embedding and every block give. Subclasses replace `loss`
-    and `correct` where the model is no classifier; where targets are floating, and `correct` is not replaced, there is
-    no accuracy. Units that a worker did not ask for live on the meta device: their state has names and shapes, but no
-    memory. Parameters that units share are found when the model is made, and those that want no gradient become
-    buffers: they never train, whatever the boundary.
+    Replace `loss` and `correct` in a subclass if the model is not a classifier. There is no accuracy if targets are
+    floating and `correct` is not replaced. Parameters that require no gradient become buffers and never train.
+    Parameters that units share are found when the model is created. On a worker, units that it does not hold are on the
+    meta device.
+
+    Attributes:
+        embedding: the first unit.
+        blocks: the layers.
+        head: the last unit.
+        activation: shape of the output of the embedding and of every layer, without the batch.
     """
 
     embedding: nn.Module
@@ -56,17 +61,16 @@ class PipelineModel:
 
     @property
     def num_layers(self) -> int:
-        """Number of blocks (L)."""
+        """Number of layers (L)."""
         return len(self.blocks)
 
     @property
     def units(self) -> list[nn.Module]:
-        """Embedding, blocks and head, in order."""
+        """Embedding, layers and head, in order."""
         return [self.embedding, *self.blocks, self.head]
 
     def with_units(self, units: Mapping[int, nn.Module]) -> "PipelineModel":
-        """This model, with all else that a subclass keeps in it, but with some of its units replaced by others of the
-        same shapes."""
+        """A copy of this model, with a subclass's attributes, in which `units` replace units of the same shapes."""
         model = copy.copy(self)
         model.embedding, *model.blocks, model.head = [units.get(index, unit) for index, unit in enumerate(self.units)]
         for unit in model.units:
@@ -74,11 +78,11 @@ class PipelineModel:
         return model
 
     def shell(self) -> "PipelineModel":
-        """A copy on the meta device, but for buffers that are no part of a unit's state: a unit that moves brings its
-        state only. This one stays as it is, for its modules may be somebody's who asks for them again.
+        """A copy on the meta device. Buffers outside of `state_dict` keep their values, because a unit that moves
+        brings only its state. This model stays unchanged, because the user's code may return its modules again.
 
         Raises:
-            ValueError: a tensor cannot be copied, for it has no shape yet, or belongs to the forward.
+            ValueError: a tensor cannot be copied, because it has no shape yet or is the result of a computation.
         """
         memory: dict[int, Tensor] = {}
         for index, unit in enumerate(self.units):
@@ -93,17 +97,17 @@ class PipelineModel:
         return unit_name(index, self.num_layers)
 
     def activation_shape(self, micro_batch: int, length: int | None = None) -> tuple[int, ...]:
-        """Shape of what travels between stages for a micro-batch of that many samples, cut to `length` positions."""
+        """Shape of the activation between stages for a micro-batch of so many samples, cut to `length` positions."""
         return (micro_batch, *(self.activation if length is None else (length, *self.activation[1:])))
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted sum of the losses of all targets, and the sum of their weights: the caller divides once, by the
-        global weight.
+        """Weighted sum of the losses of all targets, and the sum of their weights. The caller divides by the weight of
+        the global batch.
 
         Args:
             output: (micro-batch, ..., classes) logits.
-            target: (micro-batch, ...) class indices, -100 for none.
-            weight: (micro-batch,) 0 for padding.
+            target: (micro-batch, ...) class indices, -100 to ignore a target.
+            weight: (micro-batch,) 1, or 0 for padding.
         """
         losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
         weights = target_weights(target, weight).flatten()
@@ -113,12 +117,13 @@ class PipelineModel:
         """Summed weight of the targets that `output` gets right.
 
         Raises:
-            ValueError: there is not one target for each output.
+            ValueError: outputs and targets differ in number.
         """
         classes = output.argmax(dim=-1)
         if target.numel() != classes.numel():
             raise ValueError(
-                f"targets {tuple(target.shape)} are no classes of {tuple(output.shape)}: replace `correct`"
+                f"targets of shape {tuple(target.shape)} are not classes for outputs of shape {tuple(output.shape)}: "
+                "replace `correct`"
             )
         target = target.view_as(classes)
         return ((classes == target) * target_weights(target, weight)).sum()
@@ -138,17 +143,17 @@ def _check_tensors(unit: nn.Module, unit_name: str) -> None:
         for own, tensor in [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]:
             if is_lazy(tensor):
                 raise ValueError(
-                    f"{path}.{own} has no shape before a first forward: say the layer's input size, or run the model "
-                    "on a sample where it is made"
+                    f"{path}.{own} has no shape before the first forward: give the module its input size, or run the "
+                    "model on a sample in the function that builds it"
                 )
             if isinstance(tensor, Tensor) and not tensor.is_leaf:
                 raise ValueError(
-                    f"{path}.{own} is computed from parameters, and not by a forward: of torch's weight_norm use that "
-                    "in nn.utils.parametrizations"
+                    f"{path}.{own} is computed from parameters outside of a forward: use "
+                    "nn.utils.parametrizations.weight_norm instead of nn.utils.weight_norm"
                 )
 
 
 def target_weights(target: Tensor, weight: Tensor) -> Tensor:
-    """The weight of each target: its sample's, or none where there is no target."""
+    """The weight of each target: its sample's weight, or 0 for an ignored target."""
     of_samples = weight if target.dim() == 1 else weight.view(-1, *[1] * (target.dim() - 1))
     return (target != _NO_TARGET) * of_samples

@@ -1,4 +1,4 @@
-"""A model that a program builds by a function of its own, instead of one that the spec names."""
+"""A model that a program's own function builds, instead of one that the spec names."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,20 +13,23 @@ from .model import PipelineModel
 from .randomness.keyed import with_keyed_dropout
 from .randomness.seeded import seeded
 
+#: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, layers, head) that classifies.
+ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
+
 
 class OwnModel:
     """Calls the function with the job's seed set, so that every worker starts from the same weights.
 
     Args:
-        build: gives a `PipelineModel`, or a list of modules: embedding, blocks, head.
+        build: returns a `PipelineModel`, or a list of modules: embedding, layers, head.
         sample: (1, ...) an input, to find the shape of activations.
         seed: the same seed gives the same weights.
-        dtype: of all floating-point parameters.
+        dtype: type of all floating-point parameters.
     """
 
     def __init__(
         self,
-        build: Callable[[], PipelineModel | Sequence[nn.Module]],
+        build: ModelFunction,
         sample: Tensor,
         *,
         seed: int,
@@ -41,7 +44,7 @@ class OwnModel:
         """The model with all units on the meta device.
 
         Raises:
-            SpecError: the function failed, or gave no model, or one that cannot be copied.
+            SpecError: the function failed, or its result is not a model or cannot be copied.
         """
         model = self._build()
         with building("model", "cannot be copied"):
@@ -67,16 +70,16 @@ class OwnModel:
         if len(modules) < 3 or not all(isinstance(module, nn.Module) for module in modules):
             raise SpecError(
                 "model",
-                "what it builds must be a PipelineModel, or a list of modules (embedding, blocks, head), "
+                "the function must return a PipelineModel or a list of modules (embedding, layers, head), "
                 f"not {type(given).__name__}",
             )
         embedding = cast(modules[0], self._dtype).eval()
         with torch.no_grad(), building("model", "the embedding fails on the first sample"):
-            activation = embedding(self._sample.clone())  # which it may change in place
+            activation = embedding(self._sample.clone())  # the embedding may change its input in place
         if not isinstance(activation, Tensor):
-            raise SpecError("model", f"the embedding gives a {type(activation).__name__}, not one tensor")
+            raise SpecError("model", f"the embedding returns a {type(activation).__name__}, not one tensor")
         if activation.shape[:1] != self._sample.shape[:1]:
             shape = tuple(activation.shape)
-            raise SpecError("model", f"the embedding gives {shape} of one sample, not (1, ...): samples come first")
+            raise SpecError("model", f"the embedding returns {shape} for one sample, not (1, ...): samples come first")
         embedding.train()
         return PipelineModel(embedding, modules[1:-1], modules[-1], tuple(activation.shape[1:]))

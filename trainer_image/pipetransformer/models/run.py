@@ -1,4 +1,4 @@
-"""How a unit's forward runs: in which precision, and what it keeps for its backward."""
+"""Runs a unit's forward in the job's precision, with or without activation checkpointing."""
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ from .randomness.draws import drawing
 
 
 class _NoLeaf(torch.autograd.Function):
-    """The same memory as no leaf and no view of one: what came from another worker is a leaf, for its gradient, and
-    autograd lets nobody change one."""
+    """Turns a leaf into a tensor of the same memory that may be changed in place. A received activation is a leaf,
+    because its gradient is needed, and autograd forbids in-place changes of leaves."""
 
     @staticmethod
     def forward(_: object, x: Tensor) -> Tensor:
@@ -22,12 +22,11 @@ class _NoLeaf(torch.autograd.Function):
 
 
 def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
-    """The unit's output for the current micro-batch, whose context says how to compute.
+    """The unit's output for the current micro-batch.
 
-    With an `autocast` type, products are computed in it from weights that stay as they are, and what travels between
-    units is float32, whatever the cut. With `recompute`, a unit that trains keeps only its input, and computes its
-    forward again when its backward comes (activation checkpointing; Chen et al., 2016). Another unit
-    may change its input in place, wherever the model is cut; one whose forward is computed again may not.
+    With an `autocast` type, products are computed in that type, weights keep theirs, and activations between units are
+    float32. With `recompute`, a unit that trains keeps only its input and repeats its forward in its backward
+    (activation checkpointing; Chen et al., 2016). A unit may change its input in place, except with `recompute`.
 
     Raises:
         SpecError: the unit draws random numbers that are not keyed.
@@ -43,7 +42,7 @@ def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
 
 
 def _forward_again(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
-    set_micro_batch(context.before_draws())  # when it runs again, others have been current
+    set_micro_batch(context.before_draws())  # other micro-batches ran before the repetition
     return _forward(unit, x, context)
 
 

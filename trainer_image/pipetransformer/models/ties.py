@@ -1,7 +1,7 @@
 """Parameters that several units share, such as a language model's embedding that is also its output projection.
 
-Each unit keeps a copy of its own, on the same worker too, so that units stay the grain of everything that is cut, moved
-or saved. The copies start equal and stay equal to the last bit: each step they all get the one sum of their gradients.
+Each unit keeps its own copy, even on the same worker, so that units can be cut, moved and saved independently. The
+copies stay bit-identical, because in each step all get the same sum of their gradients.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ class Tie:
 
     @property
     def last_unit(self) -> int:
-        """The unit that decides whether the parameter trains, since a model freezes from its first unit on."""
+        """The unit that decides whether the parameter trains, because a model freezes from its first unit on."""
         return self.places[-1][0]
 
     def stages(self, spans: Iterable[range]) -> tuple[int, ...]:
@@ -51,6 +51,6 @@ class Ties:
         return next((tie for tie in self.all if (unit, name) in tie.places), None)
 
     def last_unit(self, unit: int, name: str) -> int:
-        """The last unit that holds the parameter: `unit` itself when it is not tied."""
+        """The last unit that holds the parameter: `unit` itself if it is not tied."""
         tie = self.find(unit, name)
         return unit if tie is None else tie.last_unit

@@ -1,8 +1,8 @@
-"""What no forward may change: the parameters and buffers of its unit.
+"""Refuses forwards that change a parameter or buffer of their unit.
 
-How often a forward runs depends on the layout, and so would what it changes. Version counters tell of most changes, at
-the cost of a look at each round. A unit's first forward is watched more closely, because a write through `.data` leaves
-no version, and numpy or a kernel of the user's no trace at all.
+The number of forwards depends on the layout, so their changes would, too. Tensor version counters show most changes at
+little cost in each round. A unit's first forward is watched more closely: a write through `.data` does not change the
+version, and a write by numpy or a user's kernel leaves no trace at all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +22,12 @@ class _Place:
     """Where a module keeps a tensor.
 
     Attributes:
-        path: its whole-model name.
+        path: whole-model name of the tensor.
         tensors: the module's parameters, or its buffers, by name.
-        name: among those.
+        name: the tensor's name among those.
         kind: `parameter` or `buffer`.
-        lasts: whether it is part of the unit's state. A table that is not may be made anew, such as a longer one.
+        lasts: whether it is part of the unit's state. A buffer outside of it may be replaced, for example by a longer
+            table.
     """
 
     path: str
@@ -36,19 +37,19 @@ class _Place:
     lasts: bool
 
     def refuse(self) -> SpecError:
-        words = f"{self.path} changes in each forward, and the layout decides how many there are: "
+        words = f"{self.path} changes in each forward, and the number of forwards depends on the layout: "
         if self.kind == "buffer":
-            return SpecError("spec.model", f"{words}do without it, or make a constant of it")
+            return SpecError("spec.model", f"{words}remove it, or make it a constant")
         return SpecError(
             "spec.model",
-            f"{words}leave the parameter as it is, and compute with a copy that is changed, as "
+            f"{words}do not change the parameter, but compute with a changed copy, as "
             "functional.linear(x, self.weight.clamp(-1, 1)) does",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What stood at a place. Its memory is kept, so that no other tensor takes the same."""
+    """The tensor that was at a place. Its memory is kept alive, so that no other tensor reuses the address."""
 
     place: _Place
     tensor: Tensor
@@ -69,10 +70,10 @@ class _Seen:
 
 
 class Unchanged:
-    """Looks at the versions of all that some units hold, around each round.
+    """Compares the versions of some units' parameters and buffers before and after each round.
 
     Args:
-        units: by their names in the model.
+        units: the units, by their names in the model.
     """
 
     def __init__(self, units: Mapping[str, nn.Module]) -> None:
@@ -80,10 +81,10 @@ class Unchanged:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """In here forwards, and backwards, may run.
+        """A context for forwards and backwards.
 
         Raises:
-            SpecError: on the way out; one of them has changed a parameter or a buffer.
+            SpecError: on exit, if one of them changed a parameter or a buffer.
         """
         seen = _look(self._places)
         yield
@@ -92,15 +93,15 @@ class Unchanged:
 
 @contextmanager
 def watching(unit: nn.Module, name: str, *, exactly: bool) -> Iterator[None]:
-    """In here one forward of the unit runs.
+    """A context for one forward of a unit.
 
     Args:
-        unit: whose forward it is.
-        name: of the unit in its model.
-        exactly: whether to compare all values, too, which takes a copy of the unit and is worth it once a job.
+        unit: the unit.
+        name: the unit's name in its model.
+        exactly: whether to compare all values, too. That needs a copy of the unit, so it is done once a job.
 
     Raises:
-        SpecError: on the way out; the forward has written to a parameter or a buffer.
+        SpecError: on exit, if the forward wrote to a parameter or a buffer.
     """
     seen = _look(list(_places(name, unit)))
     copies = [each.tensor.detach().clone() for each in seen] if exactly else []
@@ -135,19 +136,19 @@ def _check(seen: Sequence[_Seen]) -> None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether both have the same bits, so that NaN equals itself."""
+    """Whether both have the same bits; so NaN equals itself."""
     if one.is_meta or one.layout is not torch.strided:
         return True
     return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """None where a tensor has several, such as a sparse one."""
+    """The tensor's storage; None if it has several, as a sparse tensor has."""
     return tensor.untyped_storage() if tensor.layout is torch.strided else None
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation that writes to memory of what was seen, by whatever tensor it does."""
+    """Notes the first operation that writes to the memory of a seen tensor, through any tensor."""
 
     def __init__(self, seen: Sequence[_Seen]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -177,7 +178,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _extent(tensor: Tensor) -> range:
-    """The bytes of its storage that a tensor reaches over: several small parameters may lie in one."""
+    """The range of bytes of its storage that a tensor covers. Several small parameters may share one storage."""
     start = tensor.storage_offset()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     size = tensor.dtype.itemsize

@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block: attention, then a two-layer perceptron, each with its own norm and residual."""
+    """One transformer layer: attention, then a two-layer perceptron, each with its own norm and residual."""
 
     def __init__(self, spec: Model, index: int, seed: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def num_tokens(spec: Model, info: DataInfo) -> int:
     """Patches of one image.
 
     Raises:
-        SpecError: the data are no images, or cannot be cut into whole patches.
+        SpecError: the data are not images, or cannot be cut into whole patches.
     """
     if len(info.input_shape) != 3:
         raise SpecError(

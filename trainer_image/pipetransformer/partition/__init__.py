@@ -1,4 +1,4 @@
-"""How layers are cut into stages, and what each number of stages would cost: the ground of the operator's choice."""
+"""Cuts layers into stages and predicts the cost of each number of stages, from which the operator chooses."""
 
 from .contiguous import MemoryBound, MemoryBoundError, partition
 from .costs import ModelCosts, UnitCost, assumed_costs, training_seconds

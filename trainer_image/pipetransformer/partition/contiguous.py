@@ -1,7 +1,6 @@
-"""The exact contiguous partition that the greedy one of PipeTransformer's Algorithm 1 approximates.
+"""The exact contiguous partition, which the greedy one of PipeTransformer's Algorithm 1 approximates.
 
-The seam that cuts a model into stages: whatever else a cut should heed later (the size of what crosses it, say) goes in
-here and changes nothing around it.
+Add further criteria for a cut here, such as the size of activations that cross it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,11 +11,11 @@ from itertools import accumulate, pairwise
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """What a worker holds, in bytes.
+    """A limit on the bytes of each worker.
 
     Attributes:
-        needs: (stages, items) bytes of an item in each stage. They do not rise from a stage to the next: under 1F1B
-            an early stage keeps the activations of more micro-batches.
+        needs: (stages, items) bytes of an item in each stage. They must not rise from a stage to the next; under 1F1B
+            an earlier stage keeps activations of more micro-batches.
         limit: bytes of one worker.
     """
 
@@ -25,32 +24,31 @@ class MemoryBound:
 
 
 class MemoryBoundError(ValueError):
-    """No partition stays within the memory of a worker. `needed` and `limit` are bytes."""
+    """No partition fits the workers' memory. `needed` and `limit` are bytes."""
 
     def __init__(self, stages: int, stage: int, item: int, needed: float, limit: float) -> None:
         super().__init__(
-            f"{stages} stages do not fit: stage {stage} would have to take item {item} and hold {needed:.0f} bytes,"
-            f" a worker has {limit:.0f}"
+            f"{stages} stages do not fit: stage {stage} would need {needed:.0f} bytes with item {item}, but a worker"
+            f" has {limit:.0f}"
         )
         self.needed = needed
         self.limit = limit
 
 
 def partition(costs: Sequence[float], stages: int, memory: MemoryBound | None = None) -> list[range]:
-    """Cut `costs` into `stages` contiguous, non-empty runs so that the dearest run is as cheap as possible.
+    """Cut `costs` into `stages` contiguous, non-empty runs so that the most expensive run is as cheap as possible.
 
-    Exact bisection over the bound of the dearest run (Pinar and Aykanat, 2004, section 4.3): a greedy probe says
-    whether a bound can be kept, and each answer moves the bisection to a sum of a run, so it ends at the optimum and
-    not near it. Among the best partitions one is taken that is balanced from the last run to the first, ties to the
-    earlier cut, so the same input gives the same cut everywhere.
+    Exact bisection over the cost of the most expensive run (Pinar and Aykanat, 2004, section 4.3). A greedy probe tells
+    whether a bound is feasible, and each answer moves the bisection to the sum of a run, so it ends exactly at the
+    optimum. Ties are resolved deterministically: balance from the last run to the first, then the earlier cut.
 
     Args:
-        costs: of the items, in order; not negative.
+        costs: costs of the items, in order; not negative.
         stages: number of runs.
-        memory: what a run may hold at most; no bound by default.
+        memory: limit on the bytes of a run; no limit by default.
 
     Raises:
-        MemoryBoundError: no partition keeps the memory bound.
+        MemoryBoundError: no partition fits the limit.
         ValueError: there are fewer items than stages.
     """
     if not 1 <= stages <= len(costs):
@@ -71,7 +69,7 @@ class _Search:
         self.bytes_upto = [[0.0, *accumulate(map(float, row))] for row in needs]
 
     def best_bound(self) -> float:
-        """Cost of the dearest run of the best partition."""
+        """Cost of the most expensive run in the best partition."""
         upto = self.upto
         if not self._kept(self.furthest_ends(float("inf"))[0]):
             raise self._error()

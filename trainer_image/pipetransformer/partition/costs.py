@@ -1,11 +1,11 @@
-"""What one micro-batch costs in each unit: measured on the workers, assumed until it has been."""
+"""Costs of one micro-batch in each unit: measured on the workers, assumed before that."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from pydantic import BaseModel
 
-#: An embedding or head of a transformer against one of its blocks, until something has been measured.
+#: Assumed cost of an embedding or head, relative to one layer.
 _END_SHARE = 0.1
 
 
@@ -15,8 +15,8 @@ class UnitCost(NamedTuple):
     Attributes:
         forward: seconds.
         backward: seconds, for the gradients of weights and input.
-        weights_backward: seconds of a backward that gives no gradient of the input.
-        saved_bytes: what the forward keeps for the backward.
+        weights_backward: seconds, for the gradients of weights only.
+        saved_bytes: bytes that the forward keeps for the backward.
     """
 
     forward: float
@@ -26,17 +26,17 @@ class UnitCost(NamedTuple):
 
 
 class ModelCosts(BaseModel):
-    """What all L + 2 units cost, the same numbers on every worker, and what the workers are like.
+    """Costs of all L + 2 units and facts about the workers; the same numbers on every worker.
 
     Attributes:
-        micro_batch_sizes: the two sizes, ascending, that `small` and `large` hold for.
+        micro_batch_sizes: the sizes of `small` and `large`, ascending.
         small: cost of each unit at the smaller size.
         large: cost of each unit at the larger size.
-        seconds_per_byte: time that a byte takes from one worker to another, 0 when there is only one.
-        worker_bytes: device memory of the smallest worker; None where it is not known, as on CPUs.
-        step: steps committed when it was measured.
-        boundary: frozen blocks when it was measured.
-        not_before: step before which there is no other measurement.
+        seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
+        worker_bytes: device memory of the smallest worker; None if unknown, as on CPUs.
+        step: committed steps at the measurement.
+        boundary: frozen layers at the measurement.
+        not_before: earliest step of the next measurement.
     """
 
     micro_batch_sizes: tuple[int, int]
@@ -49,7 +49,7 @@ class ModelCosts(BaseModel):
     not_before: int = 0
 
     def at(self, micro_batch_size: int) -> list[UnitCost]:
-        """Costs at another size, on the line through the two measured ones."""
+        """Costs at another size, by linear interpolation or extrapolation."""
         return [
             UnitCost(*(self._line(a, b, micro_batch_size) for a, b in zip(small, large, strict=True)))
             for small, large in zip(self.small, self.large, strict=True)
@@ -65,7 +65,7 @@ class ModelCosts(BaseModel):
 
 
 def assumed_costs(num_layers: int) -> ModelCosts:
-    """Costs in units of one block's forward of one sample; backward takes twice the forward, half of it for weights."""
+    """Costs in units of one sample's forward through one layer; a backward takes twice that, half of it for weights."""
     units = [UnitCost(share, 2 * share, share) for share in [_END_SHARE, *[1.0] * num_layers, _END_SHARE]]
     return ModelCosts(
         micro_batch_sizes=(1, 2), small=units, large=[UnitCost(*(2 * value for value in unit)) for unit in units]
@@ -75,9 +75,9 @@ def assumed_costs(num_layers: int) -> ModelCosts:
 def training_seconds(
     costs: Sequence[UnitCost], boundary: int, miss_share: float = 1.0
 ) -> tuple[list[float], list[float]]:
-    """Forward and backward of each of the L + 2 units when the first `boundary` blocks are frozen.
+    """Seconds of the forward and backward of each of the L + 2 units when `boundary` layers are frozen.
 
-    A frozen unit runs forward only, and that for `miss_share` of the samples: the cache has the others. The first
+    Frozen units run only the forward, for the share `miss_share` of samples that the cache does not have. The first
     active unit computes no gradient of its input.
     """
     first_active = boundary + 1 if boundary else 0

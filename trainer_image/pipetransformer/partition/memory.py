@@ -1,4 +1,4 @@
-"""The paper's stand-in for a stage's memory: parameter bytes, frozen ones counted at a sixth."""
+"""The paper's estimate of a stage's memory: parameter bytes; frozen ones count a sixth."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from .contiguous import partition
 
-#: Memory of a frozen layer against an active one (PipeTransformer, section 3.2, measured there).
+#: Memory of a frozen layer relative to an active one, as measured in PipeTransformer, section 3.2.
 LAMBDA_FROZEN = Fraction(1, 6)
 
 
@@ -15,13 +15,13 @@ def paper_bytes(
 ) -> int:
     """Bytes of the largest stage after the best contiguous split of the active units over `stages` workers.
 
-    The frozen prefix (with the embedding as soon as one block is frozen) stays on the first worker and counts
-    `lambda_frozen` of its size (PipeTransformer, Algorithm 1 and Eq. 2). Units that are fewer than stages leave
-    workers empty.
+    The frozen prefix (including the embedding if a layer is frozen) stays on the first worker and counts
+    `lambda_frozen` of its size (PipeTransformer, Algorithm 1 and Eq. 2). If there are fewer active units than stages,
+    some workers stay empty.
 
     Args:
-        unit_param_bytes: parameter bytes of embedding, blocks and head (L + 2 items).
-        boundary: frozen blocks.
+        unit_param_bytes: parameter bytes of embedding, layers and head (L + 2 items).
+        boundary: number of frozen layers.
         stages: pipeline length (K).
     """
     first_active = boundary + 1 if boundary else 0

@@ -1,4 +1,4 @@
-"""What the model can do now at each number of stages: the trainer's half of a choice of layout."""
+"""Offers: memory and step time of the job at each number of stages, from which the operator chooses a layout."""
 
 import contextlib
 import math
@@ -17,7 +17,7 @@ _MAX_WIDTHS = 64
 
 @dataclass(frozen=True)
 class Prediction:
-    """One layout: bytes of its largest stage, and seconds of a step, None while nothing is measured."""
+    """One layout: bytes of its largest stage, and seconds of a step (None before costs are measured)."""
 
     bytes_per_worker: int
     step_seconds: float | None
@@ -26,8 +26,8 @@ class Prediction:
 def offered_stages(initial: int) -> list[int]:
     """At most 16 numbers of stages, descending.
 
-    First the halvings of the initial one, which the paper packs to; then what is left of it without 1, 2, 4, ...
-    workers, and a single stage; then lengths between those that differ most, by their ratio.
+    They are, in order of priority: the halvings of the initial number, as in the paper; the initial number less 1, 2,
+    4, ... and a single stage; numbers between the two neighbours with the largest ratio.
     """
     wanted = [initial]
     while wanted[-1] % 2 == 0:
@@ -50,15 +50,14 @@ def make_offers(
     max_pipelines: int,
     pause_seconds: float,
 ) -> list[Offer]:
-    """One offer for each number of stages that the model could have now.
+    """One offer for each number of stages that fits at some number of pipelines.
 
     Args:
-        predict: what a layout of so many stages and pipelines would be like; raises `MemoryBoundError` where it does
-            not fit. What fits at no width is not offered.
-        initial_stages: pipeline length at the job's start; no offer is longer.
-        max_workers: no wider layout is predicted.
-        max_pipelines: widest layout that the data's shards allow.
-        pause_seconds: expected cost of one regroup.
+        predict: predicts a layout of (stages, pipelines); raises `MemoryBoundError` if it does not fit.
+        initial_stages: number of stages at the job's start; no offer has more.
+        max_workers: maximum number of workers in a layout.
+        max_pipelines: maximum number of pipelines, given by the data's shards.
+        pause_seconds: expected seconds of one regroup.
     """
     offers = []
     for stages in offered_stages(initial_stages):
@@ -67,7 +66,7 @@ def make_offers(
             with contextlib.suppress(MemoryBoundError):
                 fitting[pipelines] = predict(stages, pipelines)
                 if fitting[pipelines].step_seconds is None:
-                    break  # wider ones would add times only, and there are none yet
+                    break  # more pipelines would only add times, which are not known yet
         if fitting:
             offers.append(
                 Offer(

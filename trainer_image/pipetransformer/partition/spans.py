@@ -1,4 +1,4 @@
-"""Cuts units into stages: an embedding and a head go with the block beside them, every stage has a block."""
+"""Cuts units into stages. Every stage has a layer; embedding and head go with the layer beside them."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from .costs import assumed_costs, training_seconds
 
 
 def spans(num_layers: int, boundary: int, stages: int) -> list[range]:
-    """Units of each stage by assumed costs, `boundary` blocks frozen: the same wherever and whenever it is asked.
+    """Units of each stage by assumed costs with `boundary` frozen layers. The result is the same on every worker.
 
     Raises:
-        ValueError: there are fewer blocks than stages.
+        ValueError: there are fewer layers than stages.
     """
     forward, backward = training_seconds(assumed_costs(num_layers).at(1), boundary)
     return cut_units([f + b for f, b in zip(forward, backward, strict=True)], stages)
@@ -19,17 +19,17 @@ def spans(num_layers: int, boundary: int, stages: int) -> list[range]:
 def cut_units(
     unit_costs: Sequence[float], stages: int, memory: MemoryBound | None = None, prefix: int = 1
 ) -> list[range]:
-    """Unit indices (0 is the embedding, L+1 the head) of each stage, the dearest stage as cheap as possible.
+    """Unit indices (0 is the embedding, L+1 the head) of each stage; the most expensive stage is as cheap as possible.
 
     Args:
-        unit_costs: of the L + 2 units.
+        unit_costs: costs of the L + 2 units.
         stages: number of stages.
-        memory: what a worker may hold, by unit; no bound by default.
-        prefix: units that the first stage holds besides a block, the embedding among them.
+        memory: limit on the bytes of a worker, by unit; no limit by default.
+        prefix: units that go with the first stage's first layer, including the embedding.
 
     Raises:
-        MemoryBoundError: no cut keeps the memory bound.
-        ValueError: there are fewer blocks than stages, those of the prefix not counted.
+        MemoryBoundError: no cut fits the limit.
+        ValueError: there are fewer layers outside of the prefix than stages.
     """
     if memory is not None:
         memory = MemoryBound([_by_block(row, prefix) for row in memory.needs], memory.limit)

@@ -1,4 +1,4 @@
-"""Predicts a step: how a layout would cut the model, into which micro-batches, and how long its steps would take."""
+"""Predicts the cut of a layout, its micro-batches and its step time."""
 
 import contextlib
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ class Cut:
 
 @dataclass(frozen=True)
 class StepModel:
-    """The facts of a job that decide its step, besides the layout.
+    """The facts of a job that, with the layout, decide its step time.
 
     Attributes:
-        costs: of the units.
-        global_batch: samples of a step.
-        num_shards: C of the data order, which pipelines share.
-        micro_batch_size: samples of a micro-batch; None to choose it for each layout.
-        one_forward_one_backward: whether pipelines of at least K micro-batches run 1F1B; GPipe otherwise.
+        costs: costs of the units.
+        global_batch: samples in a step.
+        num_shards: number of shards (C) of the data.
+        micro_batch_size: samples in a micro-batch; None to choose it for each layout.
+        one_forward_one_backward: whether pipelines with at least K micro-batches run 1F1B; otherwise GPipe.
         unit_bytes: parameter bytes of each unit.
         trained_bytes: bytes of each unit while it trains: parameters, gradients, moments.
-        sample_bytes: what a stage sends to the next, or a cache keeps, for one sample.
-        num_samples: of an epoch.
-        cache_bytes: what the first worker of a pipeline may keep of frozen layers' outputs.
+        sample_bytes: bytes of one sample's activation between stages, or in a cache.
+        num_samples: samples in an epoch.
+        cache_bytes: cache size of the first worker of a pipeline.
     """
 
     costs: ModelCosts
@@ -52,12 +52,12 @@ class StepModel:
     def cut(self, boundary: int, stages: int, pipelines: int) -> Cut:
         """The best cut of a layout that fits the workers' memory.
 
-        The number of micro-batches is searched on stages that are cut for a middle size, since they suit the others
-        nearly; the stages are then cut again for the size found.
+        The micro-batch size is searched with stages cut for a middle size, because the cut depends little on it. Then
+        the stages are cut again for the size found.
 
         Raises:
             MemoryBoundError: no cut fits.
-            ValueError: there are fewer blocks than stages.
+            ValueError: there are fewer layers than stages.
         """
         samples = self._samples(pipelines)
         if self.micro_batch_size is not None:
@@ -77,11 +77,11 @@ class StepModel:
         raise failure
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
-        """Seconds of a step: M + K - 1 turns of the slowest stage, and what of the gradients' reduction is not hidden.
+        """Seconds of a step: M + K - 1 turns of the slowest stage, plus the part of the reduction that is not hidden.
 
-        Under 1F1B a turn is a forward and a backward of one stage, under GPipe the slowest of each. Sending is hidden
-        behind a turn unless it takes longer; the reduction of a stage is hidden behind its last backward. The first
-        stage does not compute what its cache has once an epoch has passed; reading it is not counted.
+        Under 1F1B a turn is a forward and a backward of one stage; under GPipe it is the slowest forward plus the
+        slowest backward. Sending overlaps with a turn; the reduction of a stage overlaps with its last backward. The
+        first stage does not compute samples that its cache holds after the first epoch; reading them is not counted.
         """
         stages = len(cut.spans)
         count = self._count(cut.micro_batch_size, pipelines)
@@ -102,18 +102,18 @@ class StepModel:
         return turn * (count + stages - 1) + shown
 
     def idle_share(self, boundary: int, cut: Cut, pipelines: int) -> float:
-        """Share of a step in which stages compute nothing: the bubble, imbalance, and what of reductions shows."""
+        """Share of a step in which stages compute nothing: bubble, imbalance, and reduction that is not hidden."""
         busy = sum(map(sum, self._stage_seconds(boundary, cut, pipelines))) / len(cut.spans)
         step = self.step_seconds(boundary, cut, pipelines)
         return max(0.0, 1 - busy * self._count(cut.micro_batch_size, pipelines) / step) if step else 0.0
 
     def bytes_per_worker(self, boundary: int, cut: Cut, pipelines: int) -> int:
-        """Bytes of the worker that holds most."""
+        """Bytes of the worker that holds the most."""
         needs = self._needs(boundary, len(cut.spans), pipelines, cut.micro_batch_size)
         return round(max(sum(row[unit] for unit in span) for row, span in zip(needs, cut.spans, strict=True)))
 
     def _stage_seconds(self, boundary: int, cut: Cut, pipelines: int) -> tuple[list[float], list[float]]:
-        """Forward and backward of each stage for one micro-batch; the first reads what its cache has."""
+        """Seconds of each stage's forward and backward for one micro-batch; the first stage reads from its cache."""
         costs = self._at(cut.micro_batch_size)
         forward, backward = training_seconds(costs, boundary)
         cached, _ = training_seconds(costs, boundary, self._miss_share(pipelines))
@@ -123,7 +123,7 @@ class StepModel:
         )
 
     def _best_spans(self, boundary: int, stages: int, pipelines: int, size: int, *, bounded: bool) -> list[range]:
-        """The frozen blocks where they balance best, or all in the first stage, where they are cached."""
+        """The better cut: frozen layers spread to balance the stages, or all in the first stage, which caches them."""
         limit = self.costs.worker_bytes
         memory = None
         if bounded and limit is not None:
@@ -155,7 +155,7 @@ class StepModel:
         return max(0.0, 1 - self.cache_bytes / needed) if needed else 1.0
 
     def _needs(self, boundary: int, stages: int, pipelines: int, size: int) -> list[list[float]]:
-        """Bytes of each unit in each stage: what it is, and what the micro-batches in flight keep for the backward."""
+        """Bytes of each unit in each stage: its state, and what the micro-batches in flight keep for the backward."""
         count = self._count(size, pipelines)
         first_active = boundary + 1 if boundary else 0
         in_turns = self._in_turns(count, stages)
@@ -177,12 +177,12 @@ class StepModel:
         return self._costs_at[size]
 
     def _samples(self, pipelines: int) -> int:
-        """Of the pipeline that serves most shards."""
+        """Samples of the pipeline with the most shards."""
         shards = -(-self.num_shards // pipelines)
         return -(-self.global_batch * shards // self.num_shards)
 
     def _count(self, micro_batch_size: int, pipelines: int) -> int:
-        """Micro-batches of a pipeline's share of the batch (M)."""
+        """Micro-batches in a pipeline's share of the batch (M)."""
         return -(-self._samples(pipelines) // micro_batch_size)
 
     def _in_turns(self, count: int, stages: int) -> bool:

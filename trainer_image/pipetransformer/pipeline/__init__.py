@@ -1,4 +1,4 @@
-"""How micro-batches flow through the stages of a pipeline."""
+"""Runs micro-batches through the stages of a pipeline."""
 
 from pipetransformer.errors import ModelError
 

@@ -1,4 +1,4 @@
-"""Samples that run through a pipeline together, one micro-batch after another."""
+"""The micro-batches that run through a pipeline together."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -12,13 +12,13 @@ from .stage import StageSpec
 
 
 class Batch:
-    """Micro-batches of one length and size: stages are static.
+    """Micro-batches of one length and size, because stages are static.
 
     Attributes:
-        step: at which they train; None where they are evaluated.
-        micro_batches: at least one.
-        sample_ids: of all of them, padding included.
-        length: what all samples are cut to, None for the length of the input.
+        step: the step that trains them; None for an evaluation.
+        micro_batches: at least one micro-batch.
+        sample_ids: sample ids of all micro-batches, including padding.
+        length: length that all samples are cut to; None for the length of the input.
         training: whether a backward follows.
     """
 
@@ -35,13 +35,13 @@ class Batch:
     ) -> None:
         """
         Args:
-            split: that the samples are of.
-            name: of the split, `train` or `test`: cached activations belong to it.
+            split: the split of the samples.
+            name: the split's name, `train` or `test`, which is part of cache keys.
             step: see above.
             micro_batches: see above.
-            following: which samples come next, to read ahead.
-            readers: of the split; None to read where this is called.
-            forward_only: of a step, too; what frozen units make of it is neither read nor kept.
+            following: returns the samples that come next, to read them ahead.
+            readers: readers of the split; None to read in this thread.
+            forward_only: run no backward, and do not use the cache.
         """
         self._split, self._name = split, name
         self.step = step
@@ -59,7 +59,7 @@ class Batch:
         return len(self.micro_batches[0].sample_ids)
 
     def labels(self) -> Tensor:
-        """Of all samples, on the CPU. Their inputs, which are read with them, are kept."""
+        """Labels of all samples, on the CPU. Keeps their inputs, which are read at the same time."""
         inputs, labels = self._read(self.sample_ids)
         self._inputs = self._cut(inputs)
         return labels
@@ -74,12 +74,12 @@ class Batch:
         return self._inputs[[row[sample_id] for sample_id in wanted]]
 
     def context(self, spec: StageSpec, sample_ids: Sequence[int]) -> MicroBatchContext:
-        """What a unit of the stage may know of some of the samples."""
+        """The context of some of the samples, for a stage's units."""
         lengths = lengths_of(self._split, sample_ids, spec.device)
         return MicroBatchContext(self.step or 0, tuple(sample_ids), lengths, spec.autocast, spec.recompute)
 
     def source(self, spec: StageSpec) -> Source:
-        """For the frozen prefix of a first stage."""
+        """The source of samples for a first stage's frozen prefix."""
         return Source(
             split=self._name,
             inputs=self.inputs,
@@ -108,5 +108,5 @@ class Batch:
 
 
 def sample_ids_of(micro_batches: Sequence[MicroBatch]) -> list[int]:
-    """Of all of them, padding included."""
+    """Sample ids of all micro-batches, including padding."""
     return [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]

@@ -1,4 +1,4 @@
-"""Which of torch's pipeline schedules a job runs."""
+"""The pipeline schedule of torch that a job runs."""
 
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
@@ -6,7 +6,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import ScheduleName
 
-#: A schedule with one stage a worker, such as torch's `Schedule1F1B`.
+#: A schedule with one stage per worker, such as torch's `Schedule1F1B`.
 ScheduleClass = type[PipelineScheduleSingle]
 
 
@@ -14,7 +14,7 @@ def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> Sche
     """The schedule that a spec names; `own` for `Script`.
 
     Raises:
-        SpecError: `own` is no schedule with one stage a worker (the others lose gradients beside frozen layers).
+        SpecError: `own` is not a schedule with one stage per worker (others lose gradients next to frozen layers).
     """
     match name:
         case ScheduleName.GPIPE:
@@ -24,12 +24,12 @@ def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> Sche
         case ScheduleName.SCRIPT:
             if not isinstance(own, type) or not issubclass(own, PipelineScheduleSingle):
                 raise SpecError(
-                    "schedule", f"{own!r} is no subclass of torch.distributed.pipelining's PipelineScheduleSingle"
+                    "schedule", f"{own!r} is not a subclass of torch.distributed.pipelining's PipelineScheduleSingle"
                 )
             return own
 
 
 def one_forward_one_backward(schedule: ScheduleClass) -> bool:
-    """Whether a schedule's steps are predicted as 1F1B's. Those of others are as GPipe's, which keeps every micro-batch
-    until its backward: no order needs more memory."""
+    """Whether a schedule's steps are predicted as 1F1B. Others are predicted as GPipe, which needs the most memory of
+    all orders."""
     return issubclass(schedule, Schedule1F1B)

@@ -1,7 +1,7 @@
 """Times single units on one micro-batch, between rounds.
 
-A probe and not hooks in the training itself: it also times what the present boundary never runs (each unit as the first
-that trains), at sizes that the present layout never uses, and costs nothing in the rounds.
+Unlike hooks in the training it also times what the current boundary never runs (each unit as the first that trains), at
+other micro-batch sizes, and costs nothing in the rounds.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ _REPEATS = 3
 
 @dataclass(frozen=True)
 class Probe:
-    """Measures the units of a stage. Every time is a median over passes through all of them, after a first one to warm
-    up: what disturbs the machine for a moment falls on one pass and not on one unit.
+    """Measures the units of a stage. A time is the median over several passes through all units, after one to warm up,
+    so that a short disturbance affects one pass and not one unit.
 
     Attributes:
-        units: as they train, on the device.
-        num_frozen: how many of them, from the first, run without a graph: only their forward is measured.
-        finish: from the last unit's output to the loss, on a last stage.
-        context: of the micro-batch.
+        units: the units, on the device.
+        num_frozen: how many of the first units are frozen; only their forward is measured.
+        finish: on the last stage, computes the loss from the last unit's output.
+        context: context of the micro-batch.
     """
 
     units: Sequence[nn.Module]
@@ -39,14 +39,14 @@ class Probe:
     device: torch.device
 
     def measure(self, x: Tensor) -> list[UnitCost]:
-        """Cost of each unit, `x` being the input of the first; leaves no trace in units, gradients or random state.
+        """Cost of each unit for the first unit's input `x`. Units, gradients and random state stay unchanged.
 
         Raises:
             ModelError: a unit failed.
             DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         """
         saved = [_SavedBytes(unit) for unit in self.units]
-        with RunningModel("measuring"), self._without_trace():  # each on a copy, which the first unit may change
+        with RunningModel("measuring"), self._without_trace():  # on copies, because the first unit may change its input
             self._pass(x.clone(), to_input=True, saved=saved)
             passes = [self._pass(x.clone(), to_input=True) for _ in range(_REPEATS)]
             first = self._pass(x.clone(), to_input=False)
@@ -60,7 +60,7 @@ class Probe:
 
     @contextlib.contextmanager
     def _without_trace(self) -> Iterator[None]:
-        """Puts back buffers and the random state, which forwards may change; gradients never reach the parameters."""
+        """Restore buffers and the random state, which forwards may change. Gradients never reach the parameters."""
         before = [(buffer, buffer.clone()) for unit in self.units for buffer in unit.buffers()]
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -73,7 +73,7 @@ class Probe:
     def _pass(
         self, x: Tensor, *, to_input: bool, saved: Sequence["_SavedBytes"] = ()
     ) -> tuple[list[float], list[float]]:
-        """Seconds of each unit's forward, and of its backward to its weights and, if asked for, its input."""
+        """Seconds of each unit's forward, and of its backward to its weights and, with `to_input`, its input."""
         forwards, backwards = [], []
         for index, unit in enumerate(self.units):
             trains = index >= self.num_frozen
@@ -119,7 +119,7 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 class _Stopwatch:
-    """Marks in the work of a device: events of the present stream on CUDA, the wall clock on the CPU."""
+    """Marks points in a device's work: events in the current stream on CUDA, the wall clock on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

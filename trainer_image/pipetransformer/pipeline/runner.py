@@ -1,4 +1,4 @@
-"""Runs one worker's stage of a pipeline. Whatever changes what a stage is (a freeze, a regroup) makes a new runner."""
+"""Runs one worker's stage of a pipeline. A change of the stage, by a freeze or a regroup, makes a new runner."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from .target import Target
 
 _BACKWARD = RunningModel("backward")
 
-#: Micro-batches for each stage that are evaluated together: enough that no stage waits, whatever one of them takes.
+#: Micro-batches for each stage that are evaluated together: enough to keep all stages busy.
 _EVALUATED_TOGETHER = 2
 
 
@@ -42,7 +42,7 @@ class StageRunner:
     """Trains and evaluates by micro-batches. All workers of the pipeline call the same methods with the same
     micro-batches.
 
-    Nothing that it holds refers to it: its memory, and the sockets of its group, go with the last reference.
+    It is part of no reference cycle, so that its memory and its group's sockets are freed with the last reference.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class StageRunner:
     ) -> None:
         """
         Args:
-            spec: see there.
+            spec: the stage.
             model: for shapes and the loss.
             units: the modules of `spec.span`, on the device.
-            cache: of this worker; used by a first stage.
-            samples_of: what this pipeline will train at a step, to read ahead.
-            readers: of this worker's samples; None to read them in the round.
+            cache: this worker's cache; only a first stage uses it.
+            samples_of: returns the samples that this pipeline trains at a step, to read them ahead.
+            readers: readers of this worker's samples; None to read them in the round.
         """
         self.spec = spec
         self._model = model
@@ -70,14 +70,14 @@ class StageRunner:
         num_frozen = min(max(first_trainable(spec.boundary) - spec.span.start, 0), len(units))
         frozen = units[:num_frozen] if spec.is_first else ()
         if cache is not None:
-            # A parameter that is shared with a unit that trains makes the prefix another one at every step.
+            # A parameter that is shared with a unit that trains changes the prefix at every step.
             changes = any(parameter.requires_grad for unit in frozen for parameter in unit.parameters())
             cache.use(() if changes else frozen)
         self._prefix = None
         if spec.is_first:
             self._prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype, cache=cache)
         names = [model.unit_name(index) for index in spec.span]
-        head = spec.span[-1] if spec.is_last else None  # before a worker is warm, of a model of one block
+        head = spec.span[-1] if spec.is_last else None  # the warm-up's model has only one layer
         blocks = [index not in (0, head) for index in spec.span]
         named = dict(zip(names, units, strict=True))
         self._module = StageModule(named, blocks, num_frozen, self._prefix, sends=not spec.is_last)
@@ -86,14 +86,14 @@ class StageRunner:
         self._stages = StaticStages(spec, model, self._module, self._target)
 
     def tell(self, passed: Callable[[int], None]) -> None:
-        """From now on tell of each unit, by its index in the model, that the backward of a micro-batch has passed it:
-        at once for those whose input has a gradient that goes on to a unit of this stage, of others never."""
+        """From now on call `passed` with a unit's index when a micro-batch's backward has passed it. Units whose input
+        gradient goes to no unit of this stage are left out."""
         start = self.spec.span.start
         self._module.passed = lambda number: passed(start + number)
 
     def train(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> RoundSums:
         """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters."""
-        self._target.take_weights()  # of a round that broke
+        self._target.take_weights()  # drops those of a broken round
         losses: list[Tensor] = []
         parts = _by_length(micro_batches)
         for number, part in enumerate(parts, start=1):
@@ -114,16 +114,15 @@ class StageRunner:
         name: str,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> Tensor:
-        """Forward only, in `eval()`, a few at a time, so that what is held does not grow with the split; leaves the
-        units as they were.
+        """Evaluate without gradients, a few micro-batches at a time to limit memory. The units keep their mode.
 
         Args:
-            micro_batches: all of one pipeline's.
-            split: whose samples they have.
-            metrics: to count by.
-            name: of the split, `train` or `test`: cached activations belong to it.
-            goes_on: asked after each part (see `lengths_of_parts`), and alike on all workers of the pipeline;
-                where it says no, the rest is left out.
+            micro_batches: all micro-batches of the pipeline.
+            split: the split of their samples.
+            metrics: metrics to sum.
+            name: the split's name, `train` or `test`, which is part of cache keys.
+            goes_on: called after each part (see `lengths_of_parts`). If it returns false, on all workers of the
+                pipeline alike, the rest is left out.
 
         Returns:
             (metrics, 2) sums of numerators and denominators in float64; zero on all but the last stage.
@@ -143,12 +142,12 @@ class StageRunner:
         return self._target.take_scores()
 
     def lengths_of_parts(self, micro_batches: Sequence[MicroBatch]) -> list[int | None]:
-        """How long the samples are, by part in which `evaluate` does these."""
+        """Length of the samples in each part of an evaluation."""
         return [part[0].length for part in self._parts(micro_batches)]
 
     def first_non_finite(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> int | None:
-        """The first unit of the stage, by its index in the model, that makes what is no number of one of these
-        micro-batches, as they trained at `step`. Forward only, a few at a time; leaves no trace."""
+        """Index of the stage's first unit whose output is not finite for one of these micro-batches of `step`; None if
+        there is none. Runs forwards only and changes nothing."""
         units, start = list(self._module.units), self.spec.span.start
         finite = torch.ones(len(units), dtype=torch.bool, device=self.spec.device)
 
@@ -167,8 +166,8 @@ class StageRunner:
         return next((start + number for number, good in enumerate(finite.tolist()) if not good), None)
 
     def measure(self, micro_batch_size: int, split: Split) -> list[UnitCost]:
-        """What each unit of the stage costs for a micro-batch of that many samples; leaves no trace in units or
-        gradients. What it does not run (the backward of frozen units) is 0."""
+        """Cost of each unit for a micro-batch of that many samples. The backward of frozen units counts 0. Units and
+        gradients stay unchanged."""
         spec = self.spec
         ids = tuple(index % len(split) for index in range(micro_batch_size))
         batch = Batch(split, "train", 0, [MicroBatch(ids, micro_batch_size)])
@@ -187,15 +186,15 @@ class StageRunner:
         return Probe(units, self._module.num_frozen, finish, batch.context(spec, ids), spec.device).measure(x)
 
     def _parts(self, micro_batches: Sequence[MicroBatch]) -> list[Sequence[MicroBatch]]:
-        """Of one length each, and few enough to hold."""
+        """Parts of micro-batches of one length, small enough for the memory."""
         most = _EVALUATED_TOGETHER * self.spec.stages
         return [some[start : start + most] for some in _by_length(micro_batches) for start in range(0, len(some), most)]
 
     def _run(self, batch: Batch) -> list[Tensor]:
-        """Run the batch; on the last stage the losses of its micro-batches.
+        """Run the batch. Returns its micro-batches' losses on the last stage.
 
         Raises:
-            SpecError: a forward has changed a parameter or a buffer.
+            SpecError: a forward changed a parameter or a buffer.
         """
         with self._unchanged.over():
             return self._run_forwards(batch)
@@ -218,20 +217,20 @@ class StageRunner:
         return [self._alone(slice(start, start + size), training=batch.training) for start in starts]
 
     def _alone(self, rows: slice, *, training: bool) -> Tensor:
-        """One micro-batch where this worker holds the whole model: nothing to schedule."""
+        """Run one micro-batch on a worker that holds the whole model."""
         output = self._module(None)
         if not training:
             return self._target.score(output, rows)
         loss = self._target.loss(output, rows)
         trains = loss.requires_grad or any(parameter.requires_grad for parameter in self._module.parameters())
-        if trains:  # else all is frozen, and the head has no parameters
+        if trains:  # not if all layers are frozen and the head has no parameters
             with _BACKWARD:
                 torch.autograd.backward(loss)
         return loss.detach()
 
 
 def _after(step: int, rest: Sequence[Sequence[MicroBatch]], samples_of: Callable[[int], Sequence[int]]) -> list[Wanted]:
-    """What is trained after a part of a step: the rest of it, and the next one."""
+    """The samples after a part of a step: the rest of the step, and the next step."""
     later = [wanted for part in rest for wanted in _wanted(step, part)]
     return later + [(step + 1, sample) for sample in samples_of(step + 1)]
 

@@ -1,4 +1,4 @@
-"""What one worker runs of a pipeline: a contiguous span of units."""
+"""One worker's stage of a pipeline: a contiguous span of units."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from .choice import ScheduleClass
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """What does not change while a stage's runner lives.
+    """The facts of a stage that do not change while its runner lives.
 
     Attributes:
         stage: index of this stage among `stages`.
         span: the contiguous units that this stage holds.
-        boundary: frozen blocks.
-        schedule: runs where a pipeline has several stages and at least as many micro-batches; with fewer GPipe does.
+        boundary: number of frozen layers.
+        schedule: the schedule, if there are several stages and at least as many micro-batches; otherwise GPipe runs.
         group: the workers of the pipeline in stage order.
-        dtype: of parameters, and of what travels between units.
+        dtype: type of parameters and activations.
         autocast: type to compute products in; None for `dtype`.
-        recompute: whether units that train compute their forward again for their backward.
+        recompute: whether units that train repeat their forward for their backward.
     """
 
     stage: int
@@ -51,9 +51,9 @@ class StageSpec:
 
 
 class StageModule(nn.Module):
-    """The units of a stage in order. Frozen units keep no graph; each micro-batch brings its context.
+    """The units of a stage in order. Frozen units keep no graph, and each micro-batch has a context.
 
-    On the first stage the frozen units are the `prefix`, which knows the micro-batches' samples.
+    On the first stage the frozen units are the `prefix`, which reads the micro-batches' samples.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class StageModule(nn.Module):
         """
         Args:
             units: by their names in the model.
-            blocks: which of them are blocks.
-            num_frozen: how many of them are frozen.
-            prefix: those, on a first stage.
-            sends: whether its output travels to another worker.
+            blocks: for each unit, whether it is a layer.
+            num_frozen: number of frozen units.
+            prefix: the frozen units, on a first stage.
+            sends: whether the output is sent to another worker.
         """
         super().__init__()
         self.names = list(units)
@@ -85,7 +85,7 @@ class StageModule(nn.Module):
         self.sends = sends
         self.upcoming: list[MicroBatchContext] = []
         self.passed: Callable[[int], None] | None = None
-        #: Shape and type of what travels between the units of the micro-batches that run.
+        #: Shape and type of activations between the units.
         self.activation: tuple[tuple[int, ...], torch.dtype] = (), torch.float32
 
     def forward(self, x: Tensor | None) -> Tensor:
@@ -101,7 +101,7 @@ class StageModule(nn.Module):
                         x = run_unit(unit, x)
             for number, unit in self.active:
                 if self.passed is not None and x.grad_fn is not None:
-                    # The engine runs what was computed later first, so all of the unit's gradients are there by then.
+                    # Autograd goes backwards, so all gradients of the unit are complete by then.
                     x.register_hook(partial(_tell, self.passed, number))  # type: ignore[no-untyped-call]
                 output = run_unit(unit, x)
                 if not self.checked:
@@ -109,36 +109,37 @@ class StageModule(nn.Module):
                     if self.names[number] == "embedding":
                         _check_embedding(output, *self.activation)
                 x = output
-        except Exception:  # only now it is known which unit it was
+        except Exception:  # only here the failing unit is known
             with RunningModel(f"forward of {self.names[number]}"):
                 raise
-        # Shapes are static, but training may give others than an evaluation.
+        # Shapes are static, but may differ between training and evaluation.
         self.checked = torch.is_grad_enabled()
-        return x.contiguous() if self.sends else x  # a unit may give a view, which no group takes
+        return x.contiguous() if self.sends else x  # groups cannot send views
 
 
 def _check(x: Tensor | None, output: object) -> None:
-    """A model may be cut between any two blocks, so all give what they take; `x` is None where a unit is no block.
+    """Check that a layer keeps the shape and type of its input, because a model may be cut between any two layers. `x`
+    is None if the unit is not a layer.
 
     Raises:
-        TypeError, ValueError: this one does not.
+        TypeError, ValueError: the output is not a tensor, or has another shape or type.
     """
     if not isinstance(output, Tensor):
-        raise TypeError(f"it gives a {type(output).__name__}, not one tensor")
+        raise TypeError(f"it returns a {type(output).__name__}, not one tensor")
     if x is not None and (output.shape, output.dtype) != (x.shape, x.dtype):
         ours, theirs = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (output, x))
-        raise ValueError(f"it makes {ours} of {theirs}: all blocks must give the shape and type that they take")
+        raise ValueError(f"it returns {ours} for {theirs}: all layers must keep the shape and type of their input")
 
 
 def _check_embedding(output: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """What stages send each other has the shape that the model says, in the type of its parameters.
+    """Check that the embedding's output has the model's activation shape and the parameters' type.
 
     Raises:
-        ValueError: this is not what it gives.
+        ValueError: it has not.
     """
     if (output.shape, output.dtype) != (shape, dtype):
         ours = f"{tuple(output.shape[1:])} in {output.dtype}"
-        raise ValueError(f"it makes {ours} of a sample, but the model's activation is {shape[1:]} in {dtype}")
+        raise ValueError(f"it returns {ours} for a sample, but the model's activation is {shape[1:]} in {dtype}")
 
 
 def _tell(passed: Callable[[int], None], number: int, _: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Stages of torch's pipeline runtime, `torch.distributed.pipelining`, and the schedules that run them.
 
-They are static: shapes and what needs a gradient are given, never inferred, so a frozen prefix sends and receives no
-gradients, and a unit that branches on values runs on real ones only.
+They are static: shapes and `requires_grad` are given, not inferred. So a frozen prefix sends and receives no gradients,
+and units run on real values only.
 """
 
 from collections import OrderedDict
@@ -22,12 +22,12 @@ from .target import Target
 
 _BACKWARD = RunningModel("backward")
 
-#: Stages that are kept with their buffers: those of a round whose samples come in a few lengths, and of an evaluation.
+#: Stages to keep with their buffers: enough for a round with a few sample lengths and an evaluation.
 _KEPT = 8
 
 
 class _Stage(PipelineStage):
-    """torch's, which says of no error whose it is."""
+    """torch's stage, whose backward reports errors as the model's."""
 
     def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         with _BACKWARD:
@@ -40,15 +40,15 @@ class _Scheduled(NamedTuple):
 
 
 class StaticStages:
-    """One worker's stage, for every shape that it runs in. All workers of the pipeline make the same ones."""
+    """One worker's stage for every input shape. All workers of the pipeline create the same stages."""
 
     def __init__(self, spec: StageSpec, model: PipelineModel, module: StageModule, target: Target) -> None:
         """
         Args:
-            spec: see there.
+            spec: the stage.
             model: for shapes.
-            module: that all stages run.
-            target: what a last stage gives its outputs to.
+            module: the module that all stages run.
+            target: computes losses and metrics from a last stage's outputs.
         """
         self._spec = spec
         self._model = model
@@ -57,7 +57,7 @@ class StaticStages:
         self._scheduled: OrderedDict[tuple[bool, int, int | None], _Scheduled] = OrderedDict()
 
     def run(self, batch: Batch) -> list[Tensor]:
-        """Forward, and backward where it trains, of all micro-batches; on the last stage their losses."""
+        """Run the forward, and in training the backward, of all micro-batches. Returns losses on the last stage."""
         spec = self._spec
         rows = torch.arange(len(batch.sample_ids), device=spec.device)
         stage, schedule = self._schedule(batch)
@@ -68,13 +68,12 @@ class StaticStages:
             losses=losses if spec.is_last else None,
             return_outputs=False,
         )
-        stage.clear_runtime_states()  # what it keeps of the outputs, else until it runs again
+        stage.clear_runtime_states()  # otherwise it keeps outputs until it runs again
         return losses
 
     def _schedule(self, batch: Batch) -> _Scheduled:
-        """One stage and schedule for each (mode, M, length): a stage's receive buffers belong to the mode that prepared
-        them. Those that were used last are kept, the same ones on all workers of the pipeline, which meet to make one.
-        """
+        """The stage and schedule of a (mode, M, length), because receive buffers depend on all three. Keeps the latest
+        ones. All workers of the pipeline keep the same, because they meet to create one."""
         num_micro_batches = len(batch.micro_batches)
         key = (batch.training, num_micro_batches, batch.length)
         if key not in self._scheduled:
@@ -92,7 +91,7 @@ class StaticStages:
             )
             in_turns = batch.training and num_micro_batches >= spec.stages
             schedule_class = spec.schedule if in_turns else ScheduleGPipe
-            # The gradients are divided once, by the global weight, after they are reduced.
+            # Gradients are divided once, by the global weight, after the reduction.
             loss = self._target.loss if batch.training else self._target.score
             schedule = schedule_class(stage, num_micro_batches, loss_fn=loss, scale_grads=False)
             self._scheduled[key] = _Scheduled(stage, schedule)
@@ -100,7 +99,7 @@ class StaticStages:
         return self._scheduled[key]
 
     def _example_input(self, batch: Batch) -> Tensor:
-        """The first stage is given row numbers, as the loss is: its prefix knows the samples."""
+        """An example of the stage's input. The first stage gets row numbers, because its prefix reads the samples."""
         spec = self._spec
         if spec.is_first:
             return torch.arange(batch.micro_batch_size, device=spec.device)
@@ -110,7 +109,7 @@ class StaticStages:
         )
 
     def _example_output(self, batch: Batch) -> Tensor:
-        """A last stage sends its output to no worker, so the schedule asks for no shape: a head need not run for it."""
+        """An example of the stage's output. A last stage sends nothing, so its shape does not matter."""
         spec = self._spec
         shape = () if spec.is_last else self._activation_shape(batch)
         needs_gradient = spec.span.stop > first_trainable(spec.boundary)

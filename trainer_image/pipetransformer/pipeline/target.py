@@ -1,4 +1,4 @@
-"""What the last stage makes of its outputs: the loss of a round, the metrics of an evaluation."""
+"""Computes the loss of a round, or the metrics of an evaluation, from the last stage's outputs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,11 +13,11 @@ _LOSS = RunningModel("loss")
 
 
 class Target:
-    """Labels and weights of the samples that run, and the sums so far.
+    """Labels and weights of the current samples, and the sums so far.
 
-    A pipeline schedule cuts one tensor into micro-batches, so it is given row numbers in place of labels. Schedules
-    keep `loss` and `score`, and so this object, which knows nothing of the runner that keeps the schedules: a cycle
-    would keep its stages' memory until the garbage collector comes.
+    A pipeline schedule splits one tensor into micro-batches, so it gets row numbers instead of labels. Schedules hold
+    `loss` and `score`, and so this object. It must not hold the runner, because a reference cycle would keep the
+    stages' memory until the garbage collector runs.
     """
 
     def __init__(self, model: PipelineModel) -> None:
@@ -27,33 +27,33 @@ class Target:
         self._metrics: Sequence[Metric] = ()
 
     def set(self, labels: Tensor, sample_weights: Tensor) -> None:
-        """What runs from now on; both of (samples, ...)."""
+        """Set the labels and weights (samples, ...) of the next batch."""
         self._labels, self._sample_weights = labels, sample_weights
 
     def loss(self, output: Tensor, rows: Tensor | slice) -> Tensor:
-        """Sum of the losses of these rows; their weight is noted."""
+        """Sum of the losses of these rows. Their weight is kept for `take_weights`."""
         with _LOSS:
             sums = self._model.loss(output, self._labels[rows], self._sample_weights[rows])
             if not isinstance(sums[0], Tensor):
-                raise TypeError(f"its sum is a {type(sums[0]).__name__}, which has no gradient: give the tensor")
+                raise TypeError(f"its sum is a {type(sums[0]).__name__}, which has no gradient: return the tensor")
             loss, weight = _scalars("loss", sums, output.device)
-            # A loss may pass over what counts nothing.
+            # A loss may skip samples of weight 0.
             if output.requires_grad and not loss.requires_grad and not weight:
                 loss = loss + output.flatten()[:0].sum()
             self._weights.append(weight.detach())
         return loss
 
     def take_weights(self) -> list[Tensor]:
-        """Sum of the weights of each micro-batch since this was last called."""
+        """Summed weight of each micro-batch since the last call."""
         weights, self._weights = self._weights, []
         return weights
 
     def begin_scores(self, metrics: Sequence[Metric]) -> None:
-        """Count by these metrics from now on."""
+        """Sum these metrics from now on."""
         self._metrics, self._scores = metrics, torch.zeros(len(metrics), 2, dtype=torch.float64)
 
     def score(self, output: Tensor, rows: Tensor | slice) -> Tensor:
-        """Count these rows; what a schedule takes for their loss."""
+        """Add these rows to the metrics. Returns a zero, which a schedule takes for their loss."""
         labels, weights = self._labels[rows], self._sample_weights[rows]
         for index, metric in enumerate(self._metrics):
             with RunningModel(f"metric {name_of(metric)}"):
@@ -68,10 +68,10 @@ class Target:
 
 
 def _scalars(what: str, sums: Iterable[Tensor | float], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The two sums that `what` gives, of which one may be a number.
+    """The two sums that `what` returned, as tensors.
 
     Raises:
-        ModelError: they are no scalars.
+        ModelError: they are not scalars.
     """
     first, second = (
         each.to(device) if isinstance(each, Tensor) else torch.tensor(each, dtype=torch.float64, device=device)
@@ -79,5 +79,5 @@ def _scalars(what: str, sums: Iterable[Tensor | float], device: torch.device) ->
     )
     if first.dim() or second.dim():
         shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
-        raise ModelError(f"{what} gave sums of the shapes {shapes}: both must be scalars")
+        raise ModelError(f"{what} returned sums of the shapes {shapes}: both must be scalars")
     return first, second

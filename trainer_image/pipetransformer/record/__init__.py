@@ -1,4 +1,4 @@
-"""What a run leaves behind: steps, events, ledger and summary."""
+"""The record of a run: steps, events, ledger and summary."""
 
 from .cache_use import CacheLog
 from .ledger import Ledger, audit

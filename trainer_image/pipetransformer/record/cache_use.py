@@ -1,4 +1,4 @@
-"""What each worker's cache did: `cache/<worker>.jsonl`, a line a step, and the sums of a run."""
+"""The use of each worker's cache: `cache/<worker>.jsonl` with a line per step, and the sums of a run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ class CacheLog:
     def append(
         self, *, step: int, epoch: int, layout_generation: int, pipelines: int, counts: Mapping[str, int]
     ) -> None:
-        """Note what the cache did since the last line, as `ActivationCache.take_counts` tells it."""
+        """Note the counts since the last line, from `ActivationCache.take_counts`."""
         self.path.parent.mkdir(exist_ok=True)
         place = {"step": step, "epoch": epoch, "layoutGeneration": layout_generation, "pipelines": pipelines}
         lines.append(self.path, {**place, **counts})
 
 
 def cache_summary(run_dir: Path) -> list[dict[str, Any]]:
-    """Samples by what became of them, and the share of hits, for each epoch and data-parallel width with caches."""
+    """Counts of samples by outcome, and the share of hits, for each epoch and number of pipelines with caches."""
     sums: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     for path in sorted((run_dir / "cache").glob("*.jsonl")):
         for line in lines.read(path):

@@ -1,8 +1,7 @@
-"""The ledger of committed samples: the evidence that none was lost or repeated, whatever changed size in between.
+"""The ledger of committed samples: evidence that no sample was lost or repeated, whatever the layouts were.
 
-Every worker of a pipeline may write the pipeline's line of a step, so that one death loses no evidence. The history
-that counts is, for each step, the highest generation that committed it; lines of lower ones are redone steps and
-counted apart.
+Every worker of a pipeline writes the pipeline's line of a step, so that a death loses no evidence. For each step the
+highest generation that committed it counts; lines of lower generations are redone steps and counted separately.
 """
 
 from bisect import bisect
@@ -41,9 +40,9 @@ class Ledger:
         pipeline: int,
         sample_ids: Sequence[int],
     ) -> None:
-        """Note, after its commit, what a step (from 0) trained in a pipeline of so many, padding left out.
+        """Note a pipeline's samples of a committed step (from 0), without padding.
 
-        This worker's own pipeline comes first; then those of the dead, if they may not have noted theirs.
+        Note this worker's own pipeline first, then those of dead workers that may not have noted theirs.
         """
         self._lines.append(
             {
@@ -60,14 +59,14 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Audit:
-    """Samples of the committed history against those that its steps should have seen.
+    """The committed samples, compared with those that the steps should have used.
 
     Attributes:
-        first_step: the first step (from 0) that the record covers; what is before it belongs to another record.
-        lost: of what the ledgers here cover; None where they do not cover all and nothing is found.
-        repeated: alike.
-        unaudited: samples that the ledgers here do not cover, since other workers' are elsewhere.
-        redone_steps: committed again by a higher generation, or by an earlier run beyond the end of this one.
+        first_step: the first step (from 0) that the record covers; earlier steps belong to another record.
+        lost: lost samples that the ledgers here cover; None if they do not cover all samples and show no loss.
+        repeated: as `lost`, for repeated samples.
+        unaudited: samples that only ledgers in other folders cover.
+        redone_steps: steps that a higher generation committed again, or that an earlier run made beyond this one's end.
     """
 
     first_step: int
@@ -78,11 +77,13 @@ class Audit:
 
 
 def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> Audit:
-    """Compare the ledgers of a run that committed steps up to `num_steps` - 1 with the order of its data. It needs 8
-    bytes a committed sample id.
+    """Compare the ledgers of a run with the order of its data. Needs 8 bytes of memory per committed sample id.
 
     Args:
-        started_at: the step that the record begins with, unless a ledger begins before it.
+        run_dir: folder of the record.
+        order: the order of the data.
+        started_at: the first step of the record, unless a ledger begins earlier.
+        num_steps: committed steps of the run.
     """
     found = _Ledgers(run_dir)
     first = min([started_at, *found.history])
@@ -111,10 +112,10 @@ def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> 
 
 @dataclass
 class _Generation:
-    """What the ledgers here say of a layout generation.
+    """A layout generation by the ledgers in this folder.
 
     Attributes:
-        workers: that wrote a ledger here.
+        workers: number of its workers that wrote a ledger here.
         spans: first and last step that each pipeline's own workers noted.
     """
 
@@ -125,17 +126,17 @@ class _Generation:
 
     @property
     def whole(self) -> bool:
-        """Whether all its workers wrote here, so that what is not here is nowhere."""
+        """Whether all its workers wrote here, so that a missing line is missing everywhere."""
         return self.workers >= self.stages * self.pipelines
 
 
 class _Ledgers:
-    """All lines of a folder, and which samples they answer for.
+    """All lines of a folder, and the samples that they cover.
 
-    Workers may have folders of their own (an output that is a URL, torchrun on several machines), so a line that is not
-    here need not be lost. A generation whose workers all wrote here answers for all its samples; else a pipeline does
-    from the first to the last line of its own workers. What survivors note for the dead does not widen that: what those
-    had noted themselves is elsewhere.
+    Workers may have separate folders (an output that is a URL, torchrun on several machines), so a line that is not
+    here need not be lost. If all workers of a generation wrote here, all its samples are covered. Otherwise each
+    pipeline is covered from the first to the last line of its own workers. Lines that survivors note for dead workers
+    do not extend this, because the dead workers' own lines are elsewhere.
 
     Attributes:
         history: sample ids by step, generation and pipeline.
@@ -181,8 +182,8 @@ class _Ledgers:
         return inside | self.lines_of(step).keys(), generation.pipelines
 
     def _committed_by(self, step: int) -> int | None:
-        """The generation that counts; of a step without a line the one that must have committed it, if that is known:
-        no other can have been between those before and after it."""
+        """The generation that counts for a step. For a step without a line it is derived from the steps before and
+        after, if no other generation can have been between them."""
         if generations := self.history.get(step):
             return max(generations)
         place = bisect(self._steps, step)

@@ -1,6 +1,6 @@
-"""JSON lines that several processes may append to, one after another: the leader can change between generations.
+"""Files of JSON lines, to which several processes append one after the other, because the leader may change.
 
-What cannot be written, or read, raises `StorageError`.
+Failed reads and writes raise `StorageError`.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Add one object to a file with a single write, so that a reader never sees half of it followed by another's."""
+    """Append one object by a single write, so that lines of two writers never mix."""
     with storing(f"the run's record in {path}"), _open(path) as file:
         _write(file, line)
 
 
 class Appender:
-    """Adds many objects to one file, which it keeps open from the first on. Each is a single write to the system."""
+    """Appends objects to one file, which stays open. Each is written by a single system call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class Appender:
 
 
 def _open(path: Path) -> FileIO:
-    """To append. A line that was torn, for the storage was full or its writer was killed, is removed."""
+    """Open a file to append. Removes an incomplete last line, which a full disk or a killed writer leaves."""
     file = FileIO(path, "a+")
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
@@ -59,8 +59,8 @@ def _write(file: FileIO, line: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; none when it does not exist. A torn last line is left out, and so is, with a
-    warning, what is no object: storage may lose part of what was written."""
+    """The objects of a file, in order; none if it does not exist. An incomplete last line is skipped. Damaged lines,
+    which storage may leave, are skipped with a warning."""
     damaged = 0
     with storing(f"the run's record in {path}"):
         if not path.exists():
@@ -74,11 +74,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                     yield found
                 damaged += found is None
     if damaged:
-        logger.warning("%s: %d damaged lines are left out", path, damaged)
+        logger.warning("%s: skipped %d damaged lines", path, damaged)
 
 
 def cut_off(path: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Remove the newest objects from a file, up to the first that is wanted; what is before that is not read."""
+    """Remove the newest objects back to the last one that is wanted. Earlier objects are not read."""
     with storing(f"the run's record in {path}"), path.open("r+b") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return
@@ -94,7 +94,7 @@ def cut_off(path: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def last(path: Path) -> dict[str, Any] | None:
-    """The last object of a file, None when it has none; reads its end only."""
+    """The last object of a file, None if it has none. Reads only the end of the file."""
     with storing(f"the run's record in {path}"):
         if not path.exists():
             return None
@@ -112,7 +112,7 @@ def last(path: Path) -> dict[str, Any] | None:
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """The object of a line, None where it is none."""
+    """The object in a line; None if the line is damaged."""
     with contextlib.suppress(ValueError):
         found = json.loads(line)
         return found if isinstance(found, dict) else None

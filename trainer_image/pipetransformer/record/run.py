@@ -1,11 +1,11 @@
-"""The leader's record. Files are only appended to and the summary is computed from them, for leaders change."""
+"""The leader's record. Files are only appended to, and the summary is computed from them, because leaders change."""
 
 import datetime
 import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from .ledger import audit
 
 @dataclass(frozen=True)
 class Role:
-    """What a worker holds: blocks `first_layer`..`last_layer` (from 0, both included) of one stage of one pipeline."""
+    """A worker's layers `first_layer`..`last_layer` (from 0, both included), as one stage of one pipeline."""
 
     worker: str
     pipeline: int
@@ -29,8 +29,8 @@ class Role:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Move the record of an earlier run, if there is one, into `earlier/` and the time when that began, so that a run
-    from the start does not add to it. What was broken off is gone on with."""
+    """Move the record of an earlier run, if any, into `earlier/` and the time when that run began, so that a new run
+    does not add to it. Resumes a move that was interrupted."""
     events = run_dir / "events.jsonl"
     begun = next(lines.read(events), None)
     if begun is None:
@@ -42,7 +42,7 @@ def set_aside(run_dir: Path) -> None:
     with storing(f"the run's record in {run_dir}"):
         found = [run_dir / name for name in ("steps.jsonl", "summary.json")]
         found += [path for part in ("ledger", "cache") for path in (run_dir / part).glob("*.jsonl")]
-        for path in [*found, events]:  # the events last: they tell that there is more to move
+        for path in [*found, events]:  # events last, because they show that there is a record to move
             if path.exists():
                 target = folder / path.relative_to(run_dir)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,8 +50,7 @@ def set_aside(run_dir: Path) -> None:
 
 
 def newest_generation(run_dir: Path) -> int:
-    """The highest layout generation in the record of a run, 0 for none: one that trained need not have left anything
-    in the storage of checkpoints."""
+    """The highest layout generation in a run's record, 0 for none. It may be higher than that of any checkpoint."""
     found = [
         line["generation"] for line in lines.read(run_dir / "events.jsonl") if line["kind"] == "GenerationCommitted"
     ]
@@ -86,9 +85,9 @@ class RunRecord:
         generation: int,
         frozen_layers: int,
     ) -> None:
-        """Note a committed step (from 0): samples and mean loss of the global batch, L2 norm of its gradient unclipped.
+        """Note a committed step (from 0): samples and mean loss of the global batch, unclipped L2 norm of its gradient.
 
-        Nobody knows the speed of a step whose leader died before it was noted.
+        The speed is None if the leader died before it noted the step.
         """
         self._steps.append(
             {
@@ -106,8 +105,8 @@ class RunRecord:
         )
 
     def rewind(self, step: int) -> None:
-        """Drop the lines of steps from `step` on, which will be redone: their leader died before others knew of them,
-        or the run went back to a checkpoint."""
+        """Drop the lines of steps from `step` on, which will be redone, because their leader died before other workers
+        committed them or because the run went back to a checkpoint."""
         if self.last_step() >= step:
             lines.cut_off(self.steps_path, lambda line: int(line["step"]) >= step)
 
@@ -121,14 +120,14 @@ class RunRecord:
         lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
 
     def started(self, *, step: int, job: str, earlier_job: str = "", **fields: Any) -> bool:
-        """Note that the job of this UID starts at `step`, unless an earlier leader has. A record of other jobs is gone
-        on with where the job goes on from the checkpoint of one of them, and else set aside.
+        """Note that a job starts at `step`, unless an earlier leader has. The record of an earlier job is continued if
+        the job resumed its checkpoint, and otherwise set aside.
 
         Args:
-            step: steps that are committed.
+            step: committed steps.
             job: UID of the job.
-            earlier_job: of the one whose checkpoint it went on from; empty where nobody knows.
-            fields: of the event.
+            earlier_job: UID of the job whose checkpoint it resumed; empty if unknown.
+            fields: further fields of the event.
 
         Returns:
             Whether it was noted now.
@@ -155,19 +154,19 @@ class RunRecord:
         roles: Sequence[Role],
         reason: str = "",
     ) -> None:
-        """Note a regroup (or the start).
+        """Note a regroup, or the start.
 
         Args:
             generation: layout generation that now trains.
             stages: pipeline length (K).
             pipelines: data-parallel width (R).
-            frozen_layers: frozen boundary at the commit.
+            frozen_layers: frozen layers at the commit.
             first_step: the first step (from 0) that this generation trains.
-            pause_seconds: from the end of the last old step to the end of the first new one, the step itself included,
-                an evaluation that was put off until then not.
-            phases: the leader's seconds in each phase, from its knowledge of the generation to its first step's end.
-            transfers: (source, target, bytes) of the state that ranks sent each other; leavers come after members.
-            roles: who holds what from here on.
+            pause_seconds: from the end of the last old step to the end of the first new step, without a postponed
+                evaluation.
+            phases: the leader's seconds in each phase, from its notice of the generation to the end of its first step.
+            transfers: (source, target, bytes) of state between ranks; leavers have the ranks after the members.
+            roles: the layers of each worker from now on.
             reason: the generation's `ResizeReason`.
         """
         self.event(
@@ -182,16 +181,13 @@ class RunRecord:
             bytesMoved=sum(size for _, _, size in transfers),
             phases={name: round(seconds, 4) for name, seconds in phases.items()},
             transfers=list(transfers),
-            roles=[asdict(role) for role in roles],
+            roles=_in_camel_case(roles),
             reason=reason,
         )
 
     def frozen(self, *, step: int, frozen_layers: int, generation: int, roles: Sequence[Role] | None = None) -> None:
-        """Note that `frozen_layers` are frozen from step `step` on, more or fewer than before.
-
-        `roles` when layers moved between stages because of it.
-        """
-        moved = {} if roles is None else {"roles": [asdict(role) for role in roles]}
+        """Note that `frozen_layers` layers are frozen from `step` on. Pass `roles` if layers moved between stages."""
+        moved = {} if roles is None else {"roles": _in_camel_case(roles)}
         self.event("Frozen", step=step, frozenLayers=frozen_layers, generation=generation, **moved)
 
     def finish(
@@ -200,10 +196,10 @@ class RunRecord:
         """Write `summary.json` and return the summary.
 
         Args:
-            metrics: of the final model on the held-out split; empty when there is none.
-            model_step: steps that the final model has been trained.
+            metrics: metrics of the final model on the held-out split; empty without one.
+            model_step: committed steps of the final model.
             num_steps: committed steps of the whole run.
-            order: of the training data, against which the ledgers are held.
+            order: order of the training data, with which the ledgers are compared.
         """
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.event("Finished", step=num_steps, modelStep=model_step, metrics=metrics)
@@ -244,3 +240,16 @@ class RunRecord:
             partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
             partial.replace(self.run_dir / "summary.json")
         return summary
+
+
+def _in_camel_case(roles: Sequence[Role]) -> list[dict[str, Any]]:
+    return [
+        {
+            "worker": role.worker,
+            "pipeline": role.pipeline,
+            "stage": role.stage,
+            "firstLayer": role.first_layer,
+            "lastLayer": role.last_layer,
+        }
+        for role in roles
+    ]

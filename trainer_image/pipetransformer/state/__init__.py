@@ -1,1 +1,1 @@
-"""What is committed: layout, control state, worker state, optimizer."""
+"""The committed state: layout, control state, worker state, optimizer."""

@@ -18,7 +18,7 @@ from .optimizer import moment_shapes
 from .worker_state import WorkerState
 
 _ALIGNMENT = 16
-#: Bytes from which on a tensor travels by itself.
+#: Tensors of at least this size in bytes are sent separately.
 _LARGE = 1 << 16
 
 
@@ -31,21 +31,20 @@ class _Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes, padded so that any type may follow."""
+        """Bytes, padded so that any type can follow."""
         return -(-self.shape.numel() * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class UnitCodec:
-    """Gives a unit as a few tensors to send, and takes it from those that came.
+    """Turns a unit into a few tensors to send, and received tensors into a unit.
 
-    The first of them packs everything small, for a message costs more than its bytes; what is large travels from where
-    it lies and stays where it arrives. Both ends derive the shapes; only the bytes travel. A parameter that still
-    trains carries its moments. One that was never stepped has none yet, and travels with zeros, which mean the same to
-    every optimizer here.
+    The first tensor packs all small ones, because a message costs more than its bytes. Large tensors are sent and
+    received in place. Both ends derive the shapes, so only bytes travel. A parameter that trains is sent with its
+    moments; if it has none yet, with zeros, which mean the same to every optimizer here.
     """
 
-    optimizer: Optimizer | None  #: whose moments travel; None for none
+    optimizer: Optimizer | None  #: the optimizer whose moments are sent; None to send no moments
     num_layers: int
     ties: Ties = field(default_factory=Ties)
 
@@ -54,7 +53,7 @@ class UnitCodec:
         return sum(slot.size for slot in self._slots(index, unit, boundary))
 
     def give(self, state: WorkerState, index: int, device: torch.device) -> list[Tensor]:
-        """A unit of `state`: views of it where they are large, copies where they are small."""
+        """The tensors of a unit of `state`: views of large ones, copies of small ones."""
         small, large = self._split(index, state.units[index], state.control.boundary)
         tensors = state.unit_tensors(index, with_moments=True)
         packed = torch.zeros(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
@@ -70,13 +69,13 @@ class UnitCodec:
         return [packed, *given]
 
     def blank(self, index: int, unit: nn.Module, boundary: int, device: torch.device) -> list[Tensor]:
-        """Tensors to receive what `give` gives elsewhere. `unit` is for its shapes only."""
+        """Tensors to receive the result of `give`. Only the shapes of `unit` are used."""
         small, large = self._split(index, unit, boundary)
         packed = torch.empty(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
         return [packed, *(torch.empty(slot.shape, dtype=slot.dtype, device=device) for slot in large)]
 
     def take(self, parts: Sequence[Tensor], index: int, unit: nn.Module, boundary: int) -> dict[str, Tensor]:
-        """What `WorkerState.put_unit` takes, from received tensors, which it owns from then on."""
+        """The argument of `WorkerState.put_unit`, made from received tensors."""
         small, large = self._split(index, unit, boundary)
         tensors = {slot.name: view.clone() for slot, view in _views(small, parts[0])}
         return tensors | {slot.name: part for slot, part in zip(large, parts[1:], strict=True)}

@@ -1,4 +1,4 @@
-"""Who holds what in one generation, as every worker of it knows it."""
+"""Which worker holds which units in one generation, as all its workers know it."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class StageLayout:
     """A generation with its roles.
 
     Attributes:
-        generation: the published document.
+        generation: the generation as the operator published it.
         rank: this worker's rank among the members.
         roles: (pipeline, stage) by rank.
-        spans: the units of each stage, contiguous.
-        micro_batch_size: samples of every micro-batch.
+        spans: the contiguous units of each stage.
+        micro_batch_size: samples in a micro-batch.
     """
 
     generation: Generation
@@ -68,5 +68,5 @@ class StageLayout:
         return [member.name for member in self.generation.members].index(self.generation.leader)
 
     def holder(self, pipeline: int, stage: int) -> int:
-        """Rank of a role."""
+        """The rank that has a role."""
         return self.roles.index((pipeline, stage))

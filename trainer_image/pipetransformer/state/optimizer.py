@@ -1,8 +1,8 @@
-"""The optimizer as a function of whole-model parameter names, so that its state can move between workers by name.
+"""Makes an optimizer whose state has whole-model parameter names, so that it can move between workers.
 
-The moments live in one mapping from parameter name to tensors, which the trainer owns and the torch optimizer fills in
-place: after a regroup or a freeze the optimizer is made again and finds its state there. A frozen parameter is not in
-the optimizer at all, since decay and momentum would move it even with a zero gradient.
+The trainer owns the moments, a mapping from parameter names to tensors, and torch's optimizer updates them in place.
+After a regroup or a freeze a new optimizer finds its state there. Frozen parameters are not in the optimizer, because
+decay and momentum would move them even with a zero gradient.
 """
 
 import math
@@ -30,10 +30,10 @@ def make_optimizer(
     no_decay: Collection[str] = (),
     packs: Sequence[Pack] = (),
 ) -> torch.optim.Optimizer | None:
-    """An optimizer of these named parameters that reads and writes `moments`; None when there are no parameters.
+    """An optimizer of these named parameters that reads and writes `moments`; None if there are no parameters.
 
-    Weight decay leaves alone the parameters that `no_decay` names. Those of each of `packs` are stepped as one tensor,
-    which their data and moments move into; all of a pack began to train at the same step.
+    Parameters in `no_decay` have no weight decay. The parameters of a pack are updated as one tensor, into which their
+    data and moments move; all of them must have begun to train at the same step.
     """
     packed = {name for pack in packs for name in pack.parameters}
     named: list[tuple[str, nn.Parameter]] = []
@@ -77,7 +77,7 @@ def make_optimizer(
 
 
 def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozenset[str]:
-    """Whole-model names that match a pattern of `noDecay`, with those of the parameters that are tied to them.
+    """Whole-model names of the parameters that match a pattern of `noDecay`, and of all parameters tied to them.
 
     Raises:
         SpecError: a pattern matches nothing.
@@ -92,7 +92,8 @@ def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozen
         matches = [(index, name, full) for index, name, full in names if fnmatchcase(full, pattern)]
         if not matches:
             raise SpecError(
-                "spec.training.optimizer.noDecay", f"{pattern!r} matches no parameter; one is {names[-1][2]}"
+                "spec.training.optimizer.noDecay",
+                f"{pattern!r} matches no parameter; for example, {names[-1][2]} is one",
             )
         for index, name, full in matches:
             tie = model.ties.find(index, name)
@@ -102,7 +103,7 @@ def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozen
 
 
 def moment_shapes(spec: Optimizer, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of each entry of a parameter's state once it has been stepped."""
+    """Shape and type of each entry in a parameter's optimizer state after its first step."""
     like = (parameter.shape, parameter.dtype)
     if spec.name is OptimizerName.ADAMW:
         return {STEP_COUNT: (torch.Size(), torch.float32), "exp_avg": like, "exp_avg_sq": like}

@@ -1,8 +1,8 @@
-"""Small parameters of a unit that an optimizer steps as one.
+"""Packs the small parameters of a unit, so that the optimizer updates them as one tensor.
 
-A step does a dozen operations on every tensor. A block of a transformer has ten tensors (biases, norms, in small models
-its matrices too) of which each costs less than the operation itself. So those of a unit lie side by side, as do their
-gradients and moments, and the optimizer sees one tensor. What everybody else sees by name are views of it.
+A step does a dozen operations on every tensor. A transformer layer has about ten small tensors (biases, norms), for
+which starting an operation costs more than the computation. So the small parameters of a unit are stored side by side,
+and so are their gradients and moments. The named parameters are views of that storage.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-#: Bytes from which on a tensor is worth operations of its own.
+#: Tensors of at least this size in bytes are not packed.
 _LARGE = 1 << 16
 
-#: The entry of an optimizer's state that has one value for a whole tensor, on the CPU wherever that is: Adam's count of
-#: steps. Its shape does not tell: that of all entries of a scalar parameter is the same.
+#: The entry of an optimizer's state that is one value on the CPU: Adam's count of steps. It cannot be told by its
+#: shape, because all entries of a scalar parameter are scalars.
 STEP_COUNT = "step"
 
 
@@ -24,15 +24,15 @@ class Pack:
     """Parameters of one unit with the same weight decay.
 
     Attributes:
-        parameters: by whole-model name, in the order in which they lie.
-        gradient: (elements,) of all of them.
+        parameters: parameters by whole-model name, in the order of their storage.
+        gradient: (elements,) gradient of all of them.
     """
 
     parameters: Mapping[str, nn.Parameter]
     gradient: Tensor
 
     def join(self) -> nn.Parameter:
-        """Move the parameters into one tensor, and give that with its gradient."""
+        """Move the parameters into one tensor, and return it with its gradient."""
         whole = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in self.parameters.values()]))
         whole.grad = self.gradient
         for parameter, part in zip(self.parameters.values(), self._parts(whole.detach()), strict=True):
@@ -40,8 +40,8 @@ class Pack:
         return whole
 
     def join_moments(self, moments: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Move their moments, which all of them have, into one tensor an entry, and give those. What has one value for
-        a whole tensor is the same for all."""
+        """Move their moments into one tensor for each entry, and return these. All parameters must have moments, and
+        share the count of steps."""
         joined = {}
         for key, first in moments[next(iter(self.parameters))].items():
             entries = [moments[name][key] for name in self.parameters]
@@ -60,14 +60,15 @@ class Pack:
 
 
 def packing_order(parameters: Mapping[str, nn.Parameter], no_decay: Collection[str]) -> list[list[str]]:
-    """Names of a unit's parameters, those side by side that may be packed: large ones alone, then small ones by decay.
+    """Names of a unit's parameters, grouped for packing: each large one alone, then the small ones with and without
+    weight decay.
 
     Args:
-        parameters: by name.
-        no_decay: names of those that weight decay leaves alone.
+        parameters: parameters by name.
+        no_decay: names of the parameters without weight decay.
     """
     small = {name for name, parameter in parameters.items() if parameter.nbytes < _LARGE}
-    # Vectors come last: a matrix wants to be aligned.
+    # Vectors come last, so that matrices stay aligned.
     by_size = sorted(small, key=lambda name: (-parameters[name].numel(), name))
     packs = [[name for name in by_size if (name in no_decay) is without] for without in (False, True)]
     return [*([name] for name in parameters if name not in small), *(pack for pack in packs if pack)]

@@ -1,4 +1,4 @@
-"""A frozen unit that a worker has read from storage before it knows its role."""
+"""A frozen unit that a worker reads from storage before it knows its role."""
 
 from typing import NamedTuple
 

@@ -16,7 +16,7 @@ from .packed_parameters import STEP_COUNT
 
 @dataclass
 class WorkerState:
-    """Units that this worker holds, by index, with the moments of their parameters by whole-model name."""
+    """The units that this worker holds, by index, and the moments of their parameters, by whole-model name."""
 
     num_layers: int
     ties: Ties = field(default_factory=Ties)
@@ -31,7 +31,7 @@ class WorkerState:
             yield f"{prefix}.{name}", parameter
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of all units held that still train."""
+        """Parameters of all held units that train."""
         for index in sorted(self.units):
             prefix = unit_name(index, self.num_layers)
             for name, parameter in self.units[index].named_parameters():
@@ -39,7 +39,7 @@ class WorkerState:
                     yield f"{prefix}.{name}", parameter
 
     def apply_boundary(self) -> None:
-        """Freeze and unfreeze the units held, by the boundary. A parameter that freezes loses its moments."""
+        """Freeze and unfreeze the held units by the boundary. A parameter that freezes loses its moments."""
         apply_boundary(self.units, self.control.boundary, self.ties)
         for index in self.units:
             for name, parameter in self.named_parameters(index):
@@ -47,12 +47,12 @@ class WorkerState:
                     self.moments.pop(name, None)
 
     def go_on_from(self, control: Control) -> None:
-        """Take over what others have decided after the step that this worker has committed, too."""
+        """Take over the control state of other workers, which decided after the same committed step."""
         self.control = control
         self.apply_boundary()
 
     def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
-        """Parameters and buffers, and moments as `NAME@KEY`, of one unit by whole-model name."""
+        """A unit's parameters and buffers by whole-model name, and its moments by `NAME@KEY`."""
         prefix = unit_name(index, self.num_layers)
         tensors = {f"{prefix}.{name}": tensor for name, tensor in self.units[index].state_dict().items()}
         if with_moments:
@@ -62,16 +62,16 @@ class WorkerState:
         return tensors
 
     def put_unit(self, index: int, unit: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Hold `unit`, whose parameters and buffers become those that `unit_tensors` gave: nothing is copied.
+        """Hold `unit` with the tensors of `unit_tensors`, without a copy.
 
         Args:
-            index: of the unit.
-            unit: may be on the meta device.
-            tensors: on the device of training, and nobody else's from here on.
+            index: the unit's index.
+            unit: the unit; may be on the meta device.
+            tensors: tensors on the training device. The unit owns them from now on.
 
         Raises:
-            ValueError: a parameter or buffer of the unit is missing, or of another shape.
-            SpecError: an older trainer took its real part for a complex one.
+            ValueError: a parameter or buffer of the unit is missing or has another shape.
+            SpecError: a complex tensor was saved without its imaginary part.
         """
         prefix = unit_name(index, self.num_layers)
         for name, wanted in unit.state_dict().items():
@@ -83,7 +83,7 @@ class WorkerState:
             if given.is_complex() != wanted.is_complex():
                 raise SpecError(
                     "spec.checkpoint.location",
-                    f"{prefix}.{name} has lost its imaginary part there, as trainers before dropped it: begin anew",
+                    f"{prefix}.{name} has lost its imaginary part in this checkpoint: start from the beginning",
                 )
         parameters: dict[int, nn.Parameter] = {}
         for name, old in list(unit.named_parameters(remove_duplicate=False)):
@@ -100,7 +100,7 @@ class WorkerState:
             self.moments[name] = {key: tensor.cpu() if key == STEP_COUNT else tensor for key, tensor in entries.items()}
 
     def joined(self, other: "WorkerState | None") -> "WorkerState":
-        """This state with the units that only `other` holds, if both are of the same point; nothing is copied."""
+        """This state with the units that only `other` holds, if both are at the same point. Nothing is copied."""
         if other is None or not other.units:
             return self
         if not self.units:

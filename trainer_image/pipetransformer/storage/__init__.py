@@ -1,4 +1,4 @@
-"""State that outlives every worker: checkpoints by unit, and the finished model."""
+"""Files that outlive the workers: checkpoints by unit, and the finished model."""
 
 from .files import Folder
 from .model_folder import Kind, ModelConfig, load_config, load_model, local_copy, write_model

@@ -1,4 +1,4 @@
-"""The few operations on files that a checkpoint needs, alike on a mounted path and on an fsspec URL."""
+"""The file operations that checkpoints need, for mounted paths and fsspec URLs alike."""
 
 import contextlib
 import os
@@ -12,14 +12,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 from .retries import tried_again, tried_again_unless
 
-#: Protocols of stores that know no folders. In place of one, s3fs makes the bucket where that is missing or cannot be
-#: seen, for which a trainer may have no rights; and it asks for it before every write.
+#: Protocols of stores without folders. For these `makedirs` is skipped: s3fs would look for the bucket before every
+#: write and try to create it if it cannot see it, for which a trainer may have no rights.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 
 
 class Folder:
-    """A folder at an absolute path or an fsspec URL. What fails in it is an `OSError`, whatever the storage; but where
-    nothing here can open it."""
+    """A folder at an absolute path or an fsspec URL. Its methods raise `OSError` only, whatever the storage; the
+    constructor may raise anything."""
 
     def __init__(self, location: str) -> None:
         self.filesystem, self.root = _open(location)
@@ -34,10 +34,10 @@ class Folder:
 
     @tried_again
     def write(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all, and durably where the filesystem can promise it.
+        """Write a file atomically, and durably if the filesystem supports it.
 
-        `name` may hold one folder, such as `step-1/embedding.safetensors`. An object store puts atomically; a local
-        file gets its name only once its bytes are on the disk.
+        `name` may include one folder, such as `step-1/embedding.safetensors`. Object stores write atomically; a local
+        file gets its name only after its bytes are on the disk.
         """
         path = self.path(name)
         if not self._without_folders:
@@ -45,7 +45,7 @@ class Folder:
         if not isinstance(self.filesystem, LocalFileSystem):
             self.filesystem.pipe_file(path, content)
             return
-        partial = f"{path}.{secrets.token_hex(4)}.partial"  # in pods, writers may have the same pid
+        partial = f"{path}.{secrets.token_hex(4)}.partial"  # not the pid, which may be equal in two pods
         try:
             with open(partial, "wb") as file:  # noqa: PTH123 - fsspec's paths are strings
                 file.write(content)
@@ -54,7 +54,7 @@ class Folder:
             os.replace(partial, path)  # noqa: PTH105
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(partial)  # noqa: PTH108 - nobody would write over it
+                os.unlink(partial)  # noqa: PTH108
             raise
         directory = os.open(path.rpartition("/")[0], os.O_RDONLY)
         try:
@@ -80,8 +80,8 @@ class Folder:
 
     @tried_again
     def names(self) -> list[str]:
-        """Names of what is directly in this folder, sorted; none when it does not exist. A console of S3 keeps an empty
-        folder as a file of its name, which is none."""
+        """Sorted names of the entries in this folder; empty if it does not exist. An S3 console represents an empty
+        folder by an object of the folder's name, which is left out."""
         try:
             paths: Iterable[str] = self._listed(self.root, detail=False)
         except FileNotFoundError:
@@ -91,26 +91,26 @@ class Folder:
 
     @tried_again
     def sizes(self, name: str) -> dict[str, int]:
-        """Bytes of each file in a folder that lies in this one, by name."""
+        """Bytes of each file in a sub-folder, by name."""
         files = self._listed(self.path(name), detail=True)
         return {file["name"].rpartition("/")[2]: int(file["size"]) for file in files if file["type"] == "file"}
 
     def _listed(self, path: str, *, detail: bool) -> Any:
-        """As storage has it now. A filesystem keeps listings, and all threads share it: one may put another's back
-        between `invalidate_cache` and `ls`."""
+        """The current listing. The filesystem's cache of listings is shared, so another thread may fill it between
+        `invalidate_cache` and `ls`; object stores are therefore asked to refresh."""
         self.filesystem.invalidate_cache()
         return self.filesystem.ls(path, detail=detail, **({"refresh": True} if self._without_folders else {}))
 
     def try_out(self) -> None:
-        """Write a file and remove it, so that nothing trains that could not be kept."""
-        name = f".tried-{secrets.token_hex(4)}"  # where nobody may replace a file, as two of one name would
+        """Write a file and remove it, so that a job without write access fails before it trains."""
+        name = f".tried-{secrets.token_hex(4)}"  # unique, because some stores do not allow a file to be replaced
         self.write(name, b"to be written")
-        with contextlib.suppress(Exception):  # a store may keep what it has for a time
+        with contextlib.suppress(Exception):  # some stores do not allow a new file to be removed
             self.filesystem.rm_file(self.path(name))
 
     def remove(self, name: str) -> None:
-        """Remove a folder that lies in this one, with all that it holds, in one try: nobody counts on it. It may have
-        gone already: others remove, too."""
+        """Remove a sub-folder and its contents, without retries, because it is only cleaned up. It may already be gone,
+        because other workers clean up, too."""
         path = self.path(name)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -118,15 +118,15 @@ class Folder:
                     self._remove_files(path)
                 else:
                     self.filesystem.rm(path, recursive=True)
-            if self._without_folders and self.filesystem.exists(path):  # s3fs does not say what the store refused
-                raise PermissionError(f"{path} was not removed: the store lets nobody, or not this worker")
+            if self._without_folders and self.filesystem.exists(path):  # s3fs does not report that the store refused
+                raise PermissionError(f"{path} was not removed: the store does not allow it")
         except OSError:
             raise
         except Exception as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def _remove_files(self, path: str) -> None:
-        """Of a folder whose name most filesystems would take for a pattern, and remove what matches it."""
+        """Remove the files of a folder whose name contains pattern characters, which `rm` would expand."""
         self.filesystem.invalidate_cache()
         for file in self.filesystem.find(path):
             self.filesystem.rm_file(file)
@@ -134,7 +134,7 @@ class Folder:
             self.filesystem.rmdir(path)
 
 
-# A location that is wrong is so tomorrow. Some libraries connect here, anew in each thread.
+# A wrong location is not retried. Other errors are, because some libraries connect here.
 @tried_again_unless(ImportError, TypeError, ValueError)
 def _open(location: str) -> tuple[fsspec.AbstractFileSystem, str]:
     filesystem, root = fsspec.core.url_to_fs(location)

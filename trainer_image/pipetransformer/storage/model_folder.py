@@ -1,24 +1,24 @@
-"""The finished model, beside a description from which the network can be built again.
+"""The folder of a finished model: weights, and a description from which the network can be built again.
 
-Our own networks and imported ones are one file of weights by whole-model name; a model of transformers is the folder
-that its `from_pretrained` reads, with the tokenizer or image processor that made its inputs.
+A model of transformers is saved in its library's format, with the tokenizer or image processor of its inputs. Other
+models are one file of weights by whole-model name.
 """
 
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipetransformer.data import DataInfo, Processor, Task
 from pipetransformer.errors import SpecError
-from pipetransformer.models import OwnModel, PipelineModel, build_model, import_huggingface
+from pipetransformer.models import ModelFunction, OwnModel, PipelineModel, build_model, import_huggingface
 from pipetransformer.user_code import import_function
 from pipetransformer_contract.spec import Data, Model, Precision
 
@@ -39,24 +39,24 @@ class Kind(StrEnum):
 
 
 class ModelConfig(BaseModel):
-    """What `pipetransformer.json` says.
+    """The contents of `pipetransformer.json`.
 
     Attributes:
         made_by: name and version of the package that wrote the folder.
         kind: where the network comes from.
-        model_class: name of the class, of transformers or of the `PipelineModel`.
-        function: what builds the network, as `module:function`; empty where it has no such place, as a lambda.
-        model: of the job's spec.
-        data: of the job's spec.
-        steps: that were committed when these were the weights.
-        precision: of training.
-        dtype: of the weights in the folder, such as `float32`.
-        input_shape: of one input, without the batch.
-        input_dtype: of an input, such as `int64` for tokens.
-        num_classes: of each target; 0 where nobody said it.
-        vocab_size: number of token ids, 0 where the inputs are no tokens.
-        task: what a target is, None where nobody said it.
-        labels: names of the classes, in their order; empty where they have none.
+        model_class: name of the model's class.
+        function: `module:function` that builds the network; empty if it has no such name, as for a lambda.
+        model: the section `model` of the job's spec.
+        data: the section `data` of the job's spec.
+        steps: committed steps of these weights.
+        precision: precision of the training.
+        dtype: type of the weights in the folder, such as `float32`.
+        input_shape: shape of one input, without the batch.
+        input_dtype: type of an input, such as `int64` for tokens.
+        num_classes: number of classes of a target; 0 if unknown.
+        vocab_size: number of token ids; 0 if the inputs are not tokens.
+        task: what a target is; None if unknown.
+        labels: names of the classes, in order; empty if they have none.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -100,14 +100,14 @@ def write_model(
     info: DataInfo,
     processor: Processor | None = None,
 ) -> None:
-    """Write the weights and, after them, `pipetransformer.json` into a folder (a path or an fsspec URL).
+    """Write the weights and then `pipetransformer.json` into a folder.
 
     Args:
-        location: the folder, made if needed.
+        location: path or fsspec URL of the folder, which is created if needed.
         tensors: parameters and buffers by whole-model name, such as `blocks.3.attn.qkv.weight`.
-        config: what they are.
-        info: of the training data.
-        processor: what made the inputs.
+        config: description of the model.
+        info: facts about the training data.
+        processor: the tokenizer or image processor that made the inputs.
     """
     folder = Folder(location)
     with tempfile.TemporaryDirectory() as name:
@@ -127,7 +127,7 @@ def write_model(
 
 
 def _described(config: ModelConfig) -> dict[str, object]:
-    """Without the sizes of our `vit` where the network is another."""
+    """The description; sizes of the built-in `vit` are left out for other networks."""
     said = config.model_dump(mode="json")
     only = None if config.kind is Kind.VIT else {"name", "path", "architecture", "num_layers", "options"}
     said["model"] = config.model.model_dump(mode="json", by_alias=True, include=only)
@@ -145,17 +145,17 @@ def load_config(location: str) -> ModelConfig:
     try:
         return ModelConfig.model_validate_json(folder.read(CONFIG))
     except FileNotFoundError as error:
-        below = " but a folder `model`, which may be meant" if folder.exists("model") else ""
+        below = f" (did you mean {location}/model?)" if folder.exists("model") else ""
         message = f"{location} holds no finished model: there is no {CONFIG}{below}"
         raise FileNotFoundError(message) from error
 
 
-def load_model(location: str, model: Callable[[], PipelineModel | Sequence[nn.Module]] | None = None) -> PipelineModel:
+def load_model(location: str, model: ModelFunction | None = None) -> PipelineModel:
     """The trained model as units, in evaluation mode on the CPU.
 
     Args:
         location: the folder.
-        model: builds the network where a program did, in place of the function that the folder names.
+        model: a function that builds the network, instead of the program's function that the folder names.
 
     Raises:
         FileNotFoundError: the folder holds no model.
@@ -182,7 +182,7 @@ def load_model(location: str, model: Callable[[], PipelineModel | Sequence[nn.Mo
 
 @contextmanager
 def local_copy(location: str) -> Iterator[Path]:
-    """The folder's files where transformers can read them: itself, or a copy of what is behind a URL."""
+    """A local folder with the files: the folder itself, or a temporary copy for a URL."""
     if Path(location).is_dir():
         yield Path(location)
         return
@@ -193,7 +193,7 @@ def local_copy(location: str) -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _built(config: ModelConfig, function: Callable[[], PipelineModel | Sequence[nn.Module]] | None) -> PipelineModel:
+def _built(config: ModelConfig, function: ModelFunction | None) -> PipelineModel:
     if config.kind is not Kind.SCRIPT:
         return build_model(config.model, config.info, seed=0, dtype=config.torch_dtype)
     sample = torch.zeros(1, *config.input_shape, dtype=config.torch_input_dtype)
@@ -202,19 +202,19 @@ def _built(config: ModelConfig, function: Callable[[], PipelineModel | Sequence[
     return model.with_units(own.build_units(range(model.num_layers + 2)))
 
 
-def _function_of(config: ModelConfig) -> Callable[[], PipelineModel | Sequence[nn.Module]]:
-    """What built the network, from the running program or from a module that can be imported.
+def _function_of(config: ModelConfig) -> ModelFunction:
+    """The function that built the network, from the running program or from its module.
 
     Raises:
-        SpecError: the folder names none, or it cannot be imported here.
+        SpecError: the folder names no function, or it cannot be imported here.
     """
-    how = "give the function that builds the network: load_model(folder, model=...)"
+    how = "pass the function that builds the network: load_model(folder, model=...)"
     if not config.function:
-        raise SpecError("model", f"was built by a function that has no name to import it by: {how}")
+        raise SpecError("model", f"was built by a function that cannot be imported: {how}")
     module, _, name = config.function.partition(":")
     main = sys.modules["__main__"]
     if Path(getattr(main, "__file__", None) or "").stem == module and callable(getattr(main, name, None)):
-        found: Callable[[], PipelineModel | Sequence[nn.Module]] = getattr(main, name)
+        found: ModelFunction = getattr(main, name)
         return found
     try:
         return import_function(config.function, field="model")

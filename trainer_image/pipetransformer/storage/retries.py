@@ -1,4 +1,4 @@
-"""Storage fails now and then: a server restarts, a request is lost, a limit is hit. What may pass is tried again."""
+"""Retries storage operations after errors that may pass, such as a lost request or a server that restarts."""
 
 import errno
 import functools
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: From the first failure on. Nobody waits for storage within a limit of his own.
+#: Time for retries, from the first attempt on. No caller waits for storage with a shorter limit.
 PATIENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 10.0
-#: What is so tomorrow, too, unless somebody does something about it.
+#: Errors that do not pass by themselves.
 _FINAL = {
     errno.EACCES,
     errno.EDQUOT,
@@ -35,16 +35,16 @@ _FINAL_TYPES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirec
 
 
 def tried_again(operation: Callable[P, T]) -> Callable[P, T]:
-    """`operation`, which may be done twice, done until it succeeds, ever more rarely, within `PATIENCE_SECONDS`.
+    """Retry `operation`, which must be idempotent, with growing pauses for up to `PATIENCE_SECONDS`.
 
-    Whatever it raises in the end is an `OSError`: a library of a storage may raise anything, also what would look like
+    The final error is always an `OSError`. A storage library may raise anything, including errors that would look like
     a broken connection between workers.
     """
     return tried_again_unless()(operation)
 
 
 def tried_again_unless(*final: type[Exception]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """As `tried_again`; but what is of these types is raised at once, as it is."""
+    """As `tried_again`, except that errors of these types are raised at once and unchanged."""
 
     def decorate(operation: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(operation)

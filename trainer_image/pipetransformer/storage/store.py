@@ -1,11 +1,9 @@
-"""Checkpoints, one file a unit, so that any number of stages and pipelines can load what it needs of them.
+"""Checkpoints with one file per unit, so that any layout can load the units that it needs.
 
-`LOCATION/step-000000000120-g3-1f0c9a52/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and, written last,
-`DONE.json`. Without that marker, or the files that it lists, the folder does not count. Every owner of a unit calls
-`save_unit`; when all have, one worker calls `commit`. The layout generation is part of the folder's name, so a worker
-of an older generation that is late can spoil nothing; and so is the generation's nonce (not in those of older
-releases), so two jobs that begin here at the same time never write into one folder. A job at a location that has been
-used counts on from there.
+`LOCATION/step-000000000120-g3-1f0c9a52/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and `DONE.json`,
+which is written last. A folder without this marker, or without a file that it lists, does not count. Each owner of a
+unit calls `save_unit`; then one worker calls `commit`. The folder's name contains the layout generation, so a late
+worker of an older generation does no harm, and the generation's nonce, so two jobs never write into one folder.
 """
 
 import contextlib
@@ -33,24 +31,30 @@ logger = logging.getLogger(__name__)
 
 MARKER = "DONE.json"
 _UNIT = ".safetensors"
-#: After the name of a tensor that the format does not know: it is written as pairs of real numbers.
+#: Suffix of the name of a complex tensor, which is written as pairs of real numbers, because the format lacks the type.
 _COMPLEX = "@complex128"
-#: In the marker, besides what `CheckpointInfo` says: bytes of each unit's file.
+#: Key of the marker for the bytes of each unit's file, in addition to the fields of `CheckpointInfo`.
 _FILES = "files"
-#: A client of NFS may keep a folder's listing for 60 s.
+#: Time to wait for other workers' files: an NFS client may cache a listing for 60 s.
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
-#: What we write, and nothing that a user has renamed or copied.
+#: Names of folders written here; a folder that a user renamed or copied does not match.
 _FOLDER = re.compile(r"^step-(\d+)-g(\d+)(?:-[0-9a-f]{8})?$")
 
 
 class CheckpointInfo(Wire):
-    """The marker of a durable checkpoint: where training stands, for any layout that loads it.
+    """The marker of a durable checkpoint, for any layout that loads it.
 
-    `min_stages` is the pipeline that a restart begins with, `num_shards` C of the order of its data. `state` is
-    what besides tensors was committed (policy state, best metric), JSON-able but for what is no number. `run` is what a
-    run that goes on from it must have in common with the one that wrote it. `nonce` is the generation's; empty in
-    those of older releases.
+    Attributes:
+        step: committed steps.
+        boundary: number of frozen layers.
+        layout_generation: the lasting layout generation that wrote it.
+        nonce: nonce of that generation.
+        num_layers: number of layers.
+        min_stages: number of stages that a restart begins with.
+        num_shards: shards (C) of the data's order.
+        state: the control state; JSON with NaN and infinity.
+        run: `Job.identity`, which a run must share to resume this checkpoint.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -72,9 +76,10 @@ class CheckpointInfo(Wire):
 
 
 def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[str, Tensor]) -> int:
-    """Write one unit's committed tensors (parameters, buffers, optimizer state) of `info` and return their bytes.
+    """Write one unit's committed tensors (parameters, buffers, optimizer state) and return the file's bytes.
 
-    Names are free; the unit is as `PipelineModel.unit_name` calls it. The checkpoint counts only after `commit`.
+    `unit` is a name by `PipelineModel.unit_name`; tensors may have any names. The checkpoint counts only after
+    `commit`.
     """
     content = to_bytes(tensors)
     Folder(location).write(f"{info.folder}/{unit}{_UNIT}", content)
@@ -82,8 +87,8 @@ def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[s
 
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """A safetensors file. One tensor under two names, such as a weight that two modules of a unit share, is written
-    twice: the format knows no sharing. `from_bytes` reads it."""
+    """The bytes of a safetensors file, which `from_bytes` reads. A tensor with two names, such as a weight that two
+    modules share, is written twice, because the format does not support sharing."""
     content: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, tensor in tensors.items():
@@ -96,10 +101,10 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = No
 
 
 def from_bytes(content: bytes) -> dict[str, Tensor]:
-    """What `to_bytes` was given, on the CPU.
+    """The tensors that were passed to `to_bytes`, on the CPU.
 
     Raises:
-        SafetensorError: it is damaged.
+        SafetensorError: the content is damaged.
     """
     return {
         name.removesuffix(_COMPLEX): torch.view_as_complex(tensor) if name.endswith(_COMPLEX) else tensor
@@ -108,17 +113,17 @@ def from_bytes(content: bytes) -> dict[str, Tensor]:
 
 
 def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_seconds: float = _PATIENCE_SECONDS) -> None:
-    """Make a checkpoint count, once every unit of it is saved, and remove all but the `keep` newest.
+    """Make a checkpoint count after all its units are saved, and remove all but the `keep` newest.
 
     Args:
-        location: that every unit was saved at.
-        info: of the checkpoint.
-        keep: how many to keep.
-        patience_seconds: that the file of a unit may take to be seen here after it was written elsewhere.
+        location: where every unit was saved.
+        info: the checkpoint's marker.
+        keep: number of checkpoints to keep.
+        patience_seconds: time until another worker's file must be visible here.
 
     Raises:
-        FileNotFoundError: a unit's file is not there: somebody writes to another place under the same name.
-        StaleCheckpointError: a higher layout generation, or one of this number of another job's, has a durable
+        FileNotFoundError: a unit's file is missing, because workers see different storage under this location.
+        StaleCheckpointError: a higher layout generation, or another job's generation of this number, has a durable
             checkpoint.
     """
     root = Folder(location)
@@ -131,37 +136,38 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
     if newest is not None and newest.layout_generation == info.layout_generation and newest.nonce != info.nonce:
         raise StaleCheckpointError(
             f"{location}: another run, which began here at the same time, wrote {newest.folder}; "
-            f"{info.folder} does not count: give each run a location of its own"
+            f"{info.folder} does not count: give each run its own location"
         )
     marker = info.to_wire() | {_FILES: _sizes_of_all(root, info, patience_seconds)}
     root.write(f"{info.folder}/{MARKER}", json.dumps(marker).encode())
     try:
         _prune(root, keep)
-    except OSError as error:  # what counts is durable, and the next one prunes again
+    except OSError as error:  # the checkpoint is durable, and the next one prunes again
         logger.warning("%s: older checkpoints cannot be removed: %s", location, error)
 
 
 def latest(location: str) -> CheckpointInfo | None:
-    """The newest durable checkpoint: highest layout generation first, then highest step. None when there is none."""
+    """The newest durable checkpoint: that of the highest layout generation, then of the highest step. None if there is
+    none."""
     root = Folder(location)
     return next((info for name in _newest_first(root) if (info := _durable(root, name)) is not None), None)
 
 
 def newest_generation(location: str) -> int:
-    """The highest layout generation that has left anything, finished or not; 0 for none."""
+    """The highest layout generation with a folder here, durable or not; 0 for none."""
     return max((int(match[2]) for name in Folder(location).names() if (match := _FOLDER.match(name))), default=0)
 
 
 def find(location: str, folder: str) -> CheckpointInfo | None:
-    """The durable checkpoint in `folder`, as `CheckpointInfo.folder` called it; None when it is not there."""
+    """The durable checkpoint in `folder` (see `CheckpointInfo.folder`); None if there is none."""
     return _durable(Folder(location), folder)
 
 
 def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tensor]:
-    """What `save_unit` was given for this unit, on the CPU.
+    """The unit's tensors that were passed to `save_unit`, on the CPU.
 
     Raises:
-        OSError: the checkpoint lacks the unit, or what it has is damaged.
+        OSError: the unit's file is missing or damaged.
     """
     name = f"{info.folder}/{unit}{_UNIT}"
     try:
@@ -177,7 +183,7 @@ def _sizes_of_all(root: Folder, info: CheckpointInfo, patience_seconds: float) -
     while missing := wanted - (sizes := _sizes(root, info.folder)).keys():
         if time.monotonic() >= deadline:
             raise FileNotFoundError(
-                f"{info.folder} has no {min(missing)}, which a worker has written: all must see the same location"
+                f"{info.folder} has no {min(missing)}, although a worker wrote it: all workers must share this location"
             )
         time.sleep(_LOOK_SECONDS)
     return {file: sizes[file] for file in sorted(wanted)}
@@ -190,7 +196,7 @@ def _sizes(root: Folder, name: str) -> dict[str, int]:
 
 
 def _durable(root: Folder, name: str) -> CheckpointInfo | None:
-    """What the folder's marker says; None where it has none, or lacks what the marker lists."""
+    """The folder's marker; None if it is missing, or if a file that it lists is missing or damaged."""
     try:
         marker = json.loads(root.read(f"{name}/{MARKER}"))
         sizes = root.sizes(name)
@@ -201,7 +207,7 @@ def _durable(root: Folder, name: str) -> CheckpointInfo | None:
         return None
     except ValueError:
         damaged = [MARKER]
-    logger.warning("%s is no checkpoint: %s is damaged", root.path(name), ", ".join(damaged))
+    logger.warning("ignoring checkpoint %s: %s is damaged", root.path(name), ", ".join(damaged))
     return None
 
 

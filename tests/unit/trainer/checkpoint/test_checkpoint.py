@@ -289,9 +289,9 @@ def test_a_checkpoint_that_lacks_a_units_file_never_counts(location: str) -> Non
     for unit in UNITS[:-1]:
         save_unit(location, info(9), unit, {"step": torch.tensor(9)})
 
-    with pytest.raises(FileNotFoundError, match=r"no head.*all must see the same location"):
+    with pytest.raises(FileNotFoundError, match=r"no head.*all workers must share this location"):
         commit(location, info(9), patience_seconds=0)
-    with pytest.raises(FileNotFoundError, match=r"no blocks\.0.*all must see the same location"):
+    with pytest.raises(FileNotFoundError, match=r"no blocks\.0.*all workers must share this location"):
         commit(location, info(11), patience_seconds=0)
     commit(location, info(7))
     assert latest(location) == info(7)
@@ -393,7 +393,7 @@ def test_a_model_folder_without_a_model_says_which_file_is_missing(tmp_path: Pat
 
 def test_the_predict_command_scores_a_model_folder(tmp_path: Path) -> None:
     write_small_model(str(tmp_path))
-    command = [sys.executable, "-m", "pipetransformer.library.predict", str(tmp_path)]
+    command = [sys.executable, "-m", "pipetransformer", "predict", str(tmp_path)]
     printed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert printed["samples"] == 364
     assert 0 <= printed["accuracy"] <= 1

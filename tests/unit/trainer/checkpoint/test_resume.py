@@ -157,7 +157,7 @@ def test_a_run_with_fewer_samples_than_its_checkpoints_data_have_shards_is_told_
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
 
     with pytest.raises(
-        SpecError, match=r"location: /.*/checkpoint holds .* order of 16 shards, .* 10 training samples"
+        SpecError, match=r"location: /.*/checkpoint holds .* ordered in 16 shards, .* 10 training samples"
     ):
         run(tmp_path, checkpoint=checkpoint, data=samples(10, 0))
 

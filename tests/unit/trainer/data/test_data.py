@@ -317,8 +317,11 @@ def test_one_long_document_is_packed_and_held_out_in_pages(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"one paragraph of a few words, and no other one", "1 paragraphs are too few: blank lines part them"),
-        ("caf\xe9 ".encode("latin-1") * 100, r"a\.txt is no text in UTF-8: .* byte 0xe9 in position 3"),
+        (
+            b"one paragraph of a few words, and no other one",
+            "1 paragraphs are too few: blank lines separate paragraphs",
+        ),
+        ("caf\xe9 ".encode("latin-1") * 100, r"a\.txt is not UTF-8 text: .* byte 0xe9 in position 3"),
     ],
 )
 def test_text_that_cannot_be_used_says_why(content: bytes, message: str, tmp_path: Path) -> None:

@@ -157,11 +157,11 @@ def test_labels_may_be_texts_that_are_numbered_alike_in_both_splits(tmp_path: Pa
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"label": [0, 1, -1]}, "column label: row 2 is -1, which is no class"),
-        ({"label": [0, None, 1]}, "column label: row 1 is None, which is no class"),
+        ({"label": [0, 1, -1]}, "column label: row 2 is -1, which is not a class"),
+        ({"label": [0, None, 1]}, "column label: row 1 is None, which is not a class"),
         ({"label": [0.0, 1.0, 1.0]}, "column label holds double, not classes"),
-        ({"label": ["good", None, "bad"]}, "column label: row 1 is None, which is no class"),
-        ({"text": ["a", None, "b"]}, "column text: row 1 is None, which is no text"),
+        ({"label": ["good", None, "bad"]}, "column label: row 1 is None, which is not a class"),
+        ({"text": ["a", None, "b"]}, "column text: row 1 is None, which is not a text"),
         ({"text": [["a"], ["b"], ["c"]]}, "column text holds list.* not texts"),
     ],
 )

@@ -153,7 +153,7 @@ def test_a_process_that_is_killed_is_replaced(log: Path, caplog: pytest.LogCaptu
     expected = read_batch(Lazy(log), range(10), 3)
     assert torch.equal(inputs, expected[0]) and torch.equal(targets, expected[1])
     said = [record.getMessage() for record in caplog.records if record.name == "pipetransformer.data.readers"]
-    assert said == ["a process that reads samples has ended (exit code -9), and is replaced"]
+    assert said == ["a loader process died (exit code -9); replacing it"]
 
 
 def test_samples_that_kill_every_process_end_the_run_in_the_step_that_needs_them(log: Path) -> None:
@@ -162,7 +162,7 @@ def test_samples_that_kill_every_process_end_the_run_in_the_step_that_needs_them
         readers.read("train", [1, 2], 0, following=[(1, 7), (1, 8)])
         readers.read("train", [8], 1)
         with pytest.raises(
-            SpecError, match=r"the samples 7 have ended, one after the other \(exit code -9\)"
+            SpecError, match=r"two loader processes died reading the samples 7 \(exit code -9\)"
         ) as raised:
             readers.read("train", [7, 9], 1)
 
@@ -229,8 +229,8 @@ class Gone(Lazy):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Closed, "cannot be sent to processes that read it: TypeError: cannot pickle .* or set this to 0"),
-        (Gone, "a process that reads samples cannot load the dataset: FileNotFoundError: the index is elsewhere"),
+        (Closed, "cannot be sent to loader processes: TypeError: cannot pickle .* or set this field to 0"),
+        (Gone, "a loader process cannot load the dataset: FileNotFoundError: the index is elsewhere"),
     ],
 )
 def test_a_dataset_that_processes_cannot_have_is_refused_before_the_first_step(
@@ -288,7 +288,7 @@ def test_a_script_whose_import_trains_is_told_so(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 1
     assert "train under `if __name__ == '__main__':`" in ran.stderr
-    assert "a process that reads samples ended while it started" in ran.stderr
+    assert "a loader process ended while it started" in ran.stderr
 
 
 def test_a_process_that_is_told_to_end_before_it_has_started_ends() -> None:

@@ -322,7 +322,7 @@ class Broken(FreezePolicy):
 
 
 def test_a_policy_that_fails_is_the_users_to_mend_and_no_broken_connection() -> None:
-    for step, words in ((0, "boundary 13 of 12 blocks"), (1, "RuntimeError: no such layer")):
+    for step, words in ((0, "boundary 13 of 12 layers"), (1, "RuntimeError: no such layer")):
         with pytest.raises(SpecError, match=words) as refusal:
             PolicyCopy(Broken(), {}).decide(observe(step))
         assert refusal.value.reason == "PolicyFailed"

@@ -239,15 +239,15 @@ class Unreadable(TorchDataset[Any]):
         ({"data": dicts()}, SpecError, r"data: a sample is a dict, not \(input, target\)"),
         ({"data": (dicts(2), dicts(2))}, SpecError, r"data: a sample's input is a dict, not a tensor or"),
         ({"data": Stream()}, SpecError, r"data: is a Stream: .* map-style"),
-        ({"metrics": [positives, positives]}, SpecError, "two metrics are called 'positives'"),
-        ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: is 'f1'"),
+        ({"metrics": [positives, positives]}, SpecError, "two metrics are named 'positives'"),
+        ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: Unknown metric 'f1'"),
         ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
         ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
         ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
         ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
         ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
-        ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* gives a tuple, not one tensor"),
+        ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* returns a tuple, not one tensor"),
         ({"model": around(nn.Linear(8, 9), nn.Linear(9, 8))}, ModelError, r"blocks\.0 .* the shape and type that they"),
         (
             {"model": around(spectral_norm(nn.Linear(8, 8)))},
@@ -262,7 +262,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
             ModelError,
-            r"loss gave sums of the shapes \(\) and \(1,\): both must be scalars",
+            r"loss returned sums of the shapes \(\) and \(1,\): both must be scalars",
         ),
         *(
             (
@@ -271,7 +271,7 @@ class Unreadable(TorchDataset[Any]):
                     "training": Training(steps=1, global_batch_size=16, precision=precision),
                 },
                 SpecError,
-                rf"spec\.model: {name}: dropout of \(16, 6, 8\) in a micro-batch of 6 samples, .* batch_first=True",
+                rf"spec\.model: {name}: dropout of shape \(16, 6, 8\) in a micro-batch of 6 .* batch_first=True",
             )
             for unit, name in enumerate(("embedding", r"blocks\.0", r"blocks\.1", "head"))
             for precision in (Precision.FLOAT32, Precision.BFLOAT16)
@@ -279,12 +279,12 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": around(NeedsValues())},
             SpecError,
-            r"spec\.model: blocks\.0: dropout of \(8, 5\) in a micro-batch of 5 samples",
+            r"spec\.model: blocks\.0: dropout of shape \(8, 5\) in a micro-batch of 5 samples",
         ),
         (
             {"model": lambda: Number(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
             ModelError,
-            "loss failed: TypeError: its sum is a float, which has no gradient: give the tensor",
+            "loss failed: TypeError: its sum is a float, which has no gradient: return the tensor",
         ),
         (
             {"model": lambda: Detached(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
@@ -312,27 +312,27 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: [module.requires_grad_(False) for module in around(nn.Identity())()]},
             SpecError,
-            r"spec\.model: no parameter of it wants a gradient",
+            r"spec\.model: has no parameter that requires a gradient",
         ),
         (
             {"model": lambda: [Pair(), nn.Identity(), nn.Linear(8, 2)]},
             SpecError,
-            "the embedding gives a tuple, not one",
+            "the embedding returns a tuple, not one",
         ),
         (
             {"model": lambda: [NoSamples(4, 8), nn.Identity(), nn.Linear(8, 2)]},
             SpecError,
-            r"the embedding gives \(\) of one sample, not \(1, \.\.\.\): samples come first",
+            r"the embedding returns \(\) for one sample, not \(1, \.\.\.\): samples come first",
         ),
         (
             {"model": around(nn.LazyLinear(8))},
             SpecError,
-            r"blocks\.0\.weight has no shape before a first forward: say .*, or run the model on a sample",
+            r"blocks\.0\.weight has no shape before the first forward: give .*, or run the model on a sample",
         ),
         (
             {"model": lambda: around(nn.Sequential(old_weight_norm(nn.Linear(8, 8))))()},
             SpecError,
-            r"blocks\.0\.0\.weight is computed from parameters, .* nn\.utils\.parametrizations",
+            r"blocks\.0\.0\.weight is computed from parameters .* nn\.utils\.parametrizations",
         ),
         (
             {"model": lambda: [nn.Linear(5, 8), nn.Identity(), nn.Linear(8, 2)]},

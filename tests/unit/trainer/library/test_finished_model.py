@@ -171,14 +171,14 @@ def test_a_model_of_a_programs_own_function_is_loaded_by_its_folder_alone(tmp_pa
     torch.testing.assert_close(found.outputs, model(inputs).detach(), rtol=1e-5, atol=1e-6)
     assert found.outputs.shape == (16, 2)
     assert found.classes.tolist() == found.outputs.argmax(dim=1).tolist() and found.labels == []
-    with pytest.raises(ValueError, match=r"inputs are \(16, 3\), not \(samples, 4\)"):
+    with pytest.raises(ValueError, match=r"inputs have shape \(16, 3\), not \(samples, 4\)"):
         model.predict(inputs[:, :3])
 
 
 def test_a_model_of_a_lambda_is_loaded_with_the_function_and_refused_in_words_without(tmp_path: Path) -> None:
     folder = finish(tmp_path / "run", model=lambda: build(), data=(squares(), squares()))
 
-    with pytest.raises(SpecError, match=r"no name to import it by: give the function .*load_model\(folder, model="):
+    with pytest.raises(SpecError, match=r"cannot be imported: pass the function .*load_model\(folder, model="):
         load_model(folder)
     named = load_model(folder, model=build)
     assert described(folder)["function"] == ""
@@ -233,12 +233,12 @@ def test_the_description_says_what_is_true_of_the_model(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_run_is_not_taken_for_the_models(tmp_path: Path) -> None:
     finish(tmp_path / "run", model=build, data=(squares(), squares()))
-    with pytest.raises(FileNotFoundError, match=r"no finished model: .* a folder `model`, which may be meant"):
+    with pytest.raises(FileNotFoundError, match=r"no finished model: .* \(did you mean .*/model\?\)"):
         load_model(tmp_path / "run")
 
 
 def predicted(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipetransformer.library.predict", *map(str, arguments)]
+    command = [sys.executable, "-m", "pipetransformer", "predict", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -258,4 +258,4 @@ def test_the_command_says_the_class_of_each_input(tmp_path: Path) -> None:
 
 def test_the_command_says_that_samples_of_a_program_have_to_be_given(tmp_path: Path) -> None:
     ended = predicted(finish(tmp_path / "run", model=build, data=(squares(), squares())))
-    assert ended.returncode == 1 and "give inputs by --inputs" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.returncode == 1 and "pass inputs by --inputs" in ended.stderr and "Traceback" not in ended.stderr

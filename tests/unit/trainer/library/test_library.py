@@ -247,18 +247,18 @@ def small_run(run_dir: Path, /, **parts: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("loader_processes", -1, "Input should be greater than or equal to 0; given was -1"),
-        ("loader_processes", 300, "Input should be less than or equal to 256; given was 300"),
-        ("loader_processes", 2.5, "Input should be a valid integer, .*; given was 2.5"),
-        ("loader_processes", "two", "Input should be a valid integer, .*; given was 'two'"),
-        ("training", None, "Input should be .* instance of Training; given was None"),
-        ("training", Evaluation(), r"Input should be .* instance of Training; given was Evaluation\("),
-        ("pipeline", 2, "Input should be .* instance of Pipeline; given was 2"),
-        ("pipeline.stages", {"stages": "two"}, "Input should be a valid integer, .*; given was 'two'"),
-        ("checkpoint", "/path", "Input should be .* instance of Checkpoint; given was '/path'"),
+        ("loader_processes", -1, "Input should be greater than or equal to 0; got -1"),
+        ("loader_processes", 300, "Input should be less than or equal to 256; got 300"),
+        ("loader_processes", 2.5, "Input should be a valid integer, .*; got 2.5"),
+        ("loader_processes", "two", "Input should be a valid integer, .*; got 'two'"),
+        ("training", None, "Input should be .* instance of Training; got None"),
+        ("training", Evaluation(), r"Input should be .* instance of Training; got Evaluation\("),
+        ("pipeline", 2, "Input should be .* instance of Pipeline; got 2"),
+        ("pipeline.stages", {"stages": "two"}, "Input should be a valid integer, .*; got 'two'"),
+        ("checkpoint", "/path", "Input should be .* instance of Checkpoint; got '/path'"),
         ("freeze", "GradientNorm", "must be a Freeze, or a FreezePolicy, not 'GradientNorm'"),
         ("model", 3, r"must be a Model, or a function without arguments .*, not 3"),
-        ("model", lambda: None, r"what it builds must be .* \(embedding, blocks, head\), not NoneType"),
+        ("model", lambda: None, r"the function must return .* \(embedding, layers, head\), not NoneType"),
         ("metrics", small_model, "must be a list of functions, not <function small_model"),
         ("callbacks", Callback(), "must be a list of Callback objects, not <.*Callback object"),
         ("callbacks", [Callback], "must be a list of Callback objects, not "),
@@ -350,7 +350,7 @@ def test_a_second_run_at_the_same_time_in_one_process_is_refused(tmp_path: Path)
 
     class Nested(Callback):
         def on_step(self, line: Any) -> None:
-            with pytest.raises(SpecError, match="this process trains already") as error:
+            with pytest.raises(SpecError, match="this process already trains") as error:
                 small_run(tmp_path / "second")
             refused.append(error)
 

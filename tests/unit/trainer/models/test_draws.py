@@ -186,7 +186,9 @@ def test_what_is_drawn_as_well_where_nothing_is_trained_is_refused() -> None:
     """It would be cached, and be another in every evaluation."""
     unit = Drawing(lambda x, _: functional.dropout(x, 0.5))
     forward(unit, [4, 2])
-    with pytest.raises(SpecError, match=r"also where it does not train, .* functional\.dropout\(x, p, self\.training"):
+    with pytest.raises(
+        SpecError, match=r"also while it is frozen or evaluated: .* functional\.dropout\(x, p, self\.training"
+    ):
         forward(unit.eval(), [4, 2])
 
 

@@ -146,7 +146,9 @@ def test_classes_in_a_column_are_counted_as_classes() -> None:
     target = output.argmax(dim=1, keepdim=True)
     assert model.correct(output, target, weight) == 3
     assert model.loss(output, target, weight)[0] == model.loss(output, target.flatten(), weight)[0]
-    with pytest.raises(ValueError, match=r"targets \(4, 3\) are no classes of \(4, 10\): replace `correct`"):
+    with pytest.raises(
+        ValueError, match=r"targets of shape \(4, 3\) are not classes for outputs of shape \(4, 10\): replace `correct`"
+    ):
         model.correct(output, torch.zeros(4, 3), weight)
 
 
@@ -341,7 +343,7 @@ def test_dropout_of_all_gives_zeros() -> None:
 
 def test_dropout_refuses_a_micro_batch_that_it_was_not_told_of(dropout: KeyedDropout) -> None:
     set_micro_batch(MicroBatchContext(0, [1, 2]))
-    with pytest.raises(ValueError, match=r"\(3, 4\) in a micro-batch of 2 samples, which come first"):
+    with pytest.raises(ValueError, match=r"\(3, 4\) in a micro-batch of 2 samples, but samples must come first"):
         dropout(torch.ones(3, 4))
 
 

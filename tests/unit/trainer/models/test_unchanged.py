@@ -170,7 +170,7 @@ def in_evaluation(unit: Changing) -> None:
         (nn.Sequential(nn.Identity(), Changing(CHANGES["clamped"][0])), r"blocks\.0\.1\.inner\.weight changes in each"),
         (Changing(late), r"blocks\.0\.inner\.weight changes"),
         (Changing(in_evaluation), r"blocks\.0\.inner\.weight changes"),
-        (nn.Embedding(9, WIDTH, max_norm=1.0), r"blocks\.0 is a Embedding with max_norm, which changes its weight in"),
+        (nn.Embedding(9, WIDTH, max_norm=1.0), r"blocks\.0 is a Embedding with max_norm, which changes the weight in"),
         (nn.EmbeddingBag(9, WIDTH, max_norm=1.0), r"blocks\.0 is a EmbeddingBag with max_norm"),
     ],
     ids=["clamped", "late", "in-evaluation", "embedding", "embedding-bag"],

@@ -253,8 +253,8 @@ def test_a_generation_of_more_pipelines_than_the_data_are_in_order_of_ends_the_j
     report = workers.channel.reports[-1]
     assert (report.reason, report.message) == ("InvalidSpec", workers.termination(0)["message"])
     assert report.message == (
-        "spec.elasticPolicy.maxWorkers: 2 pipelines of 1 were asked for, but the data are in order of 1: upgrade the"
-        " operator, or set it to at most 1"
+        "spec.elasticPolicy.maxWorkers: the operator asked for 2 pipelines of 1 stages, but the data are ordered in 1"
+        " shards: upgrade the operator, or set maxWorkers to at most 1"
     )
     assert workers.wait_for(1) == 0
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers as lists of units. Only this folder imports it, if a job asks for it."""
+"""Models of Hugging Face transformers as lists of units. Only this folder imports the library, if a job needs it."""
 
 from .build import (
     build_units,

@@ -1,6 +1,6 @@
-"""The attention that models of transformers compute here: masks from the micro-batch's lengths, keyed dropout.
+"""The attention function for models of transformers, with masks from the micro-batch's lengths and keyed dropout.
 
-Only hidden states travel between stages, so a layer gets no mask; it knows the micro-batch's context instead.
+Only hidden states travel between stages, so a layer gets no mask and uses the micro-batch's context instead.
 """
 
 import math
@@ -15,7 +15,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.models.context import current_micro_batch
 from pipetransformer.models.randomness.dropout import keyed_dropout
 
-#: What a configuration's `_attn_implementation` says.
+#: The value of a configuration's `_attn_implementation`.
 NAME = "pipetransformer"
 
 
@@ -31,23 +31,23 @@ def attention(
     sliding_window: int | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """As transformers calls an attention function.
+    """Compute attention; the signature is that of transformers.
 
     Args:
-        module: the attention layer. It has `is_causal`, and `randomness` (seed, place) where `dropout` is not 0.
+        module: the attention layer. It has `is_causal`, and `randomness` (seed, place) if `dropout` is not 0.
         query: (micro-batch, heads, positions, head size).
-        key: as query, with heads of which each may serve several of the query's.
+        key: as query; each head may serve several heads of the query.
         value: as key.
-        attention_mask: None: the mask follows from the micro-batch.
-        scaling: of the products; by default one over the root of the head size.
-        dropout: share of the weights that is dropped.
-        sliding_window: latest positions that a query sees, its own included; None for all.
+        attention_mask: None, because the mask follows from the micro-batch.
+        scaling: factor of the products; by default 1 / sqrt(head size).
+        dropout: share of the weights to drop.
+        sliding_window: number of latest positions that a query sees, including its own; None for all.
 
     Returns:
         (micro-batch, positions, heads, head size), and no weights.
 
     Raises:
-        SpecError: the layer asks for something else that changes what it computes.
+        SpecError: the layer passes another option that changes the result.
     """
     length, causal = key.shape[2], bool(module.is_causal)
     window = sliding_window if sliding_window is not None and sliding_window < length else None
@@ -57,7 +57,7 @@ def attention(
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
     mask = _causal_mask(length, window, key.device) if causal else _padding_mask(length, key.device)
     if dropout == 0.0:
-        plain = causal and window is None  # which kernels know without a mask
+        plain = causal and window is None  # kernels need no mask for this case
         mixed = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=None if plain else mask, is_causal=plain, scale=scaling
         )
@@ -71,14 +71,14 @@ def attention(
 
 
 def _causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """(positions, positions) what each query looks at: padding is at the end, where no query that counts looks."""
+    """(positions, positions) what each query sees. Padding is at the end, so no query that counts sees it."""
     positions = torch.arange(length, device=device)
     distances = positions[:, None] - positions[None, :]
     return distances >= 0 if window is None else (distances >= 0) & (distances < window)
 
 
 def _padding_mask(length: int, device: torch.device) -> Tensor | None:
-    """(micro-batch, 1, 1, positions) what is no padding; None where nothing is padded."""
+    """(micro-batch, 1, 1, positions) true except for padding; None without padding."""
     lengths = current_micro_batch().lengths
     if lengths is None:
         return None
@@ -86,16 +86,16 @@ def _padding_mask(length: int, device: torch.device) -> Tensor | None:
 
 
 def _check(module: nn.Module, others: dict[str, object]) -> None:
-    """Refuse what a layer asks for and is not computed here.
+    """Refuse options that this attention does not support.
 
     Raises:
-        SpecError: naming it.
+        SpecError: names them.
     """
     asked = [name for name, value in others.items() if value is not None and value is not False]
     if asked:
         raise SpecError(
             "spec.model.architecture",
-            f"{type(module).__name__} needs an attention with {', '.join(sorted(asked))}, which the trainer's lacks",
+            f"{type(module).__name__} needs attention with {', '.join(sorted(asked))}, which is not supported",
         )
 
 

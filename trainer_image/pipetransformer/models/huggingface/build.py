@@ -1,6 +1,6 @@
-"""Builds models of transformers unit by unit, fresh or from a checkpoint, and writes them as transformers reads them.
+"""Builds models of transformers unit by unit, fresh or from a checkpoint, and saves them in the library's format.
 
-The whole model exists on the meta device only; a worker gives memory to the units that it holds.
+The whole model is only on the meta device; a worker allocates the units that it holds.
 """
 
 import copy
@@ -29,7 +29,7 @@ from .configuration import architecture_of, make_config, model_class_of
 
 logger = logging.getLogger(__name__)
 
-#: What makes inputs of texts and pictures, by the names that transformers gives them.
+#: Files of tokenizers and image processors, as transformers names them.
 _PROCESSOR_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -53,7 +53,7 @@ def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> P
     """The model on the meta device.
 
     Raises:
-        SpecError: the spec names no model that fits the data.
+        SpecError: the model is unknown or does not fit the data.
     """
     return _skeleton(spec, info, seed, dtype).model
 
@@ -61,7 +61,7 @@ def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> P
 def build_units(
     spec: Model, info: DataInfo, indices: Collection[int], *, seed: int, dtype: torch.dtype
 ) -> dict[int, nn.Module]:
-    """Units on the CPU with the weights of the spec's checkpoint, or freshly initialised.
+    """Units on the CPU with the weights of the spec's checkpoint, or initialised.
 
     Raises:
         SpecError: as `skeleton`; or the checkpoint does not fit the model.
@@ -76,17 +76,17 @@ def load_pretrained(spec: Model, info: DataInfo, folder: Path, *, dtype: torch.d
 
 
 def load_trained(spec: Model, folder: Path, *, dtype: torch.dtype) -> Any:
-    """A model that `save_pretrained` wrote, as transformers has it, in evaluation mode on the CPU.
+    """A model that `save_pretrained` wrote, as the class of transformers, in evaluation mode on the CPU.
 
     Raises:
-        SpecError: its class is of an architecture that is not known here.
+        SpecError: its architecture is not registered here.
     """
     model_class = model_class_of(architecture_of(_saved(spec, folder)))
     return model_class.from_pretrained(folder, dtype=dtype).eval()
 
 
 def class_name(spec: Model) -> str:
-    """Of what the spec names, such as `BertForSequenceClassification`.
+    """Name of the class that the spec selects, such as `BertForSequenceClassification`.
 
     Raises:
         SpecError: as `architecture_of`.
@@ -111,20 +111,20 @@ def save_pretrained(
     state = {name: tensors[ours].detach().cpu() for name, ours in bones.names().items()}
     bones.whole.load_state_dict(state, assign=True)
     bones.whole.tie_weights()
-    bones.whole.config._attn_implementation = None  # ours is not saved, and refuses what its own attention can do
+    bones.whole.config._attn_implementation = None  # the library shall use its own attention
     bones.whole.save_pretrained(folder)
     if spec.path and bones.whole.can_generate():
         keep_files(spec.path, folder, [GENERATION_CONFIG_NAME])
 
 
 def keep_processor(path: str, folder: Path) -> None:
-    """The tokenizer or image processor of a checkpoint, where the data bring none of their own."""
+    """Copy the tokenizer or image processor of a checkpoint, if the data have none."""
     keep_files(path, folder, _PROCESSOR_FILES)
 
 
 def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
-    """Those of a checkpoint's files that there are, as they are: how it generates, for one, since transformers reads
-    what it refuses to write."""
+    """Copy those of a checkpoint's files that exist, unchanged: transformers refuses to write some files that it
+    reads, such as certain generation configurations."""
     for name in names:
         try:
             theirs = cached_file(
@@ -133,15 +133,15 @@ def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
                 _raise_exceptions_for_missing_entries=False,
                 _raise_exceptions_for_connection_errors=False,
             )
-        except OSError as error:  # of a hub that no longer gives it
-            logger.warning("the model is saved without the %s of %s: %s", name, path, error)
+        except OSError as error:  # the hub no longer has it
+            logger.warning("the model is saved without the file %s of %s: %s", name, path, error)
             continue
         if theirs is not None:
             shutil.copyfile(theirs, folder / name)
 
 
 def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
-    """The newest one is kept: a worker asks for its shape, then for units."""
+    """Keeps the newest one, because a worker first needs its shape and then its units."""
     return _cached(spec.model_dump_json(), info, seed, dtype)
 
 
@@ -151,7 +151,7 @@ def _cached(spec_json: str, info: DataInfo, seed: int, dtype: torch.dtype) -> "_
 
 
 class _Skeleton:
-    """One model on the meta device: whole, as transformers has it, and as units of the same modules."""
+    """One model on the meta device: as the class of transformers, and as units of the same modules."""
 
     def __init__(self, spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> None:
         self._spec = spec
@@ -166,17 +166,17 @@ class _Skeleton:
             self._fill_constants()
         embedding, blocks, head = self._split(self.whole)
         self.model = PipelineModel(embedding, blocks, head, self._activation(embedding, info))
-        self.names()  # or the model could not be saved
+        self.names()  # refuses a model that could not be saved
         for index, unit in enumerate(self.model.units):
             self._own(index, unit)
 
     def _split(self, whole: Any) -> Units:
         name = self._architecture.name
-        with building("spec.model.architecture", f"the function that is registered for {name} failed"):
+        with building("spec.model.architecture", f"the function registered for {name} failed"):
             embedding, blocks, head = self._architecture.split(whole)
             units = [embedding, *blocks, head]
         if not all(isinstance(unit, nn.Module) for unit in units):
-            raise SpecError("spec.model.architecture", f"what is registered for {name} gives other things than modules")
+            raise SpecError("spec.model.architecture", f"the function registered for {name} must return modules only")
         return embedding, list(blocks), head
 
     def _activation(self, embedding: nn.Module, info: DataInfo) -> tuple[int, ...]:
@@ -187,7 +187,7 @@ class _Skeleton:
             return tuple(embedding(picture).shape[1:])
 
     def names(self) -> dict[str, str]:
-        """Our whole-model name of each tensor that transformers saves, by its name there."""
+        """The whole-model name of each tensor that transformers saves, by its name in transformers."""
         ours = {
             id(tensor): f"{self.model.unit_name(index)}.{name}"
             for index, unit in enumerate(self.model.units)
@@ -197,7 +197,8 @@ class _Skeleton:
         if lost := [name for name, tensor in whole.items() if id(tensor) not in ours]:
             raise SpecError(
                 "spec.model.architecture",
-                f"what is registered for {self._architecture.name} leaves out {_some(lost)}: it would never train",
+                f"the function registered for {self._architecture.name} leaves out {_some(lost)}, which would never "
+                "train",
             )
         return {name: ours[id(tensor)] for name, tensor in whole.items()}
 
@@ -207,7 +208,7 @@ class _Skeleton:
         return {index: self._initialised(index) for index in indices}
 
     def _fill_constants(self) -> None:
-        """Buffers that are not saved hold the same in every copy, so that a blank unit needs nothing but its state."""
+        """Fill the buffers that are not saved, so that a blank unit needs only its state."""
         for module in self.whole.modules():
             if module._non_persistent_buffers_set:
                 module.to_empty(device="cpu", recurse=False)
@@ -232,7 +233,7 @@ class _Skeleton:
 
     def _load(self, indices: Collection[int]) -> dict[int, nn.Module]:
         try:
-            # A head that the checkpoint lacks, or has for other labels, is drawn, alike on every worker.
+            # A head that the checkpoint lacks, or has for other labels, is initialised alike on every worker.
             with seeded(self._seed):
                 whole, found = self._class.from_pretrained(
                     self._spec.path,
@@ -250,16 +251,16 @@ class _Skeleton:
         return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
 
     def _check_loaded(self, missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]) -> None:
-        """Only what is in the head, and in no other unit, may be drawn instead of read.
+        """Check that at most weights of the head alone are missing or differ in shape; these are initialised.
 
         Raises:
-            SpecError: other weights are missing, or of other sizes.
+            SpecError: other weights are missing or differ in shape.
         """
         path, tensors = self._spec.path, self.whole.state_dict(keep_vars=True)
         *body, head = (set(map(id, unit.state_dict(keep_vars=True).values())) for unit in self.model.units)
         may_be_drawn = {name for name, tensor in tensors.items() if id(tensor) in head.difference(*body)}
         sizes = [
-            f"{name} {tuple(theirs)} is {tuple(wanted)} here"
+            f"{name} has shape {tuple(theirs)}, not {tuple(wanted)}"
             for name, theirs, wanted in sorted(mismatched)
             if name not in may_be_drawn
         ]
@@ -272,7 +273,7 @@ class _Skeleton:
             raise SpecError("spec.model.path", message, reason="ModelUnreadable")
 
     def _own(self, index: int, unit: nn.Module) -> nn.Module:
-        """Give every random draw of the unit a place of its own."""
+        """Give every random draw of the unit its own place."""
         unit = key_unit(unit, index, unit_name(index, self._spec.num_layers), seed=self._seed)
         for number, (_, module) in enumerate(unit.named_modules(remove_duplicate=False)):
             if hasattr(module, "is_causal"):

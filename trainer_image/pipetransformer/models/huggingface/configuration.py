@@ -1,4 +1,4 @@
-"""From the job's spec to a configuration of transformers that fits the data, or a `SpecError` that says why not."""
+"""Makes a configuration of transformers from the job's spec and checks that it fits the data."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from pipetransformer_contract.spec import Model
 from .attention import NAME
 from .families import DEFAULT_ARCHITECTURES
 
-#: Tokens of a model of bytes, padded; one that has a tokenizer has thousands.
+#: Largest vocabulary of a byte model, with padding; a model with a tokenizer has thousands of tokens.
 _MOST_OF_BYTES = 512
 
 
 def architecture_of(spec: Model) -> Architecture:
-    """What the spec names.
+    """The architecture that the spec names.
 
     Raises:
         SpecError: an option or the architecture is unknown, or the checkpoint cannot be read.
@@ -26,7 +26,7 @@ def architecture_of(spec: Model) -> Architecture:
 
 
 def check_before_data(spec: Model, task: Task | None, *, of_bytes: bool) -> Task:
-    """Refuse what is wrong whatever the data hold; see `check_model_spec`."""
+    """Check everything that needs no data; see `check_model_spec`."""
     config, architecture = _configured(spec)
     _check_task(architecture, task)
     if of_bytes:
@@ -36,8 +36,8 @@ def check_before_data(spec: Model, task: Task | None, *, of_bytes: bool) -> Task
 
 
 def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
-    """The configuration of the spec's checkpoint or options, and what to train. What the spec leaves open follows from
-    the data.
+    """The configuration of the spec's checkpoint or options, and the architecture to train. Options that the spec
+    leaves open follow from the data.
 
     Raises:
         SpecError: as `architecture_of`; or an option does not fit the data.
@@ -48,7 +48,7 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
         own_names = type(config).attribute_map  # such as n_layer of num_hidden_layers
         open_values = {"num_hidden_layers": spec.num_layers, **_from_data(config, architecture, info)}
         options = {own_names.get(name, name): value for name, value in [*open_values.items(), *options.items()]}
-        try:  # anew: one value may follow from another
+        try:  # a new configuration, because one value may follow from another
             config = transformers.AutoConfig.for_model(config.model_type, **options)
         except Exception as error:
             message = f"{type(config).__name__}: {type(error).__name__}: {error}"
@@ -59,7 +59,7 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
     _check_task(architecture, info.task)
     if architecture.task is Task.CLASS:  # otherwise every token of the vocabulary would be a label
         if info.num_classes < 1:
-            raise SpecError("spec.data", f"does not say how many classes it has, which {architecture.name} must know")
+            raise SpecError("spec.data", f"has an unknown number of classes, which {architecture.name} needs")
         config.num_labels = info.num_classes
         if info.labels:
             config.id2label = dict(enumerate(info.labels))
@@ -70,15 +70,15 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
 
 
 def _check_task(architecture: Architecture, task: Task | None) -> None:
-    """Refuse targets that a class does not learn; None where nobody says what they are.
+    """Check that the class learns the data's task; None if the task is unknown.
 
     Raises:
-        SpecError: naming both.
+        SpecError: names both tasks.
     """
     if task not in (None, architecture.task):
         raise SpecError(
             "spec.data.options.task",
-            f"what samples ask for is {task}, but {architecture.name} learns {architecture.task}: say "
+            f"the data's task is {task}, but {architecture.name} learns {architecture.task}: set "
             f"task: {architecture.task}, or name another class in spec.model.architecture",
         )
 
@@ -120,7 +120,7 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
 
 
 def _introduce(model_class: Any) -> None:
-    """A user's own class of configuration, so that `AutoConfig` knows its model type."""
+    """Register a user's own configuration class with `AutoConfig`."""
     own = model_class.config_class
     if own.model_type not in transformers.CONFIG_MAPPING:
         transformers.AutoConfig.register(own.model_type, own)
@@ -131,10 +131,10 @@ def _option_names(config: Any) -> list[str]:
 
 
 def _default_architecture(config: Any) -> Architecture:
-    """What a model type is trained as where the job does not say it.
+    """The architecture of a model type if the job names none.
 
     Raises:
-        SpecError: no architecture of the type is known, or several.
+        SpecError: no architecture of the type is known, or several are.
     """
     default = DEFAULT_ARCHITECTURES.get(config.model_type)
     if default is not None:
@@ -145,7 +145,7 @@ def _default_architecture(config: Any) -> Architecture:
     field = "spec.model.architecture"
     if found:
         names = ", ".join(each.name for each in found)
-        raise SpecError(field, f"say which of {names} to train: all are of the model type {config.model_type}")
+        raise SpecError(field, f"set it to one of {names}: all have the model type {config.model_type}")
     saved = getattr(config, "architectures", None) or [config.model_type]
     raise SpecError(field, unsupported(saved[0]))
 
@@ -154,7 +154,7 @@ def model_class_of(architecture: Architecture) -> Any:
     """The class, of transformers or a user's own.
 
     Raises:
-        SpecError: transformers has none of this name, or one that takes no attention of ours.
+        SpecError: transformers has no such class, or the class does not support attention functions.
     """
     found: Any = architecture.model_class or getattr(transformers, architecture.name, None)
     if found is None:
@@ -164,14 +164,14 @@ def model_class_of(architecture: Architecture) -> Any:
     if not found._supports_attention_backend:
         raise SpecError(
             "spec.model.architecture",
-            f"{architecture.name} computes attention by code of its own: neither lengths of samples nor the keys of "
-            "dropout can reach it",
+            f"{architecture.name} computes attention by its own code, which cannot get sample lengths or dropout keys: "
+            "it is not supported",
         )
     return found
 
 
 def config_class_of(architecture: Architecture) -> Any:
-    """Of a registered class, None where transformers has no such class."""
+    """The configuration class of an architecture; None if transformers has no such class."""
     found: Any = architecture.model_class or getattr(transformers, architecture.name, None)
     return getattr(found, "config_class", None)
 
@@ -181,8 +181,8 @@ def _from_data(config: Any, architecture: Architecture, info: DataInfo) -> dict[
         channels, height, width = info.input_shape
         return {"num_channels": channels, "image_size": height if height == width else (height, width)}
     if hasattr(config, "vocab_size") and info.vocab_size:
-        # The library's defaults are ids of its own vocabularies. A row of padding never trains: packed samples of a
-        # language model have no padding, but its tokenizer may call the end of a text so.
+        # The library's default ids belong to its own vocabularies. The row of the padding id never trains, so a
+        # language model gets none: its samples are packed, and its tokenizer may pad with the end-of-text token.
         pad = None if architecture.task is Task.NEXT_TOKEN else info.pad_id
         ids = {"pad_token_id": pad, "bos_token_id": info.start_id, "eos_token_id": info.end_id}
         return {"vocab_size": info.vocab_size, **ids}
@@ -192,7 +192,7 @@ def _from_data(config: Any, architecture: Architecture, info: DataInfo) -> dict[
 def _check(config: Any, architecture: Architecture, spec: Model, info: DataInfo) -> None:
     if config.num_hidden_layers != spec.num_layers:
         raise SpecError(
-            "spec.model.numLayers", f"is {spec.num_layers}, but the model has {config.num_hidden_layers} blocks"
+            "spec.model.numLayers", f"is {spec.num_layers}, but the model has {config.num_hidden_layers} layers"
         )
     wants_tokens = not hasattr(config, "image_size")
     if wants_tokens != bool(info.vocab_size):
@@ -202,29 +202,29 @@ def _check(config: Any, architecture: Architecture, spec: Model, info: DataInfo)
         shape = (config.num_channels, *_pair(config.image_size))
         if shape != info.input_shape:
             raise SpecError(
-                "spec.model.options.image_size", f"the model takes {shape}, the data has {info.input_shape}"
+                "spec.model.options.image_size", f"the model takes {shape}, but the data have {info.input_shape}"
             )
         return
     if info.vocab_size in BYTE_VOCABULARIES:
         _check_bytes(config, spec)
     if config.vocab_size < info.vocab_size:
         raise SpecError(
-            "spec.model.options.vocab_size", f"{config.vocab_size} tokens, but the data has {info.vocab_size}"
+            "spec.model.options.vocab_size", f"is {config.vocab_size}, but the data have {info.vocab_size} tokens"
         )
     _check_length(config, architecture, info.input_shape[0])
 
 
 def _check_bytes(config: Any, spec: Model) -> None:
-    """Refuse bytes as tokens of a pretrained model that has a tokenizer.
+    """Refuse bytes as tokens for a pretrained model that has a tokenizer.
 
     Raises:
-        SpecError: naming the tokenizer's option.
+        SpecError: names the tokenizer's option.
     """
     if spec.path and config.vocab_size > _MOST_OF_BYTES:
         raise SpecError(
             "spec.data.options.tokenizer",
-            f"samples are bytes, but {spec.path} was trained on {config.vocab_size} tokens of its own: "
-            "name its tokenizer, with the dataset huggingface",
+            f"samples are bytes, but {spec.path} was trained with a vocabulary of {config.vocab_size} tokens: "
+            "set its tokenizer, with the dataset huggingface",
         )
 
 
@@ -236,10 +236,10 @@ def _check_length(config: Any, architecture: Architecture, length: int) -> None:
             raise
         raise SpecError(
             "spec.data.options.tokenizer",
-            f"{architecture.name} counts positions by the token of padding, and the data have none: use a tokenizer "
-            "that has one, or say pad_id in DataInfo",
+            f"{architecture.name} counts positions from the padding token, and the data have none: use a tokenizer "
+            "that has one, or set pad_id in DataInfo",
         ) from error
-    rows = getattr(config, "max_position_embeddings", None)  # which not every family has
+    rows = getattr(config, "max_position_embeddings", None)  # some families have no limit
     if rows is not None and rows - first < length:
         message = f"samples of {length} tokens, but the model has {rows - first} positions"
         raise SpecError("spec.data.options.length", message)

@@ -1,9 +1,8 @@
-"""Which part of a model of transformers is which unit: one short function for each architecture.
+"""Cuts models of transformers into units, with one short function for each architecture.
 
-A function gets the whole model and gives its embedding, blocks and head, made of the model's own modules, each a
-module from one tensor to one tensor. Names of weights need no care: they are found by identity. To add an
-architecture here, write such a function under `@splits("ItsClass", Task.CLASS)`; a user's own program does it with
-`register_architecture`.
+A function gets the whole model and returns its embedding, layers and head. They consist of the model's own modules, and
+each maps one tensor to one tensor. To add an architecture here, decorate such a function with
+`@splits("ItsClass", task=Task.CLASS)`; a user's program uses `register_architecture`.
 """
 
 from collections import OrderedDict
@@ -36,7 +35,7 @@ def splits(
     task: Task,
     first_position: Callable[[Any], int] = lambda _: 0,
 ) -> Callable[[Split], Split]:
-    """Register a function for classes of transformers, and what they learn; see `Architecture`."""
+    """Register a function for classes of transformers that learn `task`; see `Architecture`."""
 
     def register(function: Split) -> Split:
         for name in architectures:
@@ -68,10 +67,10 @@ class TokensAndPositions(nn.Module):
 
 
 class RotaryLayer(nn.Module):
-    """A layer that needs the rotations of its positions, and makes them itself.
+    """A layer that computes the rotations of its positions itself.
 
-    `longrope` has one set of frequencies for short samples and one for long ones, and writes the set that it takes into
-    a buffer. Here that is a copy, since a forward may change none.
+    `longrope` has one set of frequencies for short samples and one for long samples, and writes the set in use into a
+    buffer. Here that buffer is a copy, because a forward must not change a buffer.
     """
 
     def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
@@ -94,7 +93,7 @@ def _chain(**modules: nn.Module) -> nn.Module:
 
 
 def _after_padding(config: Any) -> int:
-    """RoBERTa counts positions from the id after that of padding."""
+    """RoBERTa counts positions from the id after the padding id."""
     return int(config.pad_token_id) + 1
 
 

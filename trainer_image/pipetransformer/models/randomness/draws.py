@@ -1,8 +1,8 @@
-"""What a unit draws from the process's random state in code that no module tells of, such as `functional.dropout`.
+"""Keys the random draws of a unit's own code, such as `functional.dropout`.
 
-That state is one of each process, so such draws would follow the layout. In training the usual functions are keyed as
-dropout's modules are; whatever else draws is refused. A unit's first forward shows what it draws, and whether it
-changes the unit. One that draws nothing then runs as if this module were not there.
+Such code draws from the process's random state, so the result would depend on the layout. In training the usual
+functions get the same keys as dropout modules, and any other draw is refused. A unit's first forward shows whether it
+draws; a unit that does not then runs without any overhead.
 """
 
 import math
@@ -27,27 +27,27 @@ from pipetransformer.models.unchanged import watching
 from .dropout import keyed_dropout, keyed_uniform, watchers
 
 _ATTRIBUTE = "_pipetransformer_draws"
-#: Where units are run, also from torch's checkpoint, with the context of their micro-batch.
+#: The file that runs units, also from torch's checkpoint, with the context of their micro-batch.
 _RUNS_UNITS = str(Path(__file__).parent.with_name("run.py"))
 
 
 def key_draws(unit: nn.Module, name: str, *, seed: int, place: int) -> None:
-    """From now on `drawing` keys what the unit draws.
+    """Let `drawing` key the unit's draws from now on.
 
     Args:
-        unit: one that nobody else's index has.
-        name: of the unit, for errors.
-        seed: of the job.
-        place: where it draws, unique in the model.
+        unit: the unit; no other index may have the same object.
+        name: the unit's name, for errors.
+        seed: the job's seed.
+        place: number of the place that draws, unique in the model.
     """
     unit.__dict__[_ATTRIBUTE] = _Draws(name, seed, place)
 
 
 def drawing(unit: nn.Module, device: torch.device) -> AbstractContextManager[object]:
-    """In here the unit's forward may draw, on this device or the CPU.
+    """A context in which the unit's forward may draw, on this device or the CPU.
 
     Raises:
-        SpecError: on the way out; it has drawn what is not keyed, or changed a parameter or a buffer.
+        SpecError: on exit, if it made a draw without a key, or changed a parameter or a buffer.
     """
     draws: _Draws | None = unit.__dict__.get(_ATTRIBUTE)
     return nullcontext() if draws is None else draws.around(unit, device)
@@ -55,7 +55,7 @@ def drawing(unit: nn.Module, device: torch.device) -> AbstractContextManager[obj
 
 @dataclass
 class _Draws:
-    """Of a unit, in training and out of it: `known` says whether it draws."""
+    """A unit's draws. `known` says whether the unit draws, by `unit.training`."""
 
     name: str
     seed: int
@@ -71,8 +71,8 @@ class _Draws:
     @contextmanager
     def _first(self, unit: nn.Module, device: torch.device) -> Iterator[None]:
         keyed, training = _Keyed(self.seed, self.place), unit.training
-        begins = current_micro_batch().step == 0  # of the job
-        # Not out of training: layers of torch's that know a quicker way do not take it under such a mode.
+        begins = current_micro_batch().step == 0
+        # Not in evaluation: torch's modules would leave their fast path under such a mode.
         watchers.append(self._refuse_checkpoint)
         try:
             with (
@@ -88,31 +88,31 @@ class _Draws:
             if training:
                 raise SpecError(
                     "spec.model",
-                    f"{words}, which would depend on the layout: draw by nn.Dropout, functional.dropout, "
-                    "scaled_dot_product_attention, torch.rand or bernoulli_, for samples first, or a KeyedDropout",
+                    f"{words}, which would depend on the layout: use nn.Dropout, functional.dropout, "
+                    "scaled_dot_product_attention, torch.rand or bernoulli_ with samples first, or a KeyedDropout",
                 )
             raise SpecError(
                 "spec.model",
-                f"{words} also where it does not train, as frozen or evaluated: draw only if self.training, as by "
-                "functional.dropout(x, p, self.training)",
+                f"{words} also while it is frozen or evaluated: draw only if self.training, as "
+                "functional.dropout(x, p, self.training) does",
             )
         self.known[training] = keyed.drew
 
     def _refuse_checkpoint(self) -> None:
-        """Refuses a draw in what the unit's own code computes again in the backward, when other samples are current."""
+        """Refuse a draw inside torch.utils.checkpoint, whose recomputation runs while other samples are current."""
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
             if frame.f_code.co_filename == checkpoint.__file__:
                 raise SpecError(
                     "spec.model",
-                    f"{self.name} draws random numbers within torch.utils.checkpoint, which would draw others when it "
-                    "computes again: run its code without checkpoint, and set training.activationCheckpointing",
+                    f"{self.name} draws random numbers within torch.utils.checkpoint, whose recomputation would draw "
+                    "others: run the code without checkpoint, and set training.activationCheckpointing",
                 )
             frame = frame.f_back
 
 
 class _Keyed(TorchFunctionMode):
-    """In place of torch's functions that draw, those below."""
+    """Replaces torch's functions that draw by the keyed ones below."""
 
     def __init__(self, seed: int, place: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Keyed(TorchFunctionMode):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation that moves the process's random state; in this thread, since callbacks may draw."""
+    """Notes the first operation that changes the process's random state, in this thread (callbacks may draw, too)."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,7 +157,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.cat(states)
 
 
-# As torch's, after the randomness; None where nothing is drawn, or not in a way that is known here.
+# Signatures are torch's, after the randomness. None means that nothing is drawn, or that torch's function must do it.
 
 
 def _dropout(

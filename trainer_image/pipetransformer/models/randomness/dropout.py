@@ -1,7 +1,7 @@
 """Dropout whose mask belongs to the sample and not to the process.
 
-A mask is drawn from (seed, step, sample, place), so a run that moves layers and samples between workers drops what
-one that stays drops, and no random state has to be carried.
+A mask depends on (seed, step, sample, place). So a run that moves layers and samples between workers drops the same
+elements as a run that does not, and workers exchange no random state.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from pipetransformer.models.context import current_micro_batch
 _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
-#: Binary digits of a number below 1 that a type holds, where they are less than of float32.
+#: Bits of precision of types that have fewer than float32.
 _DIGITS = {torch.bfloat16: 8, torch.float16: 11}
 
-#: Told before anything is drawn.
+#: Called before each draw.
 watchers: list[Callable[[], None]] = []
 
 
 class SamplesFirstError(ValueError):
-    """What is dropped does not have samples first."""
+    """A tensor to drop from does not have samples in its first dimension."""
 
 
 def key(*parts: int) -> int:
@@ -36,28 +36,28 @@ def key(*parts: int) -> int:
 def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
     """Zeroes elements of `x` with probability `p` and scales the rest by 1/(1-p), by a mask for each sample.
 
-    `place` is unique in the model. The step and the samples come from the micro-batch's context; a place that draws
-    several times in one forward gets other masks each time.
+    The step and the samples come from the micro-batch's context. A place that draws several times in one forward gets
+    a different mask each time.
 
     Args:
-        x: (micro-batch, ...) or (micro-batch x n, ...), the n rows of a sample together, such as its windows.
-        p: of dropping an element.
-        seed: of the job.
-        place: see above.
+        x: (micro-batch, ...) or (micro-batch x n, ...) with the n rows of each sample together, such as its windows.
+        p: probability of dropping an element.
+        seed: the job's seed.
+        place: number of the place that draws, unique in the model.
 
     Raises:
-        SamplesFirstError: `x` is of another shape, such as (positions, micro-batch, ...); that of a micro-batch which
-            divides the positions looks like (micro-batch x n, ...), so `warm_up` tries another.
+        SamplesFirstError: `x` has another shape, such as (positions, micro-batch, ...). If the micro-batch divides the
+            positions this cannot be told from (micro-batch x n, ...), so `warm_up` tries another size.
     """
     keys = _keys(x.shape, "dropout", seed=seed, place=place)
     if p == 1.0:
-        return x * 0.0  # as torch: there is no rest to scale
+        return x * 0.0  # as torch does
     bits = _random_bits(torch.tensor(keys, device=x.device), x.numel() // len(keys)).reshape(x.shape)
     return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
 
 
 def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *, seed: int, place: int) -> Tensor:
-    """Numbers from [0, 1) of the type, drawn as the masks of `keyed_dropout` are, for the same shapes."""
+    """Uniform numbers from [0, 1), keyed like the masks of `keyed_dropout`, for the same shapes."""
     keys = _keys(shape, "random numbers", seed=seed, place=place)
     bits = _random_bits(torch.tensor(keys, device=device), shape.numel() // len(keys)).reshape(shape)
     digits = _DIGITS.get(dtype, 24)
@@ -65,14 +65,14 @@ def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *
 
 
 def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
-    """For each sample of the micro-batch."""
+    """A key for each sample of the micro-batch."""
     for tell in watchers:
         tell()
     context = current_micro_batch()
     samples = len(context.sample_ids)
     if not shape or shape[0] % samples:
         raise SamplesFirstError(
-            f"{what} of {tuple(shape)} in a micro-batch of {samples} samples, which come first: give it "
+            f"{what} of shape {tuple(shape)} in a micro-batch of {samples} samples, but samples must come first: use "
             f"({samples}, ...), as with batch_first=True, or ({samples} x n, ...)"
         )
     draw = context.draws.get(place, 0)
@@ -81,10 +81,10 @@ def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
 
 
 def _random_bits(keys: Tensor, count: int) -> Tensor:
-    """(len(keys), count) of all 32-bit integers: halves of what SplitMix64 gives from each key (Steele, Lea and Flood,
+    """(len(keys), count) random 32-bit integers: the halves of SplitMix64's output for each key (Steele, Lea and Flood,
     2014).
 
-    In integer arithmetic that wraps around, so every device draws the same, all at once.
+    Integer arithmetic wraps around alike on every device, so all devices draw the same.
     """
     z = torch.arange(1, -(-count // 2) + 1, device=keys.device).mul_(_STRIDE) + keys.unsqueeze(1)
     for shift, factor in _MIX:

@@ -1,5 +1,4 @@
-"""Puts keyed dropout in place of torch's, which draws from the process's random state, in models that do not know of
-it."""
+"""Replaces torch's dropout, which draws from the process's random state, by keyed dropout in any model."""
 
 import copy
 import math
@@ -17,8 +16,8 @@ _PLACES_PER_UNIT = 1 << 20
 
 
 def with_keyed_dropout(model: PipelineModel, *, seed: int) -> PipelineModel:
-    """The model with keyed dropout in all of its units. A unit that shares a module with one before it becomes a copy,
-    in which that module draws by itself."""
+    """The model with keyed dropout in all units. A unit that shares a module with an earlier one becomes a copy, so
+    that each draws at its own place."""
     units: dict[int, nn.Module] = {}
     seen: set[nn.Module] = set()
     for index, unit in enumerate(model.units):
@@ -31,19 +30,19 @@ def with_keyed_dropout(model: PipelineModel, *, seed: int) -> PipelineModel:
 
 
 def key_unit(unit: nn.Module, index: int, name: str, *, seed: int) -> nn.Module:
-    """`key_dropout`, and what the unit's code draws without a module is keyed, too."""
+    """Key the unit's dropout modules and the draws of its own code."""
     unit = key_dropout(unit, index, seed=seed)
     key_draws(unit, name, seed=seed, place=place_of(index, _PLACES_PER_UNIT - 1))
     return unit
 
 
 def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:
-    """The unit, in which the masks of `nn.Dropout` and of `nn.MultiheadAttention` belong to samples.
+    """The unit with keyed masks in `nn.Dropout` and `nn.MultiheadAttention`.
 
     Args:
         unit: changed in place, unless it is a dropout itself.
-        index: of the unit in its model.
-        seed: of the job.
+        index: the unit's index in its model.
+        seed: the job's seed.
     """
     for number, (path, module) in enumerate(list(unit.named_modules(remove_duplicate=False))):
         place = place_of(index, number)
@@ -59,16 +58,16 @@ def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:
 
 
 def is_keyed(attention: nn.MultiheadAttention) -> bool:
-    """Whether what it drops belongs to samples: not so a subclass, whose forward nobody here knows."""
+    """Whether its dropout is keyed. That of a subclass is not, because its forward is unknown."""
     return type(attention) is KeyedMultiheadAttention
 
 
 class _PlacedDropout(KeyedDropout):
-    """In place of one of torch's. A function that gives the same modules again gets them with new places."""
+    """Replaces a dropout module of torch. If a user's function returns the same modules again, they get new places."""
 
 
 def place_of(index: int, number: int) -> int:
-    """Where the `number`-th module of a unit draws: unique in the model."""
+    """The place of the `number`-th module of a unit, unique in the model."""
     return index * _PLACES_PER_UNIT + number
 
 
@@ -116,5 +115,5 @@ class KeyedMultiheadAttention(nn.MultiheadAttention):
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Where a mask of booleans is true nobody looks; another is added."""
+    """Scores after a mask: a boolean one hides positions where it is true, another is added."""
     return scores.masked_fill(mask, -math.inf) if mask.dtype is torch.bool else scores + mask

@@ -1,4 +1,4 @@
-"""The random generators that code of the user's may draw from while it builds a model."""
+"""Seeds the random generators that a user's code may draw from while it builds a model."""
 
 import random
 import threading
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-#: Held by who makes a model: the generators, and the default type that transformers changes meanwhile, are the
-#: process's, and what a broken generation, or an earlier run, has left undone may still be at it in a thread.
+#: Held while a model is built. Random generators, and the default type that transformers changes, belong to the whole
+#: process, and a thread of a broken generation or an earlier run may still be building.
 one_at_a_time = threading.RLock()
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """In here torch, numpy and Python draw what `seed` says, on every worker; afterwards they go on as before. Of
-    several threads one is in here."""
+    """A context in which torch, numpy and Python draw from `seed`. Afterwards their states are as before. Only one
+    thread at a time can be inside."""
     with one_at_a_time, torch.random.fork_rng(devices=[]):
         of_python, of_numpy = random.getstate(), np.random.get_state()
         torch.manual_seed(seed)
