@@ -5,12 +5,13 @@ step as the others have, in the middle of the next regroup.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pipetransformer.errors import RunningModel
-from pipetransformer.hooks import HookPoint, Reached
+from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.record import Ledger
 from pipetransformer.state.layout import StageLayout
@@ -32,9 +33,9 @@ class Committer:
         gradients: of what it trains there.
     """
 
-    def __init__(self, job: Job, worker: str, run_dir: Path, reached: Reached) -> None:
+    def __init__(self, job: Job, worker: str, run_dir: Path, hooks: Hooks) -> None:
         self._job = job
-        self._reached = reached
+        self._hooks = hooks
         self._ledger = Ledger(run_dir, worker)
         self._optimizer: torch.optim.Optimizer | None = None
         self._committed_in: StageLayout | None = None
@@ -80,7 +81,7 @@ class Committer:
             set_learning_rate(self._optimizer, rate)
             with RunningModel("step of the optimizer"):
                 self._optimizer.step()
-        self._reached(HookPoint.STEPPED, control.step)
+        self._hooks.on_point(HookPoint.STEPPED, control.step)
         control.last_vote = vote.to_list() if vote.finite else []
         control.last_similarities = vote.similarities
         control.last_step = {
@@ -106,6 +107,10 @@ class Committer:
         self.commit(state.control, Vote.from_list(control.last_vote) if control.last_vote else skipped)
         state.go_on_from(control)
 
+    def unsettled(self, state: WorkerState) -> "UnsettledStep":
+        """What the next regroup has to settle of `state`."""
+        return UnsettledStep(self, state)
+
     def note_for_the_lost(self, control: Control, layout: StageLayout) -> None:
         """Whoever died between its vote and its ledger has committed what this worker has: note it in its place.
 
@@ -130,3 +135,22 @@ class Committer:
                 pipeline=pipeline,
                 sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
             )
+
+
+@dataclass(frozen=True, slots=True)
+class UnsettledStep:
+    """A worker's state with what its committer has not settled (`elastic.regroup.transaction.Unsettled`)."""
+
+    committer: Committer
+    state: WorkerState
+
+    @property
+    def pending(self) -> int | None:
+        return self.committer.pending
+
+    @property
+    def in_doubt(self) -> WorkerState | None:
+        return self.committer.in_doubt
+
+    def commit_late(self, control: Control) -> None:
+        self.committer.commit_late(self.state, control)

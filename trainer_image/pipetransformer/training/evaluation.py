@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -12,7 +12,8 @@ from pipetransformer.checkpoint.best_model import save_best
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.exchange import EVALUATION, Exchange
 from pipetransformer.elastic.transport.groups import wait_for
-from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
+from pipetransformer.elastic.transport.watchdog import ROUND, Timing, Watchdog
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.state.state import Control, WorkerState
 
@@ -48,13 +49,13 @@ def evaluate(
     member: Membership,
     watchdog: Watchdog,
     barrier: Barrier,
-    stop_requested: Callable[[], bool],
+    hooks: Hooks,
 ) -> bool:
     """Evaluate the committed state; all members call this between rounds.
 
     Returns:
-        Whether that was done. Not if a member is told to stop meanwhile, for which `stop_requested` is asked: it is
-        killed before long, and nothing is noted, so it will be done again.
+        Whether that was done. Not if a member is told to stop meanwhile, as `hooks` say: it is killed before long, and
+        nothing is noted, so the evaluation will be done again.
 
     Raises:
         RuntimeError: a connection broke; nothing is noted, so it will be done again.
@@ -65,8 +66,8 @@ def evaluate(
     layout, control = member.layout, state.control
     dealt = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)
     own, metrics = dealt[layout.pipeline], list(job.metrics.values())
-    with watchdog.timing("evaluation", member.groups.connections, ROUND) as ended:
-        slices = _Slices(member, list(map(member.runner.lengths_of_parts, dealt)), stop_requested, ended)
+    with watchdog.timing("evaluation", member.groups.connections, ROUND) as timing:
+        slices = _Slices(member, list(map(member.runner.lengths_of_parts, dealt)), hooks, timing)
         scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", goes_on=slices.part_ended)
         if not slices.end_with_the_others():
             return False
@@ -98,15 +99,15 @@ class _Slices:
         self,
         member: Membership,
         lengths: Sequence[Sequence[int | None]],
-        stop_requested: Callable[[], bool],
-        ended: Callable[[], None],
+        hooks: Hooks,
+        timing: Timing,
     ) -> None:
         """
         Args:
             member: of the generation.
             lengths: of the samples in each part, by pipeline.
-            stop_requested: whether this worker was told to stop.
-            ended: called after each slice but the last.
+            hooks: say whether this worker was told to stop.
+            timing: of the slices, each of which counts by itself.
         """
         self._exchange = Exchange(member.world, 2, EVALUATION)
         self._device = member.runner.spec.device
@@ -115,8 +116,8 @@ class _Slices:
         self._changes = {
             done for own in lengths for done, (before, after) in enumerate(pairwise(own), start=1) if before != after
         }
-        self._stop_requested = stop_requested
-        self._ended = ended
+        self._hooks = hooks
+        self._timing = timing
         self._size = self._left = 1
         self._began = time.perf_counter()
         self._goes_on = True
@@ -138,10 +139,10 @@ class _Slices:
     def _agree(self) -> None:
         wait_for(self._device)
         seconds = time.perf_counter() - self._began
-        said = self._exchange(torch.tensor([float(self._stop_requested()), seconds], dtype=torch.float64))
+        said = self._exchange(torch.tensor([float(self._hooks.stop_requested()), seconds], dtype=torch.float64))
         leaving, slowest = said.amax(dim=0).tolist()
         self._goes_on = not leaving
         most = 1 if self._done in self._changes else 2 * self._size
         self._size = self._left = max(1, min(most, int(self._size * _SECONDS / slowest)))
-        self._ended()
+        self._timing.lap()
         self._began = time.perf_counter()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipetransformer.elastic.regroup.transfer import Parts, move_units
+from pipetransformer.elastic.regroup.transfer import StateCargo, move_units
 from pipetransformer.elastic.regroup.transfer_plan import Move
 from pipetransformer.elastic.transport.watchdog import Deadline, Watchdog
 from pipetransformer.errors import ModelError, StorageError
@@ -44,16 +44,10 @@ def gather_model(
         if unit not in held
     ]
 
-    def give(index: int) -> Parts:
-        return codec.give(state, index, device)
-
-    def blank(index: int) -> Parts:
-        return codec.blank(index, job.model.units[index], boundary, device)
-
-    num_bytes = sum(codec.size(move.unit, job.model.units[move.unit], boundary) for move in moves)
-    overdue = Deadline(watchdog.limit_to_move(num_bytes)).is_past
-    with watchdog.watching(member.groups.connections, overdue):
-        received = move_units(moves, layout.rank, member.world, give, blank)
+    cargo = StateCargo(codec, job.model.units, state, boundary, device)
+    limit = Deadline(watchdog.limit_to_move(sum(cargo.num_bytes(move.unit) for move in moves)))
+    with watchdog.watching(member.groups.connections, limit):
+        received = move_units(moves, layout.rank, member.world, cargo)
     if not layout.is_leader:
         return {}
     whole = WorkerState(state.num_layers, state.ties, state.control, dict(state.units))

@@ -149,13 +149,26 @@ def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> No
     assert stop.waits == [7.0, 1.0]
 
 
+class Beating:
+    """What a heartbeat speaks for; counts how often it hears of its job's end."""
+
+    def __init__(self, heartbeat: Callable[[], Heartbeat]) -> None:
+        self.heartbeat = heartbeat
+        self.ended = 0
+
+    def on_job_ended(self) -> None:
+        self.ended += 1
+
+    def on_stop_asked(self) -> None:
+        """Go on."""
+
+
 def test_a_heartbeat_that_is_refused_waits_as_long_too() -> None:
     refused = ChannelUnavailableError("HTTP 429", retry_after=7.0)
     sender = HeartbeatSender(
         mock.Mock(heartbeat=mock.Mock(side_effect=[refused, JobEndedError("it has ended")])),
         mock.Mock(),
-        mock.Mock(),
-        lambda: None,
+        Beating(mock.Mock()),
     )
     sender._wake = wake = Impatient()
     sender._run()
@@ -183,7 +196,7 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
         return Heartbeat(layout_generation=1, step=1)
 
     heartbeats, reports, watcher = (
-        HeartbeatSender(speaks, source, beat, lambda: None), ReportSender(speaks, source), GenerationWatcher(source)
+        HeartbeatSender(speaks, source, Beating(beat)), ReportSender(speaks, source), GenerationWatcher(source)
     )  # fmt: skip
     stub.ready("job-w0", Ready(address="127.0.0.1:1"))
     reports.submit(make_report(1), urgent=True)
@@ -246,9 +259,8 @@ def test_an_answer_that_is_not_the_operators_is_none(ask: Callable[[Channel], ob
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
-    sender = HeartbeatSender(
-        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"]), lambda: None
-    )
+    beat = Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"])
+    sender = HeartbeatSender(client(stub), source, Beating(lambda: beat))
     sender.start()
 
     assert stub.wait_for(lambda: bool(stub.beats), 30)
@@ -257,17 +269,15 @@ def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
 
 
 def test_a_heartbeat_that_hears_of_the_jobs_end_says_so_once_and_is_the_last(stub: StubChannel) -> None:
-    ended: list[bool] = []
+    subject = Beating(lambda: Heartbeat(layout_generation=1, step=5))
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
-    sender = HeartbeatSender(
-        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5), lambda: ended.append(True)
-    )
+    sender = HeartbeatSender(client(stub), source, subject)
     stub.end()
     sender.start()
     sender._thread.join(30)
 
     assert not sender._thread.is_alive()
-    assert len(ended) == len(stub.beats) == 1
+    assert subject.ended == len(stub.beats) == 1
 
 
 def test_a_job_that_has_ended_closes_the_rendezvous(stub: StubChannel) -> None:

@@ -4,6 +4,7 @@ import datetime
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -151,9 +152,8 @@ def test_messages_that_are_expected_are_not_taken_for_state_that_moves_in_the_sa
         found = []
         for number in rounds:
             exchange.expect()
-            received = move_units(
-                moves, rank, groups[rank], lambda unit: own, lambda unit: [torch.zeros_like(part) for part in own]
-            )
+            cargo = mock.Mock(give=lambda _: own, blank=lambda _: [torch.zeros_like(part) for part in own])
+            received = move_units(moves, rank, groups[rank], cargo)
             (parts,) = received.values()
             rows = exchange(torch.tensor([rank, number], dtype=torch.float64))
             found.append(([part.tolist() for part in parts], rows.tolist()))

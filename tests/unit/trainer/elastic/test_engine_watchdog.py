@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_th
         if not hangs:
             other.start()
             stack.callback(other.join, 30)
-        stack.enter_context(watchdog.watching(ours.connections, deadline.is_past))
+        stack.enter_context(watchdog.watching(ours.connections, deadline))
         if hangs:
             with pytest.raises(RuntimeError):
                 Barrier(watchdog).pass_within(work, ours.world, deadline)
@@ -218,7 +219,7 @@ def test_a_wait_for_a_key_that_never_comes_ends_when_it_is_given_up(store: TCPSt
     given_up = threading.Event()
     threading.Thread(target=given_up.set).start()
 
-    with pytest.raises(dist.DistError), watchdog.watching(connections, given_up.is_set):
+    with pytest.raises(dist.DistError), watchdog.watching(connections, mock.Mock(is_past=given_up.is_set)):
         client.get("never")
 
     store.set("alive", "1")
@@ -289,10 +290,10 @@ def test_what_was_never_done_may_be_judged_by_what_it_is_like() -> None:
 def test_of_what_is_done_several_times_in_a_row_each_counts_by_itself() -> None:
     watchdog, began = Watchdog(floor_seconds=0, first_seconds=60), time.monotonic()
 
-    with watchdog.timing("evaluation", Connections()) as ended:
+    with watchdog.timing("evaluation", Connections()) as timing:
         for _ in range(3):
             threading.Event().wait(0.02)
-            ended()
+            timing.lap()
 
     assert watchdog.limit("evaluation") < MULTIPLE * (time.monotonic() - began)
 
@@ -307,9 +308,9 @@ def test_what_was_overdue_once_has_longer_for_each_of_its_times_until_all_have_e
         now += 20
         raise ConnectionError
 
-    with watchdog.timing("evaluation", Connections()) as ended:
+    with watchdog.timing("evaluation", Connections()) as timing:
         now += 5
-        ended()
+        timing.lap()
         assert watchdog.limit("evaluation") == 2 * MULTIPLE * 5
     assert watchdog.limit("evaluation") == MULTIPLE * 5
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate
@@ -28,7 +29,7 @@ class Worker:
         self.run_dir = run_dir
         self.state = WorkerState(self.job.num_layers, self.job.model.ties)
         self.state.units = self.job.build_units(range(self.job.num_layers + 2))
-        self.committer = Committer(self.job, "w0", run_dir, lambda moment, at: None)
+        self.committer = Committer(self.job, "w0", run_dir, Hooks())
 
     @property
     def control(self) -> Control:

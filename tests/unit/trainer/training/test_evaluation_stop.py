@@ -170,7 +170,7 @@ def two_pipelines(
         own = groups[rank]
         member = mock.Mock(layout=layout, groups=own, world=own.world, leader=None, runner=runners[rank])
         state, barrier = WorkerState(job.num_layers, control=Control(step=5)), Barrier(watchdogs[rank])
-        done = evaluate(job, state, member, watchdogs[rank], barrier, partial(told, rank))
+        done = evaluate(job, state, member, watchdogs[rank], barrier, mock.Mock(stop_requested=partial(told, rank)))
         return done, state.control
 
     with ThreadPoolExecutor(2) as threads:

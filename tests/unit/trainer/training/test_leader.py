@@ -12,7 +12,8 @@ from pipetransformer.job.job import Job
 from pipetransformer.partition import Cut, StepModel, assumed_costs
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.state import Control
-from pipetransformer.training.leader import Leader, Offered
+from pipetransformer.training.leader import Leader
+from pipetransformer.training.leader_reports import Offered
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason
 from tests.testkit.trainer.harness import Reports

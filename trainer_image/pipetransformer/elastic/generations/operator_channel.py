@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Protocol, TypeVar
@@ -228,24 +228,27 @@ class Sightings(Protocol):
     def saw(self, layout_generation: int) -> None: ...
 
 
-class HeartbeatSender:
-    """A thread that beats as long as this worker lives and its job has not ended, at the pace that the operator asks
-    for. `state` says what the next heartbeat tells; `ended` is called when the answer is that the job has ended, `stop`
-    each time that the answer is to leave a checkpoint and end."""
+class HeartbeatSubject(Protocol):
+    """The worker that a heartbeat speaks for."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        source: Sightings,
-        state: Callable[[], Heartbeat],
-        ended: Callable[[], None],
-        stop: Callable[[], None] = lambda: None,
-    ) -> None:
+    def heartbeat(self) -> Heartbeat:
+        """What the next heartbeat says."""
+        ...
+
+    def on_job_ended(self) -> None:
+        """The operator says that the job has ended. No heartbeat follows."""
+
+    def on_stop_asked(self) -> None:
+        """The operator asks for a last checkpoint and the worker's end. Told with each answer that says so."""
+
+
+class HeartbeatSender:
+    """A thread that sends heartbeats at the pace the operator asks for, until the worker or its job ends."""
+
+    def __init__(self, channel: Channel, source: Sightings, subject: HeartbeatSubject) -> None:
         self._channel = channel
         self._source = source
-        self._state = state
-        self._ended = ended
-        self._told_to_stop = stop
+        self._subject = subject
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -254,7 +257,7 @@ class HeartbeatSender:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """Do not wait for the next turn: a peer was lost."""
+        """Send the next heartbeat at once, such as when a peer was lost."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -266,14 +269,14 @@ class HeartbeatSender:
         while not self._stop.is_set():
             asked = 0.0
             try:
-                reply = self._channel.heartbeat(self._state())
+                reply = self._channel.heartbeat(self._subject.heartbeat())
                 self._source.saw(reply.layout_generation)
                 pause = reply.next_seconds or HEARTBEAT_SECONDS
                 if reply.stop:
-                    self._told_to_stop()
+                    self._subject.on_stop_asked()
             except JobEndedError as error:
                 logger.info("heartbeat: %s", error)
-                self._ended()
+                self._subject.on_job_ended()
                 return
             except ChannelUnavailableError as error:
                 logger.info("heartbeat: %s", error)

@@ -3,8 +3,9 @@
 What is made is new, but for units that stay; nothing that the worker holds is changed.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,38 @@ from pipetransformer.state.state import Control, UnitCodec, WorkerState
 
 from .mirrors import Mirrors
 from .state_map import StateMap, sources_of
-from .transfer import Parts, move_units
+from .transfer import UNHEARD, Cargo, CopiesCargo, Parts, Progress, StateCargo, move_units
 from .transfer_plan import Origin, TransferPlan
+
+
+class UnitMaker(Protocol):
+    """Makes units of the job's model; `job.Job`."""
+
+    def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
+        """The units of these indices as training starts from them, on the CPU."""
+        ...
+
+    def blank_unit(self, index: int) -> nn.Module:
+        """A unit whose tensors are to be replaced."""
+        ...
+
+
+class CheckpointReader(Protocol):
+    """Reads what the storage keeps; `checkpoint.Checkpointer`. `load_control` comes before `load_unit`."""
+
+    def load_control(self, name: str) -> Control:
+        """The control state of the checkpoint of that name."""
+        ...
+
+    def load_unit(self, index: int) -> dict[str, Tensor]:
+        """A unit's tensors from the checkpoint whose control state was loaded."""
+        ...
+
+
+class ReadAhead(Protocol):
+    """Units that were read from a checkpoint, by index, so far; `checkpoint.Prefetcher`."""
+
+    units: dict[int, ReadUnit]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +57,18 @@ class StateSources:
     Attributes:
         codec: of the present units.
         shells: every unit, for shapes only.
+        job: makes units.
+        checkpoints: holds units.
         mirrors: what this worker mirrored.
-        read_ahead: frozen units that it has read from storage.
-        build_units: the units of these indices as training starts from them, on the CPU.
-        blank_unit: a unit by index, whose tensors are to be replaced.
-        load_control: the control state of a checkpoint, by its name.
-        load_unit: a unit's tensors from that checkpoint.
+        read_ahead: frozen units that it reads from storage while it waits.
     """
 
     codec: UnitCodec
     shells: Sequence[nn.Module]
+    job: UnitMaker
+    checkpoints: CheckpointReader
     mirrors: Mirrors
-    read_ahead: Mapping[int, ReadUnit]
-    build_units: Callable[[Collection[int]], dict[int, nn.Module]]
-    blank_unit: Callable[[int], nn.Module]
-    load_control: Callable[[str], Control]
-    load_unit: Callable[[int], dict[str, Tensor]]
+    read_ahead: ReadAhead
 
 
 def units_of(plan: TransferPlan, rank: int) -> range:
@@ -53,7 +80,7 @@ def put_unit(
     sources: StateSources, state: WorkerState, index: int, tensors: dict[str, Tensor], device: torch.device
 ) -> None:
     """Hold a unit of these tensors, which are on `device` already."""
-    unit = sources.blank_unit(index)
+    unit = sources.job.blank_unit(index)
     state.put_unit(index, unit, tensors)
     unit.to(device)  # what is not part of the state
 
@@ -69,8 +96,7 @@ class Assembly:
         transfer: members and leavers.
         device: of training.
         state_map: of this regroup; None when units stay what they are.
-        started: called once, when all sends and receives are under way.
-        moved: called when what was to come has come.
+        progress: told of the transfer.
     """
 
     sources: StateSources
@@ -80,8 +106,7 @@ class Assembly:
     transfer: dist.ProcessGroup
     device: torch.device
     state_map: StateMap | None = None
-    started: Callable[[], None] = field(default=lambda: None)
-    moved: Callable[[], None] = field(default=lambda: None)
+    progress: Progress = UNHEARD
 
     def assemble(self) -> WorkerState:
         """The state of the new role, empty for a leaver, who only gives. All of `transfer` call this.
@@ -109,13 +134,14 @@ class Assembly:
     def _from_mirrors(self, new: WorkerState, wanted: range) -> None:
         mirror = self.sources.mirrors.at(self._point)
         mirrored = {} if mirror is None else mirror.units
-        received = self._receive(new.control.boundary, mirrored.__getitem__, torch.device("cpu"))
+        sources = self.sources
+        received = self._move(CopiesCargo(mirrored, sources.codec, sources.shells, new.control.boundary))
         for index in wanted:
             parts = received.get(index) or mirrored[index]
             self._take(new, index, [part.to(self.device, copy=index not in received) for part in parts])
 
     def _from_peers(self, new: WorkerState, wanted: range) -> None:
-        received = self._receive(new.control.boundary, self._give, self.device)
+        received = self._move(self._held_cargo(new.control.boundary))
         for index in wanted:
             if index in received:
                 self._take(new, index, received[index])
@@ -130,7 +156,7 @@ class Assembly:
     def _mapped(self, new: WorkerState, wanted: range, state_map: StateMap) -> None:
         """The new units, each made of old ones that this worker holds or receives."""
         boundary = int(self.plan.control["boundary"])
-        received = self._receive(boundary, self._give, self.device)
+        received = self._move(self._held_cargo(boundary))
         old: dict[int, Mapping[str, Tensor]] = {}
         for index in sources_of(wanted, state_map):
             if index in received:
@@ -155,24 +181,14 @@ class Assembly:
         generation broke in the vote, are not what was frozen and read since."""
         return self.state.units if self.state.control.point == self._point else {}
 
-    def _receive(self, boundary: int, give: Callable[[int], Parts], device: torch.device) -> dict[int, Parts]:
-        codec, shells = self.sources.codec, self.sources.shells
-        received = move_units(
-            self.plan.moves,
-            self.rank,
-            self.transfer,
-            give,
-            lambda index: codec.blank(index, shells[index], boundary, device),
-            self.started,
-        )
-        self.moved()
-        return received
+    def _held_cargo(self, boundary: int) -> StateCargo:
+        return StateCargo(self.sources.codec, self.sources.shells, self.state, boundary, self.device)
+
+    def _move(self, cargo: Cargo) -> dict[int, Parts]:
+        return move_units(self.plan.moves, self.rank, self.transfer, cargo, self.progress)
 
     def _read_ahead(self, index: int) -> dict[str, Tensor]:
-        return {name: tensor.to(self.device) for name, tensor in self.sources.read_ahead[index].tensors.items()}
-
-    def _give(self, index: int) -> Parts:
-        return self.sources.codec.give(self.state, index, self.device)
+        return {name: tensor.to(self.device) for name, tensor in self.sources.read_ahead.units[index].tensors.items()}
 
     def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
         codec, shell = self.sources.codec, self.sources.shells[index]

@@ -4,7 +4,7 @@ Nobody knows how long that takes, so a thread does it while the workers of the r
 nothing of theirs: when their connections break, it may still be reading.
 """
 
-from collections.abc import Callable
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ class Alone:
         plan: of origin `FRESH` or `CHECKPOINT`.
         wanted: units of its role.
         device: of training.
-        given_up: whether nobody wants it any more.
+        given_up: set when the regroup has failed.
     """
 
     sources: StateSources
@@ -33,7 +33,7 @@ class Alone:
     plan: TransferPlan
     wanted: range
     device: torch.device
-    given_up: Callable[[], bool]
+    given_up: threading.Event
 
     def make(self) -> WorkerState:
         """The state of the new role, empty for a leaver.
@@ -44,15 +44,15 @@ class Alone:
             ConnectionAbortedError: it was given up.
         """
         if self.plan.origin is Origin.FRESH:
-            built = self.sources.build_units(self.wanted)
+            built = self.sources.job.build_units(self.wanted)
             self.new.units = {index: unit.to(self.device) for index, unit in built.items()}
         else:
-            self.new.control = self.sources.load_control(self.plan.checkpoint)
+            self.new.control = self.sources.checkpoints.load_control(self.plan.checkpoint)
             self.new.control.kept_step = self.plan.kept_step
             for index in self.wanted:
-                if self.given_up():
+                if self.given_up.is_set():
                     raise ConnectionAbortedError("given up before all units were read")
-                read = self.sources.load_unit(index)
+                read = self.sources.checkpoints.load_unit(index)
                 tensors = {name: tensor.to(self.device) for name, tensor in read.items()}
                 try:
                     put_unit(self.sources, self.new, index, tensors, self.device)

@@ -6,17 +6,19 @@ mirror replaces the one before only once everybody has voted after it: until the
 died before its copy arrived.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from pipetransformer.device_copies import HostCopies
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.state import Control, UnitCodec, WorkerState
 
-from .transfer import Parts, move_units
+from .transfer import CopiesCargo, Parts, StateCargo, move_units
 from .transfer_plan import Mirrored, Move
 
 
@@ -40,13 +42,15 @@ class Mirrors:
 
     Attributes:
         every_steps: how often to mirror; None for never.
-        give: the parts of a unit of a state, as `UnitCodec.give`.
-        blank: parts to receive a unit in, for a boundary, in host memory.
+        codec: packs units.
+        shells: every unit, for shapes only.
+        device: of training.
     """
 
     every_steps: int | None
-    give: Callable[[WorkerState, int], Parts]
-    blank: Callable[[int, int], Parts]
+    codec: UnitCodec
+    shells: Sequence[nn.Module]
+    device: torch.device
     kept: list[Mirror] = field(default_factory=list)
 
     def due(self, step: int, layout: StageLayout, first_step: int) -> bool:
@@ -64,15 +68,15 @@ class Mirrors:
         """
         control = state.control.to_dict()
         host = HostCopies()
-        own = {index: [host.copy(part) for part in self.give(state, index)] for index in layout.span}
+        held = StateCargo(self.codec, self.shells, state, state.control.boundary, self.device)
+        own = {index: [host.copy(part) for part in held.give(index)] for index in layout.span}
         host.wait()
         moves = []
         for rank in range(layout.stages):
             span = layout.spans[layout.roles[rank][1]]
             moves += [Move(unit=unit, source=rank, target=(rank + 1) % layout.stages) for unit in span]
-        received = move_units(
-            moves, layout.rank, world, own.__getitem__, lambda unit: self.blank(unit, state.control.boundary)
-        )
+        cargo = CopiesCargo(own, self.codec, self.shells, state.control.boundary)
+        received = move_units(moves, layout.rank, world, cargo)
         self.kept.append(Mirror(state.control.step, control, own | received))
 
     def settle(self) -> None:

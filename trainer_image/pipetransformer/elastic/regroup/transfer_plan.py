@@ -5,11 +5,11 @@ alike in several places. Pure: no store, no tensors.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -19,7 +19,7 @@ from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.partition import Cut, ModelCosts
 from pipetransformer.state.state import Control
 
-from .state_map import MapOf, StateMap, no_map, sources_of
+from .state_map import StateMap, sources_of
 
 
 class Origin(StrEnum):
@@ -108,6 +108,26 @@ class DurablePoint:
     name: str = ""
 
 
+class PlanSources(Protocol):
+    """What the leader looks up while it plans."""
+
+    def cut(self, boundary: int, costs: ModelCosts | None) -> Cut:
+        """Cut the units into stages for a boundary, by measured costs if there are any."""
+        ...
+
+    def unit_bytes(self, boundary: int) -> Sequence[int]:
+        """Bytes of each unit on the wire at a boundary: frozen units have no moments."""
+        ...
+
+    def durable(self) -> DurablePoint | None:
+        """The newest checkpoint in the storage, None for none. Asked only when a unit is lost."""
+        ...
+
+    def map_of(self, control: Control) -> StateMap | None:
+        """The map to another list of units, which `cut` then cuts; None where units stay what they are."""
+        ...
+
+
 @dataclass
 class _Load:
     """Bytes that each rank sends already."""
@@ -181,14 +201,11 @@ def who_differs(inventories: Sequence[Inventory], num_members: int) -> list[int]
 
 def make_plan(
     inventories: Sequence[Inventory],
+    sources: PlanSources,
+    *,
     num_members: int,
-    cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
     num_units: int,
-    unit_bytes: Callable[[int], Sequence[int]],
-    *,
-    durable: Callable[[], DurablePoint | None],
-    map_of: MapOf = no_map,
 ) -> TransferPlan:
     """The plan for participants that bring `inventories`, in the transfer group's order.
 
@@ -200,29 +217,28 @@ def make_plan(
 
     Args:
         inventories: of members, then leavers.
-        num_members: how many of them are members.
-        cut_at: cuts the units into stages for a boundary, by measured costs if there are any.
+        sources: of cuts, sizes and checkpoints.
+        num_members: how many of the inventories are members'.
         pipelines: data-parallel width.
         num_units: of the list that the participants hold.
-        unit_bytes: weight of each unit on the wire at a boundary: frozen ones have no moments.
-        durable: looks the newest checkpoint up, None for none; only asked when a unit is lost.
-        map_of: whether another list of units is made of what the participants hold; `cut_at` then cuts that list.
     """
-    recut = partial(_from_memory, num_members=num_members, cut_at=cut_at, pipelines=pipelines, unit_bytes=unit_bytes)
+    recut = partial(_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
     found = next((each for each in _in_memory(inventories) if _whole(each.held, num_units)), None)
-    state_map = map_of(Control.from_dict(found.control)) if found is not None and found.origin is Origin.PEERS else None
+    state_map = (
+        sources.map_of(Control.from_dict(found.control)) if found is not None and found.origin is Origin.PEERS else None
+    )
     if found is not None and found.origin is Origin.PEERS and found.step == max(bring.step for bring in inventories):
         return recut(found, [_still_frozen(bring, found.control) for bring in inventories], state_map=state_map)
-    checkpoint = durable()
+    checkpoint = sources.durable()
     if found is not None and (checkpoint is None or checkpoint.step <= found.step):
         return recut(found, [set[int]() for _ in inventories], state_map=state_map)
     boundary = 0 if checkpoint is None else checkpoint.boundary
-    cut = cut_at(boundary, None)
+    cut = sources.cut(boundary, None)
     return TransferPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
         step=0 if checkpoint is None else checkpoint.step,
         control={},
-        roles=assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes(boundary)),
+        roles=assign_roles([set()] * num_members, cut.spans, pipelines, sources.unit_bytes(boundary)),
         spans=[(span.start, span.stop) for span in cut.spans],
         micro_batch_size=cut.micro_batch_size,
         moves=[],
@@ -285,20 +301,19 @@ def _from_memory(
     found: _InMemory,
     read: Sequence[set[int]],
     *,
+    sources: PlanSources,
     num_members: int,
-    cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
-    unit_bytes: Callable[[int], Sequence[int]],
-    state_map: StateMap | None = None,
+    state_map: StateMap | None,
 ) -> TransferPlan:
     control, held = found.control, found.held
     before = Control.from_dict(control)
     after = before if state_map is None else state_map.control(before)
     costs = ModelCosts.model_validate(after.costs) if after.costs else None
-    cut = cut_at(after.boundary, costs)
+    cut = sources.cut(after.boundary, costs)
     needed = [set(span) if state_map is None else sources_of(span, state_map) for span in cut.spans]
     there = [units | more for units, more in zip(held, read, strict=True)]
-    sizes = unit_bytes(before.boundary)
+    sizes = sources.unit_bytes(before.boundary)
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)
     wanted = [needed[stage] - read[rank] for rank, (_, stage) in enumerate(roles)]
     return TransferPlan(

@@ -5,13 +5,14 @@ waited for, and who hangs is found by the vote that it misses, as in a round.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from .connections import Connections
 from .groups import GenerationGroups
 from .watchdog import ROUND, Deadline, Watchdog
 
@@ -45,28 +46,20 @@ class Barrier:
             Exception: what `work` raised. The others will not pass: their connections to this worker have to close.
         """
         assert groups.world is not None
-
-        def watched() -> contextlib.AbstractContextManager[None]:
-            return self._watchdog.watching(groups.connections, Deadline(self._watchdog.limit(ROUND)).is_past)
-
-        return self._pass(work, groups.world, watched)
+        return self._pass(work, groups.world, Deadline(0.0), groups.connections)
 
     def pass_within(self, work: Callable[[], T] | None, group: dist.ProcessGroup, deadline: Deadline) -> T | None:
-        """As `pass_after`, by all of `group` and inside of what is watched already: each vote puts `deadline` off."""
-
-        @contextlib.contextmanager
-        def put_off() -> Iterator[None]:
-            deadline.put_off(self._watchdog.limit(ROUND))
-            yield
-
-        return self._pass(work, group, put_off)
+        """As `pass_after`, by all of `group`. The caller watches the connections; each vote puts its `deadline` off."""
+        return self._pass(work, group, deadline, None)
 
     def _pass(
         self,
         work: Callable[[], T] | None,
         group: dist.ProcessGroup,
-        voting: Callable[[], contextlib.AbstractContextManager[None]],
+        deadline: Deadline,
+        connections: Connections | None,
     ) -> T | None:
+        """Vote until all are done. `connections` are watched in each vote, unless the caller does."""
         done = None if work is None else self._thread.submit(work)
         try:
             while True:
@@ -74,9 +67,15 @@ class Barrier:
                     wait([done], _VOTE_SECONDS)
                 busy = torch.tensor([float(done is not None and not done.done())], dtype=torch.float32)
                 result = None if done is None or busy else done.result()
-                with voting():
+                deadline.put_off(self._watchdog.limit(ROUND))
+                with (
+                    contextlib.nullcontext() if connections is None else self._watchdog.watching(connections, deadline)
+                ):
                     dist.all_reduce(busy, group=group)
                 if not busy:
                     return result
         finally:
             del done  # what it raises refers to this frame and so to the group, whose sockets would stay open
+
+    def _watching(self, connections: Connections | None, deadline: Deadline) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if connections is None else self._watchdog.watching(connections, deadline)

@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from .connections import Connections
 
@@ -29,6 +30,14 @@ _LOOK_SECONDS = 0.05
 _RUNS = 16
 
 
+class Limit(Protocol):
+    """Says when a wait has to end."""
+
+    def is_past(self) -> bool:
+        """Asked by the watchdog's thread, many times a second."""
+        ...
+
+
 class Watchdog:
     """Watches what the training thread does, one thing at a time."""
 
@@ -39,7 +48,7 @@ class Watchdog:
         #: How often an activity was overdue, or nearly, since it last ended well.
         self._overdue: dict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
-        self._watched: tuple[Connections, Callable[[], bool]] | None = None
+        self._watched: tuple[Connections, Limit] | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -72,36 +81,31 @@ class Watchdog:
         return self._floor_seconds + num_bytes / SLOWEST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
-    def timing(self, activity: str, connections: Connections, like: str | None = None) -> Iterator[Callable[[], None]]:
+    def timing(self, activity: str, connections: Connections, like: str | None = None) -> Iterator["Timing"]:
         """Shut `connections` if the block takes longer than its activity may; see `limit`.
 
         Gives what a block that does it several times calls in between: each time counts by itself, and what was
         overdue before doubles the limit of all until the block has ended well.
         """
-        begun, limit = time.monotonic(), self.limit(activity, like)
-        deadline = Deadline(limit)
-
-        def ended() -> None:
-            nonlocal begun, limit
-            now = time.monotonic()
-            self._seconds[activity].append(now - begun)
-            begun, limit = now, self.limit(activity)
-            deadline.put_off(limit)
-
+        timing = Timing(self, activity, like)
         try:
-            with self.watching(connections, deadline.is_past):
-                yield ended
+            with self.watching(connections, timing.deadline):
+                yield timing
         except BaseException:
-            self._overdue[activity] += time.monotonic() - begun > limit / 2
+            self._overdue[activity] += timing.nearly_overdue
             raise
         self._overdue[activity] = 0
-        ended()
+        timing.lap()
+
+    def note(self, activity: str, seconds: float) -> None:
+        """An activity took so long, and ended well."""
+        self._seconds[activity].append(seconds)
 
     @contextlib.contextmanager
-    def watching(self, connections: Connections, overdue: Callable[[], bool]) -> Iterator[None]:
-        """Shut `connections` once `overdue()` holds while the block runs, and whatever it opens from then on."""
+    def watching(self, connections: Connections, limit: Limit) -> Iterator[None]:
+        """Shut `connections` once the limit is past while the block runs, and whatever it opens from then on."""
         with self._lock:
-            self._watched = (connections, overdue)
+            self._watched = (connections, limit)
         try:
             yield
         finally:
@@ -112,12 +116,33 @@ class Watchdog:
         fired: object = None
         while not self._stop.wait(_LOOK_SECONDS):
             with self._lock:
-                if self._watched is None or not self._watched[1]():
+                if self._watched is None or not self._watched[1].is_past():
                     continue
                 if fired is not self._watched:
                     fired = self._watched
                     logger.warning("no progress: breaking the connections that this worker waits on")
                 self._watched[0].shut()
+
+
+class Timing:
+    """The runs of one activity in one block of `Watchdog.timing`, each of which counts by itself."""
+
+    def __init__(self, watchdog: Watchdog, activity: str, like: str | None) -> None:
+        self._watchdog, self._activity = watchdog, activity
+        self._begun, self._limit = time.monotonic(), watchdog.limit(activity, like)
+        self.deadline = Deadline(self._limit)
+
+    def lap(self) -> None:
+        """A run has ended well, and the next one begins."""
+        now = time.monotonic()
+        self._watchdog.note(self._activity, now - self._begun)
+        self._begun, self._limit = now, self._watchdog.limit(self._activity)
+        self.deadline.put_off(self._limit)
+
+    @property
+    def nearly_overdue(self) -> bool:
+        """Whether more than half of the present run's time is over."""
+        return time.monotonic() - self._begun > self._limit / 2
 
 
 class Deadline:
