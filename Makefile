@@ -82,9 +82,9 @@ e2e-install: programs ## A new user's path on real kubelets: docs/install.md's c
 	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
 
 .PHONY: pictures
-pictures: programs ## The documentation's pictures: a run of examples/shared-cluster on real kubelets, and its front page (root, 5 min).
+pictures: programs demo ## The documentation's pictures: the demo, and examples/shared-cluster on real kubelets (root, 10 min).
+	$(BIN)/python -m tools.pictures runs/vit-digits
 	$(BIN)/pytest tests/e2e/test_shared_cluster.py --pictures docs/images
-	$(BIN)/python -m tools.pictures
 
 .PHONY: test-full
 test-full: ## All tests, those that take long as well (about 2 hours).
@@ -131,10 +131,11 @@ docs: $(STAMP) ## Build the documentation into site/; a link that leads nowhere 
 RESOLVE = $(UV) pip compile --quiet --no-annotate --no-header --python-platform linux --python-version 3.11 \
 	$(foreach package,-contract -operator -client,--no-emit-package pipetransformer$(package)) --no-emit-package pipetransformer
 .PHONY: constraints
-constraints: ## Resolve the versions that CI and the two commands use, and the oldest that the packages allow.
-	$(RESOLVE) --upgrade requirements-dev.txt --output-file constraints.txt
+constraints: ## Resolve the versions that CI and the two commands use, and the oldest that the packages allow (UPGRADE=1: the newest).
+	$(RESOLVE) $(if $(UPGRADE),--upgrade) requirements-dev.txt --output-file constraints.txt
 	sed -i '1i # Versions that CI and the commands of the README use. `make constraints` resolves them again.' constraints.txt
 	grep '^-e' requirements-dev.txt > $(VENV)/packages.in
+	rm -f $(VENV)/floor.txt
 	$(RESOLVE) --resolution lowest-direct $(VENV)/packages.in --output-file $(VENV)/floor.txt
 	cp constraints.txt constraints-floor.txt
 	$(RESOLVE) --constraint $(VENV)/floor.txt requirements-dev.txt --output-file constraints-floor.txt

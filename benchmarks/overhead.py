@@ -27,7 +27,7 @@ from pipetransformer.elastic.generations.standalone_world import Chooser, Follow
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import PrefixStore, TCPStore, Transport, make_group
 from pipetransformer.hooks import HookPoint, Hooks
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.worker.trainer import Trainer
 from pipetransformer_contract.choose import Bounds, Layout, Packing
@@ -123,7 +123,7 @@ def _rank(rank: int, port: int, case: Case, run_dir: str, pipe: Connection) -> N
     torch.set_num_threads(1)
     spec, layout = case.spec(), case.layout
     store = TCPStore(_ADDRESS, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
-    job = Job.load(spec, Parts(data=make_data(case.global_batch)))
+    job = load_job(spec, Parts(data=make_data(case.global_batch)))
     own_store, listens_at = host_store(_ADDRESS, _TIMEOUT)
     transport = Transport(_ADDRESS, _TIMEOUT)
     world = World.meet(store, rank, layout.workers, listens_at)

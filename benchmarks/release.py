@@ -22,7 +22,8 @@ from typing import Any
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_contract.api.labels import JOB_LABEL
-from tests.testkit.cluster.api_server import ApiServer, NotFound, Object
+from pipetransformer_operator.kube.client.api import NotFound, Object
+from tests.testkit.cluster.api_server import ApiServer, api_server
 from tests.testkit.cluster.manifests import digits_job, idle_pod
 from tests.testkit.results import print_table, write_result
 from tools.devcluster import cluster, gobuild, images
@@ -62,7 +63,7 @@ class Journal:
                 watch.cancel()
 
     async def _watch(self, path: str, version: str, seen: dict[str, list[tuple[float, Object]]]) -> None:
-        async for event in self._api.watch(path, version):
+        async for event in self._api.events(path, version):
             now, found = time.time(), event["object"]
             name = found["metadata"]["name"]
             seen.setdefault(name, []).append((now, found))
@@ -112,7 +113,7 @@ async def _release(
         journal.first(job, lambda status: status.get("frozen", "").startswith(f"{boundary}/")),
         journal.first(job, lambda status: status.get("layoutGeneration", 0) > old),
         committed["time"] - committed["phases"]["first step"],
-        journal.first(job, lambda status: status.get("plan", {}).get("confirmedGeneration", 0) > old),
+        journal.first(job, lambda status: status.get("generation", {}).get("confirmedGeneration", 0) > old),
         journal.first(
             job, lambda status: status.get("layoutGeneration", 0) > old and len(status["workerIds"]) < len(pods)
         ),
@@ -177,7 +178,7 @@ def _runs(pod: Object) -> bool:
 
 
 def _trains(status: Object) -> bool:
-    return bool(status.get("plan", {}).get("confirmedGeneration"))
+    return bool(status.get("generation", {}).get("confirmedGeneration"))
 
 
 def _jobs() -> str:
@@ -208,7 +209,7 @@ async def _in_namespace(layout: Layout, references: dict[str, str], jobs: int) -
     shutil.rmtree(shared, ignore_errors=True)
     shared.mkdir()
     shared.chmod(0o1777)
-    async with ApiServer(layout.kubeconfig) as api:
+    async with api_server(layout.kubeconfig) as api:
         await api.send("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         try:
             await _served(api, f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default")

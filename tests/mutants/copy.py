@@ -117,7 +117,7 @@ class ForkedTests:
 def import_libraries() -> None:
     """What tests import that is not ours: once here, and not once a mutant."""
     for name in (
-        "hypothesis.strategies", "kopf", "kubernetes_asyncio.client", "pytest", "scipy.optimize", "sklearn.datasets",
+        "hypothesis.strategies", "kopf", "kubernetes.aio.client", "pytest", "scipy.optimize", "sklearn.datasets",
         "torch._dynamo", "torch.distributed.elastic.rendezvous", "torch.distributed.pipelining",
     ):  # fmt: skip
         importlib.import_module(name)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.api.status import PublishedPlan
-from pipetransformer_contract.messages import Heartbeat, Ready, Report
+from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
 from pipetransformer_operator.plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 
 from .announcement import Announcement
@@ -124,18 +123,17 @@ class Board:
 
     # What the loop says.
 
-    async def show(self, plan: PublishedPlan | None, *, job_uid: str, ended: bool, stop: bool = False) -> None:
-        """Shows the durable plan to workers and forgets those that are gone. Returns once all whose polls wait for it
-        are told.
+    async def show(self, generation: Generation | None, *, ended: bool, stop: bool = False) -> None:
+        """Shows the durable generation to workers and forgets those that are gone. Returns once all whose polls wait
+        for it are told.
 
         Args:
-            plan: as it stands in the written status.
-            job_uid: of the job that the generations belong to.
+            generation: as it stands in the written status.
             ended: whether the job has ended.
             stop: whether the members are to leave a checkpoint and end.
         """
         self.stop = stop
-        generation = plan.generation(job_uid) if plan else None
+        generation = generation.for_workers() if generation else None
         self._shown = True
         present = self._announced.generation if self._announced else None
         changed = generation != present or ended != self._ended

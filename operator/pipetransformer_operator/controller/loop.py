@@ -188,8 +188,7 @@ class JobLoop:
             arrived = 0  # its sender is not told that it is durable, and sends the next
             decided, words_wait = await self._decide(job, replace(observed, report=None))
         await self.board.show(
-            decided.status.plan,
-            job_uid=job.metadata.uid,
+            decided.status.generation,
             ended=decided.status.finished and decided.status.stop is None,
             stop=decided.status.stop is not None,
         )

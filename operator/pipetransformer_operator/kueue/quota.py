@@ -11,8 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.job import QUEUE_LABEL
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
@@ -70,7 +69,7 @@ class KueueQuota:
                 continue
             elif workloads.is_evicted(seen) and not request.admitted:
                 await self._patch(seen, workloads.requeued(seen, request, now), MERGE_PATCH)
-            elif body := workloads.use(seen, request, status.plan, now):
+            elif body := workloads.use(seen, request, status.generation, now):
                 await self._patch(seen, body, APPLY_PATCH)
         for name, seen in mine.items():
             if name not in wanted:
@@ -151,13 +150,13 @@ class KueueQuota:
         self._seen.note(made)
 
     async def _class_value(self, job: PipeTrainingJob) -> int | None:
-        name = job.metadata.labels.get(workloads.PRIORITY_CLASS_LABEL)
+        name = job.metadata.labels.get(PRIORITY_CLASS_LABEL)
         if not name:
             return None
         try:
             return int((await self._get(f"workloadpriorityclasses/{name}"))["value"])
         except NotFound:
-            label = f"metadata.labels[{workloads.PRIORITY_CLASS_LABEL}]"
+            label = f"metadata.labels[{PRIORITY_CLASS_LABEL}]"
             raise Refused(f"{label}: there is no WorkloadPriorityClass {name}") from None
 
     async def _let_go(self, seen: Object) -> None:

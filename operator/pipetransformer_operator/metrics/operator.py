@@ -122,7 +122,7 @@ class Metrics(Recorder):
 
     def decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
         """See `Recorder`."""
-        published, before = plan.status.plan, job.status
+        published, before = plan.status.generation, job.status
         if published is not None and plan.status.layout_generation != before.layout_generation:
             self._generations.labels(published.reason.value).inc()
         for event in plan.events:

@@ -88,7 +88,7 @@ def direction_of(resize: Resize) -> Direction:
 
 def result_of(before: JobStatus, after: JobStatus) -> Result | None:
     """How the change that was under way ended in this turn, or None when none did."""
-    resize, old, new = before.resize, before.plan, after.plan
+    resize, old, new = before.resize, before.generation, after.generation
     if resize is None:
         return None
     if resize.phase is ResizePhase.PREPARE:

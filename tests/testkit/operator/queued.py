@@ -1,6 +1,6 @@
 """Jobs that ask a queue for their workers."""
 
-from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import Condition, ConditionType
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.fake_queue import QUEUE, FakeQueue
@@ -45,4 +45,4 @@ def requests(world: World) -> list[tuple[str, int, list[int]]]:
 
 
 def members(world: World) -> set[str]:
-    return {member.name for member in world.plan.members}
+    return {member.name for member in world.generation.members}

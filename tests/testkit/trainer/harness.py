@@ -221,16 +221,14 @@ def _worker(
     from pipetransformer.elastic.transport.groups import Transport
     from pipetransformer.elastic.transport.watchdog import Watchdog
     from pipetransformer.hooks import Hooks
-    from pipetransformer.job.job import Job
+    from pipetransformer.job.load import load_job
     from pipetransformer.worker.trainer import Trainer
-    from tests.testkit.trainer.undrawn import undrawn
 
-    undrawn().start()
     if not checks_model:
         mock.patch("pipetransformer.worker.warm_up._check_dropout").start()
     try:
         spec, num_shards = in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json))
-        job = Job.load(spec, num_shards=num_shards)
+        job = load_job(spec, num_shards=num_shards)
         store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
         pipe.send(address)
         name = f"job-w{number}"

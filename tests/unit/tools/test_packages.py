@@ -95,7 +95,7 @@ def test_the_client_installs_neither_an_operator_nor_torch() -> None:
         further = [] if name == "kubernetes" or not is_installed(name) else map(Requirement, requires(name) or [])
         rest += [one for one in further if one.marker is None or any(one.marker.evaluate(extra) for extra in extras)]
     assert {"pydantic", "cel-python", "kubernetes"} <= seen, "the walk reached what the contract needs"
-    assert not seen & {"kopf", "aiohttp", "torch", "cryptography", "kubernetes-asyncio", "pipetransformer-operator"}
+    assert not seen & {"kopf", "aiohttp", "torch", "cryptography", "pipetransformer-operator"}
 
 
 def is_installed(name: str) -> bool:

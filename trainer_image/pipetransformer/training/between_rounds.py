@@ -9,7 +9,7 @@ import time
 from pipetransformer.checkpoint.best_model import load_best
 from pipetransformer.errors import StorageError
 from pipetransformer.freeze import PolicyCopy
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import DurableCheckpoint, ResizeReason
 

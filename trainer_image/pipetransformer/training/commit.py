@@ -14,9 +14,10 @@ from pipetransformer.errors import RunningModel
 from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.record import Ledger
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate, make_optimizer, set_learning_rate
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .gradients import Gradients
 from .vote import Vote

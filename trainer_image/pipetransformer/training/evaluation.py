@@ -15,7 +15,8 @@ from pipetransformer.elastic.transport.groups import wait_for
 from pipetransformer.elastic.transport.watchdog import ROUND, Timing, Watchdog
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 
 from .membership import Membership
 

@@ -16,7 +16,8 @@ from pipetransformer.errors import RunningModel
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter
-from pipetransformer.state.state import UnitCodec, WorkerState
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.worker_state import WorkerState
 
 from .cache_handover import WorkerCache
 from .commit import Committer

@@ -13,8 +13,8 @@ from pipetransformer.errors import StorageError
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter
 from pipetransformer.record import Role, RunRecord
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer_contract.messages import DurableCheckpoint
 
 from .leader_events import (

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer_contract.messages import DurableCheckpoint
 
 

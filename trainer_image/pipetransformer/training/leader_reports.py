@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from pipetransformer.job.job import Job
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts, StepModel
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
 
 from .leader_events import (

@@ -9,7 +9,8 @@ import time
 from pipetransformer.elastic.transport.exchange import SIMILARITIES, Exchange
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation
 
 from .kit import Kit

@@ -30,8 +30,10 @@ from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter, Position
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.after_step import is_done, stages_too_few
 from pipetransformer.training.between_rounds import BetweenRounds
 from pipetransformer.training.cache_handover import WorkerCache

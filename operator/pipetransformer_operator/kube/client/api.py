@@ -1,18 +1,18 @@
 """The one seam to the API server: a request, its answer as plain JSON, and errors sorted by what to do about them."""
 
+import contextlib
 import ipaddress
 import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
-from kubernetes_asyncio import client, config
-from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes.aio import client, config
 
 from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.controller.slots import Slots
@@ -73,21 +73,21 @@ class Api:
         self._slots = Slots(PARALLEL)
 
     @classmethod
-    async def connect(cls, may_write: Callable[[], bool] = _always, count: Count = _uncounted) -> "Api":
-        """Connects as the pod's ServiceAccount, or outside a cluster as the kubeconfig says."""
-        settings = client.Configuration()
-        try:
-            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-        except config.ConfigException:
-            # the client reads KUBECONFIG only once, when it is imported, and takes an empty one for a file
-            file = os.environ.get("KUBECONFIG") or KUBECONFIG
-            await config.load_kube_config(file, client_configuration=settings)
+    async def connect(
+        cls,
+        may_write: Callable[[], bool] = _always,
+        count: Count = _uncounted,
+        *,
+        kubeconfig: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Connects by the kubeconfig. None: as the pod's ServiceAccount, or outside a cluster as kubectl does."""
+        settings = await _configuration(kubeconfig)
         settings.proxy = settings.proxy or _proxy(settings.host or "")
-        # no bound: each watch keeps a connection, and requests have slots
+        # Each watch keeps a connection, and requests have slots: no bound.
         settings.connection_pool_maxsize = 0
-        api_client = client.ApiClient(configuration=settings)
-        api_client.rest_client.pool_manager = _quick(api_client.rest_client.pool_manager)
-        return cls(api_client, may_write, count)
+        # A look into the environment, and in a thread into a netrc file, would be twice the work of the request itself.
+        settings.client_session_kwargs = {"trust_env": False, "read_bufsize": READ_BYTES}
+        return cls(client.ApiClient(configuration=settings), may_write, count)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -146,15 +146,9 @@ class Api:
         timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=silence + TIMEOUT_SECONDS)
         started = time.perf_counter()
         try:
-            answer = await self._client.call_api(
-                f"{path}?{urlencode(asked)}",
-                "GET",
-                header_params={"Accept": JSON},
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _request_timeout=timeout,
-            )
-            async with answer:
+            async with await self._send(
+                "GET", f"{path}?{urlencode(asked)}", {"Accept": JSON}, timeout=timeout
+            ) as answer:
                 self._count(*describe("GET", path, watch=True), answer.status, time.perf_counter() - started)
                 if answer.status != 200:
                     raise Unavailable(f"watch {path}: {answer.status} {answer.reason}")
@@ -191,37 +185,58 @@ class Api:
             Refused: any other 4xx; or 500, as when an admission webhook does not answer.
             Unavailable: no answer, 429, another 5xx, or this operator may not write.
         """
-        asked = list(query.items())
+        asked = dict(query)
         if strict:
-            asked.append(("fieldValidation", "Strict"))
+            asked["fieldValidation"] = "Strict"
         if content_type == APPLY_PATCH:
-            asked += [("fieldManager", FIELD_MANAGER), ("force", "true")]
-        headers = {**self._client.default_headers, "Accept": accept, "Content-Type": content_type}
+            asked |= {"fieldManager": FIELD_MANAGER, "force": "true"}
+        url = f"{path}?{urlencode(asked)}" if asked else path
+        headers = {"Accept": accept, "Content-Type": content_type}
         async with self._slots.of(namespace_of(path)):
             if method != "GET" and not self._may_write():
                 raise Unavailable(f"{method} {path}: not sent, for this operator does not hold its lease")
             started, code = time.perf_counter(), None
             try:
-                # Below `call_api`, which walks through bodies and answers as if they were models: half of a request.
-                await self._client.update_params_for_auth(headers, asked, ["BearerToken"])
-                answer = await self._client.rest_client.request(
-                    method,
-                    f"{self._client.configuration.host}{path}",
-                    query_params=asked,  # type: ignore[arg-type]  # it is encoded, by urlencode
-                    headers=headers,
-                    body=body,
-                    _request_timeout=timeout,
-                )
-                code = answer.status
-            except ApiException as error:
-                code = error.status
-                raise _sorted(error, f"{method} {path}") from error
+                async with await self._send(method, url, headers, body, timeout=timeout) as answer:
+                    code, data = answer.status, await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise Unavailable(f"{method} {path}: {error!r}") from error
             finally:
                 self._count(*describe(method, path), code, time.perf_counter() - started)
-        result: Object = json.loads(answer.data)
+        if not 200 <= code <= 299:
+            raise _sorted(code, f"{method} {path}: {code} {_message(data) or answer.reason}")
+        result: Object = json.loads(data)
         return result
+
+    async def _send(
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        """Sends a request by the library, but not by its `call_api`: that walks through bodies and answers as if they
+        were models, which is half of a request's work."""
+        headers = {**self._client.default_headers, **headers}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], url, method, body)
+        address = f"{self._client.configuration.host}{url}"
+        sent = await self._client.rest_client.request(method, address, headers, body, _request_timeout=timeout)
+        response: aiohttp.ClientResponse = sent.response
+        return response
+
+
+async def _configuration(kubeconfig: str | os.PathLike[str] | None) -> client.Configuration:
+    settings = client.Configuration()
+    if kubeconfig is None:
+        with contextlib.suppress(config.ConfigException):
+            config.load_incluster_config(client_configuration=settings)
+            return settings
+    # The library reads KUBECONFIG only once, when it is imported, and takes an empty one for a file.
+    file = kubeconfig or os.environ.get("KUBECONFIG") or KUBECONFIG
+    await config.load_kube_config(os.fspath(file), client_configuration=settings)
+    return settings
 
 
 def _proxy(url: str) -> str | None:
@@ -238,29 +253,20 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _quick(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
-    """The library's session without its look into the environment, and into a netrc file by a thread, for each request:
-    that is twice the work of the request itself."""
-    connector = session.connector
-    session.detach()
-    return aiohttp.ClientSession(connector=connector, read_bufsize=READ_BYTES)
-
-
-def _sorted(error: ApiException, request: str) -> Exception:
-    message = f"{request}: {error.status} {_message(error)}"
-    if error.status == 404:
+def _sorted(status: int, message: str) -> Exception:
+    if status == 404:
         return NotFound(message)
-    if error.status == 409:
+    if status == 409:
         return Conflict(message)
-    if error.status in (400, 413, 422):
+    if status in (400, 413, 422):
         return Invalid(message)
-    if error.status is not None and 400 <= error.status <= 500 and error.status != 429:
+    if 400 <= status <= 500 and status != 429:
         return Refused(message)
     return Unavailable(message)
 
 
-def _message(error: ApiException) -> str:
+def _message(body: bytes) -> str:
     try:
-        return str(json.loads(error.body or "")["message"])
+        return str(json.loads(body)["message"])
     except (TypeError, ValueError, KeyError):
-        return str(error.reason)
+        return ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
 from pipetransformer_operator.kube.capacity.reservations import NO_ROOM_KNOWN, Reservations, awaits_room
@@ -19,8 +19,8 @@ from pipetransformer_operator.kube.client.api import Api, NotFound, Object
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name
 
-from .placement import GROUP_LABEL, Groups
-from .pods import WORKER_LABEL, controller_uid, is_of, is_unattended, observable, observe, worker_id
+from .placement import Groups
+from .pods import controller_uid, is_of, is_unattended, observable, observe, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
@@ -110,7 +110,7 @@ class KubePool:
         if self._reservations is None:
             return NO_ROOM_KNOWN
         room, shape, status = self._reservations.room(_key(job), self._shape(job)), self._shape(job), job.status
-        if len(status.worker_ids) >= status.initial_workers > 0 or not (status.plan or status.resize_failures):
+        if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # nothing is to be taken back, or tried again
         return room._replace(reach=self._reservations.reach(shape, status.priority))
 
@@ -263,11 +263,11 @@ class KubePool:
         stays = set(status.worker_ids) - set(status.leaving_ids)
         cordoned = self._nodes.cordoned if self._nodes is not None else ()
         taken = (
-            pod["metadata"].get("labels", {}).get(GROUP_LABEL, "")
+            pod["metadata"].get("labels", {}).get(PLACEMENT_GROUP_LABEL, "")
             for pod in self._pods(job)
             if worker_id(pod) in stays and pod["spec"].get("nodeName") not in cordoned
         )
-        return Groups(status.plan.stages if status.plan else stages, stages, taken)
+        return Groups(status.generation.stages if status.generation else stages, stages, taken)
 
     @contextmanager
     def _ask(self, key: JobKey) -> Iterator[None]:

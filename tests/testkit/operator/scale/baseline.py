@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.testkit.cluster.api_server import ApiServer, Object
+from pipetransformer_operator.kube.client.api import Object
+from tests.testkit.cluster.api_server import ApiServer, api_server
 
 from .cluster import control_plane, make_namespaces, processor_seconds, requests, spent
 from .nodes import GPU, GPUS_PER_NODE, FakeNodes
@@ -43,7 +44,7 @@ async def run_baseline(jobs: int, say: Callable[[str], None] = lambda text: None
     Raises:
         RuntimeError: they did not.
     """
-    async with control_plane() as layout, ApiServer(layout.kubeconfig) as api:
+    async with control_plane() as layout, api_server(layout.kubeconfig) as api:
         namespaces = [f"team-{index}" for index in range(-(-jobs // JOBS_PER_NAMESPACE))]
         await make_namespaces(api, namespaces)
         started: list[str] = []

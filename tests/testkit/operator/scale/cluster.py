@@ -13,7 +13,8 @@ from pathlib import Path
 import yaml
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
-from tests.testkit.cluster.api_server import ApiServer, NotFound
+from pipetransformer_operator.kube.client.api import NotFound
+from tests.testkit.cluster.api_server import ApiServer
 from tools.devcluster import cluster, controlplane
 from tools.devcluster.layout import REPOSITORY, Layout
 

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
-from tests.testkit.cluster.api_server import PATCH, ApiServer, NotFound, Object
+from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from tests.testkit.cluster.api_server import ApiServer
 
 GPU = "nvidia.com/gpu"
 GPUS_PER_NODE = 8
@@ -50,16 +51,18 @@ class FakeNodes:
                 await self._api.send("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
                 await self._patch_status(f"/api/v1/nodes/{name}", status)
                 # Admission taints a new node until a controller finds it ready, and that controller does not run here.
-                await self._api.send("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, content_type=PATCH)
+                await self._api.send(
+                    "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, content_type=MERGE_PATCH
+                )
 
         await asyncio.gather(*(one(index) for index in range(count)))
 
     async def run(self) -> None:
         """Starts pods that are bound and ends those that are deleted, until cancelled."""
         listed = await self._api.send("GET", "/api/v1/pods?limit=1")
-        path = "/api/v1/pods?fieldSelector=spec.nodeName!%3D"
+        bound = {"fieldSelector": "spec.nodeName!="}
         async with asyncio.TaskGroup() as tasks:
-            async for event in self._api.watch(path, listed["metadata"]["resourceVersion"]):
+            async for event in self._api.events("/api/v1/pods", listed["metadata"]["resourceVersion"], bound):
                 pod = event["object"]
                 uid = pod["metadata"]["uid"]
                 if event["type"] == "DELETED":
@@ -115,7 +118,7 @@ class FakeNodes:
                 await self._api.send("DELETE", path, body)
 
     async def _patch_status(self, path: str, status: Mapping[str, Any]) -> Object:
-        return await self._api.send("PATCH", f"{path}/status", {"status": dict(status)}, content_type=PATCH)
+        return await self._api.send("PATCH", f"{path}/status", {"status": dict(status)}, content_type=MERGE_PATCH)
 
 
 def _container(name: str, state: Object, *, ready: bool) -> Object:

@@ -16,8 +16,9 @@ from typing import Any
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.trust.authority import CA_FILE, SECRET
-from tests.testkit.cluster.api_server import ApiServer, Object
+from tests.testkit.cluster.api_server import ApiServer, api_server
 from tools.devcluster.layout import Layout
 
 from .cluster import (
@@ -102,7 +103,7 @@ async def run_scale(jobs: int, log: Path, say: Callable[[str], None] = lambda te
     Raises:
         RuntimeError: a phase did not come to its end.
     """
-    async with control_plane() as layout, ApiServer(layout.kubeconfig) as api:
+    async with control_plane() as layout, api_server(layout.kubeconfig) as api:
         namespaces = [f"team-{index}" for index in range(-(-jobs // JOBS_PER_NAMESPACE))]
         await install(api)
         await make_namespaces(api, namespaces)

@@ -31,7 +31,7 @@ def board_with(pulse: Pulse, look: Callable[[], list[WorkerPhase]]) -> Board:
 
 
 async def show(board: Board, *, ended: bool = False) -> None:
-    await board.show(None, job_uid="job", ended=ended)
+    await board.show(None, ended=ended)
 
 
 async def test_workers_beat_the_more_rarely_the_more_there_are() -> None:

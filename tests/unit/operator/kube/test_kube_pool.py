@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_contract.api.status import PublishedPlan
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.client.api import Api, Object
 from pipetransformer_operator.kube.watches.nodes import Nodes
-from pipetransformer_operator.kube.workers.placement import GROUP_LABEL
-from pipetransformer_operator.kube.workers.pods import WORKER_LABEL
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.plan import Worker
 from tests.testkit.operator.builders import make_job
@@ -108,13 +105,14 @@ async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: in
         await world.pool.create(job(4), number, JobStatus())
         pod = world.pool._written[KEY].pop("uid-0")
         node = "cordoned" if group.endswith("cordoned") else "node"
-        labels = pod["metadata"]["labels"] | {GROUP_LABEL: group.removesuffix(" cordoned")}
+        labels = pod["metadata"]["labels"] | {PLACEMENT_GROUP_LABEL: group.removesuffix(" cordoned")}
         pod["metadata"] |= {"uid": f"uid-w{number}", "labels": labels}
         pod["spec"]["nodeName"] = node
         world.watched.append(pod)
     await world.pool.prepare(job(4))
     members = [Member(name="digits-w0", uid="uid-w0", address="10.0.0.1:29500")]
-    published = PublishedPlan(
+    published = Generation(
+        job_uid="job",
         layout_generation=1,
         stages=stages,
         pipelines=1,
@@ -123,11 +121,11 @@ async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: in
         nonce="0" * 32,
         reason=ResizeReason.FAILURE,
     )
-    wanted = JobStatus(worker_ids=sorted({*there, *created}), plan=published, **status)
+    wanted = JobStatus(worker_ids=sorted({*there, *created}), generation=published, **status)
     world.made.clear()
     for number in created:
         await world.pool.create(job(4), number, wanted)
-    return [pod["metadata"]["labels"][GROUP_LABEL] for pod in world.made]
+    return [pod["metadata"]["labels"][PLACEMENT_GROUP_LABEL] for pod in world.made]
 
 
 FOUR = {0: "2-0", 1: "2-0", 2: "2-1", 3: "2-1"}

@@ -22,7 +22,8 @@ from pipetransformer.elastic.regroup.transfer_plan import (
     who_differs,
 )
 from pipetransformer.partition import Cut
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 
 NUM_UNITS = 8
 UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]

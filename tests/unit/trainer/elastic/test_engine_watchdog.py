@@ -34,6 +34,11 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
+
+
+@pytest.fixture
 def watchdog() -> Iterator[Watchdog]:
     started = Watchdog(floor_seconds=0.1, first_seconds=0.2)
     started.start()

@@ -23,8 +23,10 @@ from pipetransformer.hooks import Hooks
 from pipetransformer.models import Ties, unit_name
 from pipetransformer.models.ties import Tie
 from pipetransformer.partition import Cut
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.optimizer import make_optimizer
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.spec import Optimizer
 

@@ -8,7 +8,7 @@ import torch
 
 from pipetransformer.metrics import Meter, Position, serve
 from pipetransformer.metrics.collector import PositionCollector
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer_contract.messages import ResizeReason
 from tests.testkit.trainer.position import position
 

@@ -9,9 +9,10 @@ import pytest
 
 from pipetransformer.callbacks.callback import Callback, Teller
 from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut, StepModel, assumed_costs
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer.training.leader import Leader
 from pipetransformer.training.leader_reports import Offered
 from pipetransformer.training.vote import Vote
@@ -52,7 +53,7 @@ def take_steps(leader: Leader, control: Control, count: int) -> None:
     ],
 )
 def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: float, tmp_path: Path) -> None:
-    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, reason), Offered())
     control = Control(step=5)
 
@@ -64,7 +65,7 @@ def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: 
 
 
 def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: Path) -> None:
-    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    job, reports = load_job(make_spec(ADAMW)), Reports()
     told: list[Any] = []
 
     class Log(Callback):
@@ -89,7 +90,7 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
 
 
 def test_the_newest_evaluation_is_told_by_the_metric_that_counts(tmp_path: Path) -> None:
-    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control(step=3)
     leader.on_committed(control, None)
@@ -107,7 +108,7 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
     boundary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are made between two steps, for as many pipelines as the data allow."""
-    job = Job.load(make_spec(ADAMW, pipeline={"stages": 4, "packing": "Measured"}, numShards=64))
+    job = load_job(make_spec(ADAMW, pipeline={"stages": 4, "packing": "Measured"}, numShards=64))
     costs, reports, offered, cuts = assumed_costs(job.num_layers).model_dump(), Reports(), Offered(), list[Cut]()
     cut = StepModel.cut
 

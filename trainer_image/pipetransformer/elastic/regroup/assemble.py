@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.read_ahead import ReadUnit
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .mirrors import Mirrors
 from .state_map import StateMap, sources_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pipetransformer.errors import SpecError
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .assemble import StateSources, put_unit
 from .transfer_plan import Origin, TransferPlan

@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch import nn
 
 from pipetransformer.device_copies import HostCopies
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .transfer import CopiesCargo, Parts, StateCargo, move_units
 from .transfer_plan import Mirrored, Move

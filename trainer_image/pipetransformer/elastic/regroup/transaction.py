@@ -32,8 +32,9 @@ from pipetransformer.errors import WorkersDifferError
 from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.partition import Cut, ModelCosts
 from pipetransformer.record import newest_generation
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
 from .assemble import Assembly, CheckpointReader, StateSources, UnitMaker, units_of

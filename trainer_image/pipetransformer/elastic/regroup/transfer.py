@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.elastic.transport.groups import wait_for
-from pipetransformer.state.state import UnitCodec, WorkerState
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.worker_state import WorkerState
 
 from .transfer_plan import Move
 

@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.partition import Cut, ModelCosts
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 
 from .state_map import StateMap, sources_of
 
