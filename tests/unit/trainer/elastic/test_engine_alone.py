@@ -11,7 +11,8 @@ from pipetransformer.checkpoint.best_model import best_location
 from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
-from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupTools, regroup
+from pipetransformer.elastic.regroup.tools import RegroupTools
+from pipetransformer.elastic.regroup.transaction import Regrouped, regroup
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog

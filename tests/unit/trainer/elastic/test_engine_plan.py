@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.elastic.regroup.transaction import catch_up
+from pipetransformer.elastic.regroup.tools import catch_up
 from pipetransformer.elastic.regroup.transfer_plan import (
     DurablePoint,
     Inventory,

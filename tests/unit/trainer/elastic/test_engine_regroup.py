@@ -12,7 +12,8 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from pipetransformer.elastic.regroup import assemble
 from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
-from pipetransformer.elastic.regroup.transaction import RegroupError, RegroupTools, regroup
+from pipetransformer.elastic.regroup.tools import RegroupTools
+from pipetransformer.elastic.regroup.transaction import RegroupError, regroup
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, make_plan
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.watchdog import Watchdog

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.regroup.mirrors import Mirrors
-from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupTools, regroup
+from pipetransformer.elastic.regroup.tools import RegroupTools
+from pipetransformer.elastic.regroup.transaction import Regrouped, regroup
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, TransferPlan, make_plan
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore, Transport

@@ -1,6 +1,6 @@
-"""A worker's state in its new role, as a regroup's plan says: of what peers hold, or have mirrored.
+"""Assembles a worker's state for its new role from what peers hold or have mirrored, as the leader's plan says.
 
-What is made is new, but for units that stay; nothing that the worker holds is changed.
+The new state shares the units that stay with the worker's old state, and changes nothing in it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,31 +23,31 @@ from .transfer_plan import Origin, TransferPlan
 
 
 class UnitMaker(Protocol):
-    """Makes units of the job's model; `job.Job`."""
+    """Makes units of the job's model (`job.Job`)."""
 
     def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
-        """The units of these indices as training starts from them, on the CPU."""
+        """Return the units of these indices as training starts from them, on the CPU."""
         ...
 
     def blank_unit(self, index: int) -> nn.Module:
-        """A unit whose tensors are to be replaced."""
+        """Return a unit on the meta device, whose tensors are to be replaced."""
         ...
 
 
 class CheckpointReader(Protocol):
-    """Reads what the storage keeps; `checkpoint.Checkpointer`. `load_control` comes before `load_unit`."""
+    """Reads a checkpoint from the storage (`checkpoint.Checkpointer`). `load_control` comes before `load_unit`."""
 
     def load_control(self, name: str) -> Control:
-        """The control state of the checkpoint of that name."""
+        """Return the control state of the checkpoint of that name."""
         ...
 
     def load_unit(self, index: int) -> dict[str, Tensor]:
-        """A unit's tensors from the checkpoint whose control state was loaded."""
+        """Return a unit's tensors from the checkpoint whose control state was loaded."""
         ...
 
 
 class ReadAhead(Protocol):
-    """Units that were read from a checkpoint, by index, so far; `checkpoint.Prefetcher`."""
+    """Units that were read from a checkpoint so far, by index (`checkpoint.Prefetcher`)."""
 
     units: dict[int, ReadUnit]
 
@@ -57,12 +57,12 @@ class StateSources:
     """Where units come from.
 
     Attributes:
-        codec: of the present units.
-        shells: every unit, for shapes only.
+        codec: packs units to move them.
+        shells: all units, used for their shapes only.
         job: makes units.
-        checkpoints: holds units.
-        mirrors: what this worker mirrored.
-        read_ahead: frozen units that it reads from storage while it waits.
+        checkpoints: reads units from the storage.
+        mirrors: the copies that this worker keeps of earlier steps.
+        read_ahead: frozen units that this worker reads from storage while it waits.
     """
 
     codec: UnitCodec
@@ -74,30 +74,31 @@ class StateSources:
 
 
 def units_of(plan: TransferPlan, rank: int) -> range:
-    """What a rank of the transfer group holds in its new role; nothing for a leaver."""
+    """The units of a transfer rank's new role; an empty range for a leaver."""
     return range(*plan.spans[plan.roles[rank][1]]) if rank < len(plan.roles) else range(0)
 
 
 def put_unit(
     sources: StateSources, state: WorkerState, index: int, tensors: dict[str, Tensor], device: torch.device
 ) -> None:
-    """Hold a unit of these tensors, which are on `device` already."""
+    """Put a unit made of these tensors, which are on `device` already, into `state`."""
     unit = sources.job.blank_unit(index)
     state.put_unit(index, unit, tensors)
-    unit.to(device)  # what is not part of the state
+    unit.to(device)  # moves tensors that are not part of the state
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """One worker's part where state comes from peers. `alone` has the other origins.
+    """One worker's part of a regroup whose state comes from peers. `from_storage` has the other origins.
 
     Attributes:
-        state: what it holds.
-        plan: see there.
-        rank: in `transfer`.
-        transfer: members and leavers.
-        device: of training.
-        state_map: of this regroup; None when units stay what they are.
+        sources: where units come from.
+        state: what this worker holds.
+        plan: the leader's.
+        rank: this worker's rank in `transfer`.
+        transfer: the group of members and leavers.
+        device: where training runs.
+        state_map: makes another list of units; None if the units stay the same.
         progress: told of the transfer.
     """
 
@@ -111,7 +112,7 @@ class Assembly:
     progress: Progress = UNHEARD
 
     def assemble(self) -> WorkerState:
-        """The state of the new role, empty for a leaver, who only gives. All of `transfer` call this.
+        """Return the state of the new role; it is empty for a leaver, which only sends. All of `transfer` call this.
 
         Raises:
             RuntimeError: a connection broke.
@@ -156,7 +157,7 @@ class Assembly:
                 new.moments[name] = self.state.moments.get(name, {})
 
     def _mapped(self, new: WorkerState, wanted: range, state_map: StateMap) -> None:
-        """The new units, each made of old ones that this worker holds or receives."""
+        """Make each new unit of old ones that this worker holds or receives."""
         boundary = int(self.plan.control["boundary"])
         received = self._move(self._held_cargo(boundary))
         old: dict[int, Mapping[str, Tensor]] = {}
@@ -179,8 +180,8 @@ class Assembly:
 
     @property
     def _held(self) -> Mapping[int, nn.Module]:
-        """What the plan counts as held here: units of another step, which this worker had assembled when its first
-        generation broke in the vote, are not what was frozen and read since."""
+        """The units that the plan counts as held here. Units of another step do not count: a joiner has some if its
+        first generation broke in the vote."""
         return self.state.units if self.state.control.point == self._point else {}
 
     def _held_cargo(self, boundary: int) -> StateCargo:

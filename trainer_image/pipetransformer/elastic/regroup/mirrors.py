@@ -1,9 +1,8 @@
-"""Copies of a stage in a neighbour's host memory, for a layout in which no other pipeline holds it.
+"""Copies of each stage in the next worker's host memory, for layouts with a single pipeline.
 
-All workers of a layout with one pipeline mirror the same step: each keeps a copy of its own stage as it was and gives
-one to the next worker. So when one dies, the others still hold that whole step between them, and all go back to it. A
-mirror replaces the one before only once everybody has voted after it: until then both are kept, for a worker may have
-died before its copy arrived.
+All workers mirror the same step: each keeps a copy of its own stage and sends one to the next worker. If a worker dies,
+the others together still hold that step, and all return to it. Both the new and the previous mirror are kept until all
+workers have voted again, because a worker may have died before its copy arrived.
 """
 
 from collections.abc import Sequence
@@ -26,11 +25,12 @@ from .transfer_plan import Mirrored, Move
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """What this worker keeps of one step: its own units and its neighbour's.
+    """One worker's copies of one step: its own units and its neighbour's.
 
     Attributes:
+        step: committed steps.
         control: the control state of that step, by field name.
-        units: by index, in host memory.
+        units: packed units by index, in host memory.
     """
 
     step: int
@@ -43,10 +43,11 @@ class Mirrors:
     """The mirrors of one worker, oldest first.
 
     Attributes:
-        every_steps: how often to mirror; None for never.
+        every_steps: steps between two mirrors; None for no mirrors.
         codec: packs units.
-        shells: every unit, for shapes only.
-        device: of training.
+        shells: all units, used for their shapes only.
+        device: where training runs.
+        kept: the mirrors.
     """
 
     every_steps: int | None
@@ -56,8 +57,8 @@ class Mirrors:
     kept: list[Mirror] = field(default_factory=list)
 
     def due(self, step: int, layout: StageLayout, first_step: int) -> bool:
-        """Whether to mirror after `step` committed steps in a layout that began at `first_step`: regularly, and once
-        for each new layout, whose workers hold other stages."""
+        """Whether to mirror after `step` committed steps: regularly, and after a layout's first step, because its
+        workers hold other stages. The layout began at `first_step`."""
         if self.every_steps is None or layout.pipelines > 1 or layout.stages == 1:
             return False
         return step % self.every_steps == 0 or step == first_step + 1
@@ -66,7 +67,7 @@ class Mirrors:
         """Mirror the committed state. All members call this between rounds.
 
         Raises:
-            RuntimeError: a connection broke; the mirrors before still stand.
+            RuntimeError: a connection broke; earlier mirrors stay.
         """
         control = state.control.to_dict()
         host = HostCopies()
@@ -82,17 +83,17 @@ class Mirrors:
         self.kept.append(Mirror(state.control.step, control, own | received))
 
     def settle(self) -> None:
-        """Everybody has voted, so everybody has the newest mirror: drop those before."""
+        """Drop all mirrors except the newest. A vote has shown that all workers have it."""
         del self.kept[:-1]
 
     def forget_after(self, step: int) -> None:
-        """Training went back to `step`: what was mirrored later did not happen."""
+        """Drop the mirrors of later steps, because training returned to `step`."""
         self.kept = [mirror for mirror in self.kept if mirror.step <= step]
 
     def describe(self) -> list[Mirrored]:
-        """For the inventory of a regroup."""
+        """List the mirrors for the inventory of a regroup."""
         return [Mirrored(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
 
     def at(self, point: tuple[int, int]) -> Mirror | None:
-        """The mirror of that committed state, if this worker keeps one."""
+        """Return the mirror of the committed state `point`, or None."""
         return next((mirror for mirror in self.kept if Control.from_dict(mirror.control).point == point), None)

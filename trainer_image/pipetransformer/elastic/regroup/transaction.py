@@ -1,10 +1,9 @@
-"""The transaction that takes a worker from one generation to the next.
+"""Takes a worker from one generation to the next, as a transaction. A job's first generation takes the same path.
 
-Rendezvous, groups beside the old ones, inventory, the leader's plan, units into new buffers, and a commit vote of
-members and leavers. Until that vote the worker's state and its old groups are as they were, so any failure before it
-costs time only. A worker whose connections break during the vote cannot know how it went, so it keeps both what it had
-and what it had assembled until the next regroup or round settles the matter. The first generation of a job is the same
-path with nothing in the inventory.
+The workers meet, make groups beside the old ones, and tell the leader what they hold. They follow its plan, move units
+into new buffers, and vote. A failure before the vote costs only time, because state and old groups are unchanged. A
+worker whose connections break in the vote cannot know the result. It keeps its old and its assembled state until the
+next regroup or round tells which one counts.
 """
 
 import contextlib
@@ -13,8 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,11 +23,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
-from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.groups import GenerationGroups, Store, Transport
-from pipetransformer.elastic.transport.watchdog import ROUND, Deadline, Watchdog
+from pipetransformer.elastic.transport.groups import GenerationGroups, Store
+from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.errors import WorkersDifferError
-from pipetransformer.hooks import HookPoint, Hooks
+from pipetransformer.hooks import HookPoint
 from pipetransformer.partition import Cut, ModelCosts
 from pipetransformer.record import newest_generation
 from pipetransformer.state.control import Control
@@ -37,26 +34,28 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
-from .assemble import Assembly, CheckpointReader, StateSources, UnitMaker, units_of
+from .assemble import Assembly, units_of
 from .from_storage import Alone
 from .phases import Phases
-from .state_map import MapOf, StateMap, no_map
+from .state_map import StateMap
+from .tools import RegroupTools, Unsettled, catch_up
 from .transfer import Progress
 from .transfer_plan import DurablePoint, Inventory, Origin, TransferPlan, make_plan, who_differs
 
 T = TypeVar("T")
 
-#: The leader's plan in the store; empty where the leader asks the storage before it makes one, or why there is none.
+#: Key of the leader's plan. Its value is empty while the leader asks the storage, and begins with `_NO_PLAN` and a
+#: reason if there is no plan.
 _PLAN = "plan"
 _NO_PLAN = "none: "
 _PLAN_BY_STORAGE = "plan/by-storage"
 
 
 class RegroupError(RuntimeError):
-    """The generation was not committed here; the worker's state is what it was.
+    """This worker did not commit the generation. Its state is unchanged.
 
     Attributes:
-        in_doubt: what this worker had assembled, if it broke in the vote: others may have committed it.
+        in_doubt: the state that this worker assembled, if the vote broke; other workers may have committed it.
     """
 
     def __init__(self, message: str, in_doubt: WorkerState | None = None) -> None:
@@ -64,89 +63,14 @@ class RegroupError(RuntimeError):
         self.in_doubt = in_doubt
 
 
-class ElasticJob(UnitMaker, Protocol):
-    """What a regroup needs of a job; `job.Job`."""
-
-    @property
-    def data_digest(self) -> str:
-        """Of the data, the same on all workers."""
-        ...
-
-    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
-        """Stages and micro-batches of a layout."""
-        ...
-
-
-class RegroupStorage(CheckpointReader, Protocol):
-    """What only the leader asks the storage, and only when a unit is lost; `checkpoint.Checkpointer`."""
-
-    def durable(self) -> DurablePoint | None:
-        """The newest durable checkpoint."""
-        ...
-
-    def kept_step(self) -> int:
-        """The step of the best model that the storage keeps, 0 for none."""
-        ...
-
-    def newest_generation(self) -> int:
-        """The highest layout generation that has written to the storage, 0 for none."""
-        ...
-
-
-class Unsettled(Protocol):
-    """Work of this worker of which it does not know whether others have committed it."""
-
-    @property
-    def pending(self) -> int | None:
-        """The lasting generation in which this worker got complete gradients of a step that it has not committed; None
-        for none."""
-        ...
-
-    @property
-    def in_doubt(self) -> WorkerState | None:
-        """The state that it has assembled for a generation whose vote broke."""
-        ...
-
-    def commit_late(self, control: Control) -> None:
-        """Commit the pending step as the workers did that have this control state."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegroupTools(StateSources):
-    """A worker's means to regroup, the same for all its generations.
-
-    Attributes:
-        handler: meets the members of a generation.
-        transport: reaches them.
-        job: that trains.
-        checkpoints: asked when a unit is lost.
-        run_dir: of the record, which knows the generations of earlier jobs.
-        barrier: behind storage.
-        watchdog: ends an attempt that a newer generation has made void, or that takes too long.
-        hooks: told of points.
-        map_of: the map of a regroup that follows a control state.
-    """
-
-    handler: GenerationRendezvousHandler
-    transport: Transport
-    job: ElasticJob
-    checkpoints: RegroupStorage
-    run_dir: Path
-    barrier: Barrier
-    watchdog: Watchdog
-    hooks: Hooks
-    map_of: MapOf = no_map
-
-
 @dataclass(frozen=True, slots=True)
 class Regrouped:
     """A committed generation.
 
     Attributes:
-        layout: None for a leaver, which is now free to go.
-        transfers: (source, target, bytes) between ranks of the transfer group, all workers'.
-        phases: goes on until the first step.
+        layout: None for a leaver, which may now leave.
+        transfers: (source, target, bytes) of all moves between ranks of the transfer group.
+        phases: times of the regroup, which continue until the first step.
     """
 
     generation: Generation
@@ -162,24 +86,24 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
     """Meet the next generation, receive what this worker's new role needs, and commit.
 
     Args:
-        tools: see there.
-        state: what this worker holds; changed only by a late commit of a step that others have committed.
-        unsettled: what this worker does not know the end of.
-        in_group: whether its present generation is whole, which others count on in the next one, or for a checkpoint.
-            Who is in none leaves the rendezvous of a job that has ended.
+        tools: this worker's means to regroup.
+        state: what this worker holds. Only a late commit changes it, of a step that other workers have committed.
+        unsettled: work that the other workers may have committed.
+        in_group: whether the present generation is whole, so that its members count on this worker. If not, the worker
+            leaves the rendezvous once the job has ended.
 
     Raises:
-        RegroupError: it was not committed, for the reason in `__cause__`.
-        WorkersDifferError: on the leader, the job cannot go on: those who hold state see different data, or nobody
-            holds any yet.
+        RegroupError: this worker did not commit the generation; `__cause__` has the reason.
+        WorkersDifferError: raised on the leader when the job cannot continue, because workers that hold state see
+            different data, or members do before any worker holds state.
         RendezvousClosedError: the job has ended.
     """
     handler = tools.handler
     generation = handler.find_next()
     phases = Phases()
     tools.hooks.on_point(HookPoint.FOUND, generation.layout_generation)
-    # All come within a round, and watch each other. A joiner does not know how long an evaluation takes that may be
-    # under way, also where it has state in doubt. How long the rest may take, the plan tells.
+    # Members come within a round. A joiner cannot know how long they take, because they may be evaluating; this also
+    # holds for a joiner with state in doubt. The plan then tells how long the rest may take.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
     deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
     rank, store = _rendezvous(tools, deadline, in_group=in_group)
@@ -209,7 +133,7 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
 
 @dataclass(frozen=True, slots=True)
 class _Void:
-    """Whether an attempt is not worth going on with: a newer generation is published, or it takes too long."""
+    """Ends an attempt once a newer generation is published or the deadline is past (`Limit`)."""
 
     handler: GenerationRendezvousHandler
     deadline: Deadline
@@ -220,12 +144,12 @@ class _Void:
 
     @property
     def leaves(self) -> bool:
-        """Whether this worker leaves the rendezvous, because the job has ended and no group counts on it."""
+        """Whether this worker leaves the rendezvous: the job has ended, and no group counts on the worker."""
         return self.leaves_a_closed_job and self.handler.is_closed()
 
 
 def _rendezvous(tools: RegroupTools, deadline: Deadline, *, in_group: bool) -> tuple[int, Store]:
-    """Meet the others. A worker that leaves instead says so in the generation's store."""
+    """Meet the other workers. A worker that leaves instead says so in the generation's store."""
     handler = tools.handler
     void = _Void(handler, deadline, leaves_a_closed_job=not in_group)
     try:
@@ -238,7 +162,7 @@ def _rendezvous(tools: RegroupTools, deadline: Deadline, *, in_group: bool) -> t
 
 
 def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
-    """Rank in the transfer group, and the generation's store."""
+    """Return the rank in the transfer group, and the generation's store."""
     try:
         info = handler.next_rendezvous()
     except LeaverError as leaving:
@@ -253,11 +177,11 @@ class _Attempt(Progress):
     """One try to enter a generation.
 
     Attributes:
-        rank: in the transfer group: members, then leavers.
-        deadline: past it the watchdog ends the attempt.
-        transfers: (source, target, bytes) of all moves, once they are planned.
-        failed: set when it has.
-        assembled: the state of the new role, from when all of it is there until everybody has voted.
+        rank: in the transfer group, which has the members first, then the leavers.
+        deadline: when the watchdog ends the attempt.
+        transfers: (source, target, bytes) of all planned moves.
+        failed: set when the attempt has failed.
+        assembled: the complete state of the new role, None before that.
     """
 
     tools: RegroupTools
@@ -282,7 +206,7 @@ class _Attempt(Progress):
         return self.is_member and self.generation.members[self.rank].name == self.generation.leader
 
     def run(self) -> tuple[TransferPlan, WorkerState]:
-        """Everything from the rendezvous to the vote."""
+        """Do everything from the rendezvous to the vote."""
         tools, number = self.tools, self.generation.layout_generation
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.hooks.on_point(HookPoint.MET, number)
@@ -314,7 +238,7 @@ class _Attempt(Progress):
         return plan, new_state
 
     def _assemble(self, plan: TransferPlan, state_map: StateMap | None) -> WorkerState:
-        """The state of this worker's new role."""
+        """Return the state of this worker's new role."""
         tools, state, device = self.tools, self.state, self.tools.transport.device
         assert self.groups.transfer is not None
         if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
@@ -333,9 +257,9 @@ class _Attempt(Progress):
         self.phases.lap("move")
 
     def _expect(self, plan: TransferPlan) -> None:
-        """Note what will move, and so how long the vote may be away: alike on all, since they wait for each other."""
+        """Note what will move, and allow time for it. All workers allow the same, because they wait for each other."""
         if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
-            return  # votes say meanwhile who is still at it
+            return  # the barrier's votes allow time as long as a worker still reads
         codec, shells, boundary = self.tools.codec, self.tools.shells, int(plan.control["boundary"])
         sizes = {unit: codec.size(unit, shells[unit], boundary) for unit in {move.unit for move in plan.moves}}
         totals: dict[tuple[int, int], int] = defaultdict(int)
@@ -345,7 +269,7 @@ class _Attempt(Progress):
         self.deadline.put_off(self.tools.watchdog.limit_to_move(sum(totals.values())))
 
     def _agree(self) -> TransferPlan:
-        """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
+        """Tell the leader what this worker holds, and return the leader's plan."""
         tools, state, store = self.tools, self.state, self.store
         control = state.control
         inventory = Inventory(
@@ -369,14 +293,14 @@ class _Attempt(Progress):
         return TransferPlan.model_validate_json(content)
 
     def plan_for_all(self) -> TransferPlan:
-        """On the leader: the plan, which the others then find in the store."""
+        """As the leader, make the plan and put it into the store for the others."""
         tools, generation, store = self.tools, self.generation, self.store
         total = len(generation.members) + len(generation.leavers)
         inventories = [
             Inventory.model_validate_json(content)
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
-        for other in range(total):  # the store lives as long as this worker
+        for other in range(total):  # otherwise they would stay in the store as long as this worker lives
             store.delete_key(f"inventory/{other}")
         self._compare_data(inventories)
         sources = _LeadersSources(self)
@@ -388,31 +312,30 @@ class _Attempt(Progress):
             num_units=len(tools.shells),
         )
         plan.kept_step, plan.earlier_generations = sources.kept_step, sources.earlier_generations
-        if plan.control and sources.asked_storage:  # an earlier state than the newest, whose best may be gone
+        if plan.control and sources.asked_storage:  # the state is not the newest, and its best model may be gone
             plan.control["kept_step"] = sources.kept_step
         store.set(_PLAN_BY_STORAGE if sources.asked_storage else _PLAN, plan.model_dump_json())
         return plan
 
     def _compare_data(self, inventories: Sequence[Inventory]) -> None:
-        """Nobody goes on where members see different data. A joiner ends no job that trains: who holds state goes back
-        to where that came from."""
+        """Refuse a generation whose members see different data. A joiner cannot end a job that trains: then the workers
+        that hold state return to the generation before."""
         generation = self.generation
         if not (differing := who_differs(inventories, len(generation.members))):
             return
         advice = (
-            "targets or their order differ between processes: seed whatever draws at random for the data, and leave the"
-            " checkpoints of a job that trains where they are"
+            "targets or their order differ between processes: seed everything random in the data, and do not move the"
+            " checkpoints of a job that trains"
         )
         if any(inventories[rank].units for rank in differing) or not any(each.units for each in inventories):
             raise WorkersDifferError(advice)
         names = ", ".join(generation.members[rank].name for rank in differing)
-        why = f"{names} would train on other data than those who train already: {advice}"
+        why = f"{names} would train on other data than the present workers: {advice}"
         self.store.set(_PLAN, _NO_PLAN + why)
         raise RegroupError(why)
 
     def pass_barrier(self, work: Callable[[], T] | None) -> T | None:
-        """Do what takes nobody knows how long, in a thread, while all participants vote on whether anybody is still at
-        it."""
+        """Do work of unknown length in a thread, while all participants vote on whether any of them still works."""
         transfer = self.groups.transfer
         assert transfer is not None
         return self.tools.barrier.pass_within(work, transfer, self.deadline)
@@ -422,9 +345,9 @@ class _LeadersSources:
     """What the leader looks up while it plans (`PlanSources`).
 
     Attributes:
-        asked_storage: whether a unit was lost, so that the storage was asked.
-        kept_step: as the storage says.
-        earlier_generations: as storage and record say.
+        asked_storage: whether the storage was asked, because a unit was lost.
+        kept_step: step of the best model in the storage, 0 for none.
+        earlier_generations: the highest layout generation of earlier jobs, by storage and record.
     """
 
     def __init__(self, attempt: _Attempt) -> None:
@@ -441,7 +364,7 @@ class _LeadersSources:
         return [codec.size(index, shell, boundary) for index, shell in enumerate(shells)]
 
     def durable(self) -> DurablePoint | None:
-        """The others are told to wait first, because storage may be slow."""
+        """Tell the others to wait, because storage may be slow, then ask it."""
         self._attempt.store.set(_PLAN, "")
         self.asked_storage = True
         asked = self._attempt.pass_barrier(self._ask)
@@ -455,29 +378,12 @@ class _LeadersSources:
     def _ask(self) -> tuple[DurablePoint | None, int, int]:
         checkpoints = self._tools.checkpoints
         found, kept_step, generation = checkpoints.durable(), checkpoints.kept_step(), checkpoints.newest_generation()
-        # The record also knows generations that left nothing in the storage; without a checkpoint it is another run's.
+        # The record also names generations that left nothing in the storage. Without a checkpoint it is another run's.
         return found, kept_step, max(generation, newest_generation(self._tools.run_dir)) if generation else 0
 
 
-def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None:
-    """Do what others have done and this worker broke before: commit the step, decide what follows it. What it sends is
-    then as those expect it who have. A worker that is further behind, or has done the step in another generation, is
-    sent all that it needs, and gives nothing.
-
-    Args:
-        state: of this worker.
-        control: what the plan goes on from.
-        unsettled: has the step after this worker's last, if it is pending.
-    """
-    present = state.control
-    if (present.step + 1, unsettled.pending) == control.point:
-        unsettled.commit_late(control)
-    elif present.point == control.point and present.decided_step != control.decided_step:
-        state.go_on_from(control)
-
-
 def _commit(transfer: dist.ProcessGroup) -> None:
-    """Members and leavers say that they have all they need; after this nobody goes back."""
+    """Vote, as a member or a leaver that has all it needs. After this vote the generation is committed."""
     votes = torch.ones(1, dtype=torch.float32)
     dist.all_reduce(votes, group=transfer)
     if int(votes.item()) != transfer.size():

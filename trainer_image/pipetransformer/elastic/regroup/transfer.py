@@ -20,14 +20,14 @@ _MAX_PARTS = 1 << 12
 
 
 class Cargo(Protocol):
-    """What one worker sends and receives, by unit."""
+    """The units that one worker sends and receives."""
 
     def give(self, unit: int) -> Parts:
-        """The parts of a unit that this worker sends."""
+        """Return the parts of a unit that this worker sends."""
         ...
 
     def blank(self, unit: int) -> Parts:
-        """Parts of the same shapes, to receive a unit in."""
+        """Return parts of the same shapes, to receive a unit in."""
         ...
 
 
@@ -36,11 +36,11 @@ class StateCargo:
     """The units of a worker's state (`Cargo`).
 
     Attributes:
-        codec: packs them.
-        shells: every unit, for shapes only.
-        state: that gives.
-        boundary: by which a unit carries moments or none.
-        device: on which units are packed and received.
+        codec: packs units.
+        shells: all units, used for their shapes only.
+        state: holds the units to send.
+        boundary: tells which units carry moments.
+        device: where units are packed and received.
     """
 
     codec: UnitCodec
@@ -56,7 +56,7 @@ class StateCargo:
         return self.codec.blank(unit, self.shells[unit], self.boundary, self.device)
 
     def num_bytes(self, unit: int) -> int:
-        """Bytes of a unit on the wire."""
+        """Return the bytes of a unit on the wire."""
         return self.codec.size(unit, self.shells[unit], self.boundary)
 
 
@@ -66,9 +66,9 @@ class CopiesCargo:
 
     Attributes:
         copies: parts by unit.
-        codec: has packed them.
-        shells: every unit, for shapes only.
-        boundary: at which they were copied.
+        codec: the codec that packed them.
+        shells: all units, used for their shapes only.
+        boundary: the boundary at which they were copied.
     """
 
     copies: Mapping[int, Parts]
@@ -105,11 +105,11 @@ def move_units(
         moves: in the same order on all ranks.
         rank: this worker's rank in `group`.
         group: members, and leavers if there are any.
-        cargo: of this worker.
+        cargo: this worker's units.
         progress: told once all is under way, and once all is here.
 
     Returns:
-        Received parts by unit. All has arrived, and all that was sent has been taken.
+        Received parts by unit. They have arrived, and the others have received what this worker sent.
 
     Raises:
         RuntimeError: a connection broke or timed out.
