@@ -1,8 +1,8 @@
-"""The worker's side of the operator's channel: readiness, generations, heartbeats and reports, over plain HTTP(S).
+"""The worker's side of the operator's channel: readiness, generations, heartbeats and reports over HTTP(S).
 
-The operator may be away for minutes, and training must not notice. Nothing here runs on the training thread except the
-first wait for a generation: heartbeats and reports have a thread each, a report is the newest state and is sent again,
-with back-off, until acknowledged.
+Training continues while the operator is away. So heartbeats and reports have a thread each, and only the first wait for
+a generation runs on the training thread. The newest report is sent again, with back-off, until the operator
+acknowledges it.
 """
 
 import contextlib
@@ -40,13 +40,12 @@ Answer = TypeVar("Answer", bound=Wire)
 HEARTBEAT_SECONDS = 2.0
 REPORT_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 10.0
-#: Until a connection stands, TLS included: the address of a pod that is gone never answers, its successor's does.
+#: For opening a connection, TLS included. The address of a pod that is gone never answers.
 CONNECT_SECONDS = 3.0
 
 
 class ChannelUnavailableError(RuntimeError):
-    """The operator could not be asked, did not answer, or not with success; worth another try, after `retry_after`
-    seconds at least."""
+    """A request to the operator failed. Try again after `retry_after` seconds or later."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -58,12 +57,12 @@ class JobEndedError(RuntimeError):
 
 
 class _Connection(http.client.HTTPConnection):
-    """One that gives up connecting long before it gives up waiting for an answer."""
+    """A connection that waits longer for an answer than for the connection itself."""
 
     _answer_seconds: float | None = None
 
     def expect_within(self, seconds: float) -> None:
-        """Gives each of the next answers so long."""
+        """Allow each of the next answers `seconds`."""
         self._answer_seconds = seconds
         if self.sock is not None:
             self.sock.settimeout(seconds)
@@ -80,7 +79,7 @@ class _SecureConnection(_Connection, http.client.HTTPSConnection):
 
 @dataclass(slots=True)
 class _Kept:
-    """A connection that outlasts its requests."""
+    """A connection that stays open from one request to the next."""
 
     connection: _Connection | None = None
 
@@ -92,9 +91,9 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One request each. `token_file` is read again for every request, since projected tokens are rotated in place.
+    """The operator's HTTP API. Every request reads `token_file` again, because projected tokens are rotated in place.
 
-    All requests raise `ChannelUnavailableError` and `JobEndedError`, and nothing else.
+    Requests raise only `ChannelUnavailableError` and `JobEndedError`.
     """
 
     url: str
@@ -106,9 +105,9 @@ class Channel:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator["Channel"]:
-        """The same for one thread, with a connection that stays open from one request to the next: for who polls.
+        """Give a channel for one thread that polls, whose connection stays open from one request to the next.
 
-        It is given up with the first request that fails: another operator may lead by then.
+        A request that fails closes the connection, because another operator may lead by then.
         """
         kept = _Kept()
         try:
@@ -117,16 +116,18 @@ class Channel:
             kept.close()
 
     def ready(self, address: str) -> None:
-        """Say that this worker is warm and that its store listens at `address` (host:port)."""
+        """Tell the operator that this worker is warm and that its store listens at `address` (host:port)."""
         self._call("POST", Path.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
 
     def notice(self, after: int, timeout_seconds: int) -> GenerationNotice | None:
-        """Notice of the newest generation above `after` that names this worker, or None when none came in time."""
+        """Wait for the notice of the newest generation above `after` that names this worker. Returns None if none came
+        in time."""
         body = self._poll(after, timeout_seconds)
         return _read(GenerationNotice, body) if body else None
 
     def generation(self, after: int, timeout_seconds: int) -> Generation | None:
-        """The same generation with all its members: for its leader, and for whom its leader is silent."""
+        """Wait for the same generation with all its members. The leader calls this, and workers whose leader is
+        silent."""
         body = self._poll(after, timeout_seconds, "&members=true")
         return _read(Generation, body) if body else None
 
@@ -135,18 +136,18 @@ class Channel:
         return self._call("GET", path, None, timeout_seconds + 10)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Give a sign of life; returns the newest published generation, and the pace that the operator asks for."""
+        """Send a heartbeat. Returns the newest published generation and the pace that the operator asks for."""
         return _read(HeartbeatReply, self._call("POST", Path.HEARTBEAT, beat, 10))
 
     def report(self, report: Report) -> ReportReply:
-        """Send the leader's report; returns as `heartbeat` does, once the report is durable."""
+        """Send the leader's report. Returns the same as `heartbeat`, once the report is durable."""
         return _read(ReportReply, self._call("POST", Path.REPORT, report, 30))
 
     def _call(self, method: str, path: str, message: Wire | None, timeout: float) -> bytes:
         data = None if message is None else json.dumps(message.to_wire()).encode()
         try:
             response, body = self._request(method, path, data, timeout)
-        # Also of the token and the authority's file: whoever exchanges or mends them has done so by another request.
+        # Also errors of the token and the authority's file, which may be repaired before the next request.
         except (OSError, EOFError, ValueError, zlib.error, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
         if response.status == http.HTTPStatus.GONE:
@@ -193,22 +194,22 @@ class Channel:
 
 
 def _read(kind: type[Answer], body: bytes) -> Answer:
-    """An answer of success. Raises `ChannelUnavailableError` where it is none of ours, as of a proxy in between."""
+    """Parse an answer. Raises `ChannelUnavailableError` if it is not the operator's, such as a proxy's page."""
     try:
         return kind.model_validate_json(body)
     except ValueError as error:
-        raise ChannelUnavailableError(f"the answer is no {kind.__name__}: {error}") from error
+        raise ChannelUnavailableError(f"the answer is not a {kind.__name__}: {error}") from error
 
 
 def _retry_after(said: str | None) -> float:
-    """Seconds that the operator asks for, at most a minute; it sends no dates."""
+    """Return the seconds that the operator asks to wait, a minute at most. It sends no dates."""
     text = (said or "").strip()
     return min(60.0, float(text)) if text.isdecimal() else 0.0
 
 
 class Backoff:
-    """Waits that double from half a second to `MAX_BACKOFF_SECONDS`, or as long as the operator asks for, and end early
-    when `stop` is set."""
+    """Waits that double from half a second to `MAX_BACKOFF_SECONDS`. They last at least as long as the operator asks
+    for, and end early when `stop` is set."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -223,7 +224,7 @@ class Backoff:
 
 
 class Sightings(Protocol):
-    """Told which generations are published; `ChannelSource`."""
+    """Takes the numbers of published generations (`ChannelSource`)."""
 
     def saw(self, layout_generation: int) -> None: ...
 
@@ -232,14 +233,14 @@ class HeartbeatSubject(Protocol):
     """The worker that a heartbeat speaks for."""
 
     def heartbeat(self) -> Heartbeat:
-        """What the next heartbeat says."""
+        """Return the next heartbeat."""
         ...
 
     def on_job_ended(self) -> None:
-        """The operator says that the job has ended. No heartbeat follows."""
+        """The operator said that the job has ended. No heartbeat follows."""
 
     def on_stop_asked(self) -> None:
-        """The operator asks for a last checkpoint and the worker's end. Told with each answer that says so."""
+        """The operator asked for a last checkpoint and the worker's end. Called for each answer that says so."""
 
 
 class HeartbeatSender:
@@ -286,8 +287,8 @@ class HeartbeatSender:
 
 
 class ReportSender:
-    """A thread that sends the newest report: at once when urgent, else at the pace that the operator asks for, again
-    until acknowledged."""
+    """A thread that sends the newest report until the operator acknowledges it: urgent reports at once, others at the
+    pace that the operator asks for."""
 
     def __init__(self, channel: Channel, source: Sightings) -> None:
         self._channel = channel
@@ -310,12 +311,12 @@ class ReportSender:
             self._lock.notify_all()
 
     def forget(self) -> None:
-        """Send the newest report no more: another worker leads by now."""
+        """Drop the newest report, because another worker leads by now."""
         with self._lock:
             self._latest = None
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the newest report is acknowledged; whether it was, within `timeout` seconds."""
+        """Wait up to `timeout` seconds until the newest report is acknowledged. Returns whether it was."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._pending or self._stop.is_set(), timeout)
 
