@@ -21,7 +21,7 @@ class HookPoint(StrEnum):
 
 
 class Hooks:
-    """Override what the process needs. As it is, nothing ever stops the worker."""
+    """A process overrides the methods that it needs. By default nothing stops the worker."""
 
     def on_point(self, point: HookPoint, number: int) -> None:
         """The worker has reached a point."""

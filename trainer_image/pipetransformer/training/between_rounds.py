@@ -44,7 +44,7 @@ class BetweenRounds:
             rehearse(job, member, self._kit.watchdog)
 
     def check_finite(self, state: WorkerState, member: Membership, vote: Vote) -> None:
-        """Where the step was skipped, find where its numbers stopped being finite, and end a run that diverges.
+        """If the step was skipped, find where its numbers stopped being finite, and end a run that diverges.
 
         Raises:
             SpecError: too many steps in a row were skipped.
@@ -61,7 +61,7 @@ class BetweenRounds:
         """Ask the freeze policy after the last step or before the first, once even if generations break in between.
         Returns whether the boundary moved.
 
-        The evaluation comes first, because it may end the training: then nothing that froze would ever train frozen.
+        The evaluation comes first, because it may end the training. Layers that froze then would never train frozen.
         """
         job, control = self._kit.job, state.control
         if control.decided_step == control.step or is_done(job, control):
@@ -112,8 +112,7 @@ class BetweenRounds:
         _note_durable(state, member, checkpoint)
 
     def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
-        """Continue the checkpoint that is being written, and begin one that is due. One is due when the boundary
-        moved."""
+        """Continue the checkpoint that is being written, and begin one that is due, such as when the boundary moved."""
         checkpointer, leads = self._kit.checkpointer, member.leader is not None
         wanted = moved or checkpointer.due(state.control.step, vote.save)
         _note_durable(state, member, checkpointer.advance(vote.writing, leads=leads))

@@ -1,4 +1,4 @@
-"""Scores the model on the held-out samples, through the same pipelines that train it, and keeps the best."""
+"""Scores the model on the held-out samples, through the pipelines that train it, and keeps the best model."""
 
 import math
 import time
@@ -20,18 +20,18 @@ from pipetransformer.state.worker_state import WorkerState
 
 from .membership import Membership
 
-#: About how long an evaluation goes on before all agree to.
+#: About how long an evaluation runs until all members agree to continue.
 _SECONDS = 1.0
 
 
 def evaluation_due(job: Job, control: Control) -> bool:
-    """Whether the newest step is one to evaluate after, and that was not done yet."""
+    """Whether an evaluation follows the newest step and is still to do."""
     return control.evaluated_step != control.step and job.evaluates_after(control.step)
 
 
 def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
-    """Score one micro-batch of held-out samples, and forget it: what fails in an evaluation fails before the first step
-    and not after an epoch. All members call this.
+    """Score one micro-batch of held-out samples and drop the result, so that errors of an evaluation show before the
+    first step instead of after an epoch. All members call this.
 
     Raises:
         RuntimeError: a connection broke.
@@ -52,14 +52,14 @@ def evaluate(
     barrier: Barrier,
     hooks: Hooks,
 ) -> bool:
-    """Evaluate the committed state; all members call this between rounds.
+    """Evaluate the committed state. All members call this between rounds.
 
     Returns:
-        Whether that was done. Not if a member is told to stop meanwhile, as `hooks` say: it is killed before long, and
-        nothing is noted, so the evaluation will be done again.
+        Whether the evaluation is complete. It is not if `hooks` tell a member to stop meanwhile, because that member
+        will soon be killed. Then nothing is noted, and the evaluation will be repeated.
 
     Raises:
-        RuntimeError: a connection broke; nothing is noted, so it will be done again.
+        RuntimeError: a connection broke. Nothing is noted, and the evaluation will be repeated.
         ModelError: a metric or the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         StorageError: the best model cannot be written.
@@ -79,21 +79,21 @@ def evaluate(
     }
     better = control.is_better(values, job.spec.evaluation)
     if better and job.spec.evaluation.keep_best:
-        control.kept_step = 0  # from here on nobody knows which, if this breaks
+        control.kept_step = 0  # if the write breaks, the stored model is unknown
         save_best(job, state, layout, member.groups, barrier)
         control.kept_step = control.step
-    control.note_evaluation(values, better=better)  # last: what breaks before it is done again
+    control.note_evaluation(values, better=better)  # last, so that an evaluation that breaks is repeated
     if member.leader is not None:
         member.leader.on_evaluated(control, better=better)
     return True
 
 
 class _Slices:
-    """Has all members agree, about once a second, whether an evaluation goes on.
+    """Has all members agree, about once a second, whether an evaluation continues.
 
-    They say how long the parts since the last time took, so that all know alike after how many more they ask again:
-    after each would cost a pipeline its overlap. First after one, then after at most twice as many as before; and so
-    again where longer samples come, whose parts may take a hundred times as long.
+    To agree after each part would cost a pipeline its overlap. So the members exchange how long the last parts took,
+    and all derive after how many parts to agree again: first one, then at most twice as many as before. They start over
+    with one part where the length of samples changes, because longer samples may take a hundred times as long.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class _Slices:
     ) -> None:
         """
         Args:
-            member: of the generation.
-            lengths: of the samples in each part, by pipeline.
-            hooks: say whether this worker was told to stop.
-            timing: of the slices, each of which counts by itself.
+            member: this worker's membership.
+            lengths: length of the samples in each part, by pipeline.
+            hooks: tell whether this worker shall stop.
+            timing: times each slice by itself.
         """
         self._exchange = Exchange(member.world, 2, EVALUATION)
         self._device = member.runner.spec.device
@@ -124,7 +124,7 @@ class _Slices:
         self._goes_on = True
 
     def part_ended(self) -> bool:
-        """Whether all go on after one more part."""
+        """Count one more part. Returns whether all members continue."""
         self._done += 1
         self._left -= 1
         if self._done < self._parts and (not self._left or self._done in self._changes):
@@ -132,7 +132,7 @@ class _Slices:
         return self._goes_on
 
     def end_with_the_others(self) -> bool:
-        """Take part in the agreements of pipelines that have more parts. Whether all have come to their end."""
+        """Take part in the agreements of pipelines with more parts. Returns whether all pipelines have finished."""
         while self._goes_on and self._done < self._parts:
             self.part_ended()
         return self._goes_on

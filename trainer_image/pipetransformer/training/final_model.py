@@ -1,4 +1,4 @@
-"""The model at a job's end: gathered on the leader from those that hold its units, and written where the job asks."""
+"""Gathers the model on the leader at the job's end, and writes it to the job's output."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +29,8 @@ def gather_model(
     device: torch.device,
     watchdog: Watchdog,
 ) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of the whole model by name on the leader; nothing on the others. All members call this.
+    """Return parameters and buffers of the whole model by name on the leader, and nothing on the other members. All
+    members call this.
 
     Raises:
         RuntimeError: a connection broke.
@@ -62,17 +63,17 @@ def gather_model(
 
 
 def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path, *, steps: int) -> None:
-    """Write the model to the job's output, or into `run_dir`, with what made its inputs.
+    """Write the model to the job's output, or into `run_dir` if the job has none, with the processor of its inputs.
 
     Args:
-        job: whose model it is.
+        job: the job that trained the model.
         tensors: parameters and buffers by whole-model name.
-        run_dir: of this worker.
-        steps: that were committed when these were the weights.
+        run_dir: this worker's folder.
+        steps: committed steps of these weights.
 
     Raises:
-        StorageError: it cannot be written.
-        ModelError: it cannot be saved as what it is.
+        StorageError: the model cannot be written.
+        ModelError: the model cannot be saved in its format.
     """
     output = job.spec.output
     location = str(run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"

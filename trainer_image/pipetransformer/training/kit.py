@@ -1,4 +1,4 @@
-"""What a worker has for as long as it lives, whatever generation it belongs to."""
+"""The parts that a worker keeps as long as it lives, through all generations."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +71,6 @@ class Kit:
     reserve: Reserve = field(default_factory=Reserve)
 
     def equip(self, state: WorkerState, member: Membership) -> None:
-        """Make the stage, its optimizer and the reduction of its gradients, for the present boundary."""
+        """Make the stage, its optimizer and the reduction of its gradients, at the present boundary."""
         with RunningModel("making a stage and its optimizer"):  # no connection can have broken in it
             member.equip(self.job, state, self.committer, self.cache.activations, self.readers, self.transport.device)

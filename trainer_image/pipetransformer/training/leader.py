@@ -92,7 +92,7 @@ class Leader:
         self._tell(FirstStepTaken(control, pause_seconds, phases, transfers))
 
     def on_step(self, control: Control, vote: Vote, *, seconds: float) -> None:
-        """Step `control.last_step` is committed; it took so many seconds."""
+        """Step `control.last_step` is committed; it took `seconds`."""
         line = control.last_step
         self._pace.note(line["frozen_layers"], seconds)
         self._tell(StepTaken(control, {**line, "samples_per_second": line["samples"] / seconds}, vote.finite))
@@ -243,7 +243,7 @@ class LeaderMetrics:
 
 
 def roles_of(layout: StageLayout, num_layers: int) -> list[Role]:
-    """Who holds which blocks."""
+    """Return which worker holds which layers."""
     roles = []
     for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True):
         span = layout.spans[stage]
@@ -252,5 +252,5 @@ def roles_of(layout: StageLayout, num_layers: int) -> list[Role]:
 
 
 def wall_clock() -> float:
-    """Seconds since the epoch: the one clock that a new leader shares with the old one."""
+    """Return seconds since the epoch, the one clock that a new leader shares with the old one."""
     return time.time()

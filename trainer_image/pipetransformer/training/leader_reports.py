@@ -69,7 +69,7 @@ class Pace:
         self.boundary = 0
 
     def note(self, boundary: int, seconds: float) -> None:
-        """A step took so long. A change of the boundary discards the steps before."""
+        """Note a step. A change of the boundary discards the steps before."""
         if boundary != self.boundary:
             self._seconds.clear()
             self.boundary = boundary
@@ -125,7 +125,7 @@ class Forecast:
 
     @property
     def offers(self) -> list[Offer]:
-        """Of layouts, for the operator to choose from."""
+        """Layouts that the operator may choose from."""
         return self._offered.offers
 
     def begin(self, control: Control) -> None:
@@ -137,7 +137,7 @@ class Forecast:
             self.predict(control)
 
     def note_pause(self, seconds: float, phases: Mapping[str, float], *, moved: bool) -> None:
-        """Take what the present generation's pause says about the next one's. `moved` says whether state moved."""
+        """Learn from the present generation's pause how long the next may be. `moved` tells whether state moved."""
         reason = self._layout.generation.reason
         if reason not in _UNPLANNED:
             self.pause_seconds = seconds
@@ -166,7 +166,7 @@ class Forecast:
         self.step_seconds = None if scale is None else scale * present
 
     def _scale(self, model: StepModel) -> float | None:
-        """The factor by which predictions are multiplied, so that the present layout takes the measured seconds."""
+        """Return the factor for predictions that makes the present layout take the measured seconds."""
         if self._pace.median is None:
             return None
         return self._pace.median / model.step_seconds(self._pace.boundary, self._cut, self._layout.pipelines)

@@ -1,7 +1,6 @@
-"""One round of training: a global batch from its deal to its commit.
+"""One round of training: deal a global batch, run the pipeline, reduce gradients, vote, commit.
 
-Deal, run the pipeline, reduce gradients, vote, commit. Until the vote everything may break and be done again; after it
-everybody commits the same.
+Until the vote, a round that breaks is simply repeated. After the vote, all workers commit the same step.
 """
 
 import time
@@ -74,7 +73,7 @@ class Rounds:
         return vote
 
     def _similarities(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> list[float]:
-        """What the policy wants to know of the first block that trains; the one worker that has it tells the others."""
+        """Return what the policy asks about the first layer that trains. The worker that holds it tells the others."""
         control, layout = state.control, member.layout
         if control.boundary == self._kit.job.num_layers or not policy.needs_similarities(control.step + 1):
             return []
@@ -85,7 +84,7 @@ class Rounds:
         return Exchange(member.world, len(own), SIMILARITIES).sum(own)
 
     def _pass_on_next(self, member: Membership) -> bool:
-        """On the leader: whether a newer generation is known; it is then in the store for the others to read."""
+        """As the leader, put a newer generation into the store for the others. Returns whether there is one."""
         if member.leader is None:
             return False
         found = self._kit.watcher.found(self._kit.handler.current)
@@ -95,7 +94,7 @@ class Rounds:
         return True
 
     def _end_pause(self, control: Control, member: Membership) -> None:
-        """After the first step of a generation: tell how long training paused for it, and do what was put off."""
+        """After the first step of a generation, tell how long training paused, and do what was put off."""
         member.stepped = True
         member.phases.lap("first step")
         pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds

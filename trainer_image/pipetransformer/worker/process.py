@@ -1,11 +1,10 @@
-"""The life of a worker process: from its environment to its exit code.
+"""Runs a worker process, from its environment to its exit code.
 
-A worker that a generation left out waits for one that names it again, or for the operator to end it: its pod would give
-its accelerator away by ending, and that is for the operator to do, once a checkpoint is durable.
+A worker without a role waits for a generation that names it again, or for the operator to end it. It does not exit by
+itself, because the exit of its pod gives its accelerator away before a checkpoint is durable.
 
-Exit 0 means that the worker left as the operator told it or that the job has ended, 2 that the user's spec cannot be
-trained, 143 that a signal ended it, 1 anything else. The outcome also stands in the termination log, where it is found
-after any outage of the channel.
+Exit codes: 0 if the operator told it to leave or the job ended, 2 if the spec cannot be trained, 143 after a signal, 1
+otherwise. The termination log repeats the outcome, in case the channel is down.
 """
 
 import datetime
@@ -56,15 +55,15 @@ logger = logging.getLogger(__name__)
 EXIT_WORKER = 1
 EXIT_SPEC = 2
 EXIT_STOPPED = 143
-#: For the report of the checkpoint that a worker leaves when it is told to stop.
+#: For sending the report of the last checkpoint of a worker that was told to stop.
 FLUSH_SECONDS = 5.0
-#: Of every rendezvous and what is asked of its store.
+#: Of every rendezvous, and of every request to its store.
 TIMEOUT = datetime.timedelta(seconds=300)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Who this worker is and how it reaches the operator."""
+    """Names of a worker, and how it reaches the operator."""
 
     job: str
     job_uid: str
@@ -82,7 +81,7 @@ class WorkerIdentity:
         """Read the variables of `pipetransformer_contract.wire.Env`.
 
         Raises:
-            KeyError: one that is needed is missing.
+            KeyError: a required variable is missing.
         """
         env = os.environ if environment is None else environment
 
@@ -107,7 +106,8 @@ class WorkerIdentity:
 
 
 def choose_device() -> torch.device:
-    """The accelerator of this worker, or the CPU. On the CPU one thread, unless the environment says otherwise."""
+    """Return this worker's accelerator, or the CPU. On the CPU, use one thread unless the environment says
+    otherwise."""
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -127,9 +127,9 @@ class WorkerEnd:
 
 
 def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEnd:
-    """Live as the worker that `identity` describes, with the parts that its spec calls `script`."""
+    """Run the worker that `identity` names; `parts` are what its spec calls `script`."""
     agent = OneGeneration.from_environment()
-    if agent is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":  # they would all be one member
+    if agent is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":  # all would claim the same member
         words = "torchrun starts several processes here, but a worker is one process in one pod: use --nproc-per-node 1"
         return refuse(identity, SpecError("spec.podTemplate", words))
     try:
@@ -147,12 +147,12 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
 
 
 class WorkerProcess(Hooks):
-    """One worker, from its loaded job to its end. Signals, heartbeats and the trainer's hooks all arrive here.
+    """One worker, from its loaded job to its end. Signals, heartbeats and the trainer's hooks arrive here.
 
     Args:
-        identity: of this worker.
-        job: that it trains.
-        agent: the generation that torchrun's agent has met; None where the worker takes generations from the channel.
+        identity: names this worker.
+        job: the job to train.
+        agent: the generation that torchrun's agent has met; None if the worker takes generations from the channel.
     """
 
     def __init__(self, identity: WorkerIdentity, job: Job, agent: OneGeneration | None) -> None:
@@ -168,28 +168,28 @@ class WorkerProcess(Hooks):
         self._heartbeats = HeartbeatSender(channel, operator, self)
         self._meter = Meter()
         self._trainer: Trainer | None = None
-        #: The generation that this worker left with. It holds nothing until it meets a newer one.
+        #: The generation that this worker left with, 0 for none. The worker holds nothing until it joins a newer one.
         self._left = 0
-        #: SIGTERM has come.
+        #: The process got SIGTERM.
         self._signalled = threading.Event()
-        #: The operator asks for a last checkpoint. It gives time for it before it has the process killed.
+        #: The operator asked for a last checkpoint, and allows time for it before it has the process killed.
         self._asked = threading.Event()
         self._job_ended = threading.Event()
 
     @property
     def trainer(self) -> Trainer:
-        """The present trainer; a worker that has left and waits has a fresh one."""
+        """The present trainer. A worker that has left and waits has a new one."""
         assert self._trainer is not None
         return self._trainer
 
     def run(self) -> WorkerEnd:
-        """Train until this worker's part has ended, and say in the termination log how it did."""
+        """Train until this worker's part ends, and write the outcome to the termination log."""
         signal.signal(signal.SIGTERM, self._on_signal)
         try:
             self._make_trainer()
-        except (SpecError, StorageError) as error:  # it looks at the data, and begins its ledger
+        except (SpecError, StorageError) as error:  # from reading the data and beginning the ledger
             return _refuse(self._identity, error, error.reason)
-        # Heartbeats also go on between generations: their answers tell of one that makes the present attempt void.
+        # Heartbeats continue between generations, because an answer may tell that the present attempt is void.
         self._reports.start()
         self._heartbeats.start()
         try:
@@ -211,13 +211,13 @@ class WorkerProcess(Hooks):
         return self._end(ending)
 
     def _train(self) -> Ending:
-        """Train, and wait for another generation each time that one was committed without this worker."""
+        """Train. Each time a generation is committed without this worker, wait for one that names it again."""
         device, identity = self._transport.device, self._identity
         with serve(self._meter, lambda: self.trainer.position, device, identity.address, identity.metrics_port):
             ending = self.trainer.run()
             while ending is Ending.LEFT and self._agent is None:
                 self._become_fresh()
-                if self.stop_requested():  # before it had left, or in a collection of garbage, which drops exceptions
+                if self.stop_requested():  # the signal came earlier, or in a garbage collection, which drops exceptions
                     break
                 ending = self._wait_and_train()
             if ending is Ending.CLOSED and self._asked.is_set() and not self._job_ended.is_set():
@@ -227,7 +227,7 @@ class WorkerProcess(Hooks):
         return ending
 
     def _become_fresh(self) -> None:
-        """Drop all that the worker held in the generation that it left with."""
+        """Replace the trainer and free all that it held, because a generation was committed without this worker."""
         self._left = self._handler.current
         self._reports.forget()
         self._make_trainer()
@@ -250,7 +250,7 @@ class WorkerProcess(Hooks):
         )  # fmt: skip
 
     def _end(self, ending: Ending) -> WorkerEnd:
-        """Say how this worker ended."""
+        """Write how this worker ended, and return its exit code."""
         signalled = self._signalled.is_set()
         if ending is Ending.STOPPED and not (signalled or self._asked.is_set()):
             ending = Ending.CLOSED
@@ -262,7 +262,7 @@ class WorkerProcess(Hooks):
         return WorkerEnd(EXIT_STOPPED if ending is Ending.STOPPED and signalled else 0, ending, self._trainer)
 
     def _on_signal(self, *_: object) -> None:
-        """SIGTERM: leave at the end of the round, or at once where this worker holds nothing."""
+        """On SIGTERM, leave at the end of the round, or at once if this worker holds nothing."""
         self._signalled.set()
         handler = self._handler
         if self._agent is not None:
@@ -271,7 +271,7 @@ class WorkerProcess(Hooks):
             _terminate(self._identity, "Left", Ending.LEFT.value, "")
             raise SystemExit(0)
         elif handler.generation is None or handler.waiting_after is not None:
-            # It holds nothing yet; or its group broke, and no plan will name a pod that is being deleted.
+            # It holds nothing yet. Or its group broke, and no generation will name a pod that is being deleted.
             _end_as_told(self._identity, "Failed", 0 if self._trainer is None else self._trainer.saved_step)
             raise SystemExit(EXIT_STOPPED)
 
@@ -291,8 +291,8 @@ class WorkerProcess(Hooks):
         self._handler.set_closed()
 
     def on_stop_asked(self) -> None:
-        """A worker that waits for a generation leaves if all that it holds is durable: its peers were told earlier, and
-        have left."""
+        """Stop soon. A worker that waits for a generation leaves at once if all that it holds is durable, because its
+        peers were told earlier and have left."""
         self._asked.set()
         if self._handler.waiting_after is not None and self.trainer.has_left:
             self._handler.set_closed()
@@ -311,19 +311,19 @@ class WorkerProcess(Hooks):
 
 
 def refuse(identity: WorkerIdentity, error: SpecError) -> WorkerEnd:
-    """End as a worker whose job cannot be trained."""
+    """End this worker, because its job cannot be trained."""
     return _refuse(identity, error, error.reason)
 
 
 def _give_back_memory(device: torch.device) -> None:
-    """What is not in use any more goes back to the accelerator, and does not wait for the next allocation."""
+    """Return unused memory to the accelerator now instead of at the next allocation."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: str = "") -> WorkerEnd:
-    """The job cannot be trained."""
+    """End this worker because the job cannot be trained, and log why."""
     _give_up(identity, error, reason, message)
     return WorkerEnd(EXIT_SPEC)
 
@@ -331,9 +331,10 @@ def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: st
 def _give_up(
     identity: WorkerIdentity, error: Exception, reason: str, message: str = "", *, stages: int | None = None
 ) -> WorkerEnd:
-    """Not by this worker, or not in pipelines of so few stages. Where code of the user's failed is in the log alone."""
+    """End this worker because it cannot train, or not in pipelines of `stages` stages. Only the log shows where the
+    user's code failed."""
     message = message or str(error)
-    # What a process that reads samples raised comes from there as a note.
+    # An error of a process that reads samples carries its traceback as a note.
     origin = error if hasattr(error, "__notes__") else error.__cause__
     logger.error("%s: %s", reason, message, exc_info=origin)
     _terminate(identity, "Failed", reason, message, **({} if stages is None else {"stages": stages}))
@@ -341,7 +342,7 @@ def _give_up(
 
 
 def _end_as_told(identity: WorkerIdentity, outcome: str, saved: int) -> None:
-    """Say that the worker ends because it was told to, and of which step it left a durable checkpoint; 0 for none."""
+    """Write that the worker ends because it was told to. `saved` is the step of its durable checkpoint, 0 for none."""
     words = f"told to stop; a checkpoint of step {saved} is durable" if saved else "told to stop"
     _terminate(identity, outcome, "Stopped", words, **({"savedStep": saved} if saved else {}))
 

@@ -1,8 +1,8 @@
-"""The life of one worker, through all generations of its job.
+"""Trains as one worker, through all generations of its job.
 
-A round trains one global batch (`rounds`). Everything else (freeze, evaluation, checkpoint, regroup) happens between
-rounds, decided alike on all workers from the vote. When the group breaks, the worker keeps its state, lets go of the
-group and waits for the next generation.
+A round trains one global batch (`training.round`). Everything else (freeze, evaluation, checkpoint, regroup) happens
+between rounds, and all workers decide it alike from the vote. When the group breaks, the worker keeps its state, drops
+the group and waits for the next generation.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class Ending(Enum):
-    """How a worker's part in its job ended well."""
+    """How a worker's part in its job ended, without an error."""
 
     FINISHED = "Finished"  #: the job's last step is done and the model is durable
     LEFT = "Left"  #: a generation was committed without this worker
@@ -109,7 +109,7 @@ class Trainer:
         self._offered = Offered()
         self._member: Membership | None = None
         self._broken = 0
-        #: Why the newest generation broke, or did not come about; empty in one that is whole.
+        #: Why the newest generation broke or was not committed; empty if it is whole.
         self.why_broken = ""
 
     @property
@@ -119,7 +119,7 @@ class Trainer:
 
     @property
     def control(self) -> Control:
-        """What all workers know alike of the run so far."""
+        """The control state, which is the same on all workers."""
         return self._state.control
 
     @property
@@ -129,7 +129,7 @@ class Trainer:
 
     @property
     def position(self) -> Position:
-        """Where this worker stands; may be asked by any thread."""
+        """Where this worker stands. Any thread may ask."""
         member = self._member
         leader = None if member is None else member.leader
         return Position(
@@ -141,7 +141,7 @@ class Trainer:
 
     @property
     def stages_too_few(self) -> int | None:
-        """How many stages were too few, where this worker has too little memory; None where more would not help."""
+        """The number of stages that was too small for this worker's memory; None if more would not help."""
         member = self._member
         layout = self._kit.committer.layout if member is None else member.layout
         first_step = self.step if member is None else member.first_step
@@ -149,13 +149,14 @@ class Trainer:
 
     @property
     def lost_peers(self) -> list[str]:
-        """Everybody else of the newest generation if it broke: a connection does not say who was at its end, and the
-        operator knows who is still heard. Those that follow this worker come first, in case that not all are read."""
+        """All other workers of the newest generation if it broke, because a connection does not tell which peer it
+        lost; the operator knows which of them still send heartbeats. Those that follow this worker come first, in case
+        the list is cut."""
         return self._kit.handler.others if self._broken == self._kit.handler.current else []
 
     @property
     def committed_generation(self) -> int:
-        """The newest generation that this worker has committed as a member, 0 for none; its group may have broken."""
+        """The newest generation that this worker has committed as a member, 0 for none. Its group may have broken."""
         layout = self._kit.committer.layout
         return 0 if layout is None else layout.number
 
@@ -163,7 +164,7 @@ class Trainer:
         """Train until the job ends or this worker leaves.
 
         Args:
-            warm: this process has trained before, and is awaited.
+            warm: whether this process has trained before, so that it needs no warm-up.
 
         Raises:
             ModelError: the model failed.
@@ -177,7 +178,7 @@ class Trainer:
 
     def _live(self, *, warm: bool) -> Ending:
         try:
-            gc.freeze()  # else each collection visits all that was imported, which takes longer than a regroup
+            gc.freeze()  # otherwise each collection visits all imported modules, which takes longer than a regroup
             if not warm:
                 warm_up(self._job, self._kit.transport.device, self._kit.reserve)
             self._kit.watchdog.start()
@@ -197,7 +198,7 @@ class Trainer:
         return ending
 
     def close(self) -> None:
-        """Let go of the groups, so that peers that wait in them fail at once, too."""
+        """Drop the groups, so that peers that wait in them fail at once."""
         member, self._member = self._member, None
         if member is not None:
             groups = member.release()
@@ -205,41 +206,41 @@ class Trainer:
             drop_groups(groups)
 
     def fail(self, reason: str, message: str) -> None:
-        """Tell the operator, when this worker leads, that the job cannot go on."""
+        """If this worker leads, tell the operator that the job cannot continue."""
         if self._member is not None and self._member.leader is not None:
             self._member.leader.on_failed(self._state.control, reason, message)
 
     def _turn(self) -> Ending | None:
-        """One round and what follows it, or the way into a generation; a broken group ends in the next one."""
+        """Take one round with what follows it, or enter a generation. Returns how this worker's part ended, or None."""
         if self._member is None and self._kit.hooks.stop_requested() and (self._kit.hooks.ends_soon() or self.has_left):
-            return Ending.STOPPED  # told in a round that has broken since
+            return Ending.STOPPED  # told to stop in a round that has broken since
         try:
-            # No name here may refer to the member: its sockets, whose end tells the others, close with the last one.
+            # No name here may refer to the member: its sockets close with the last reference, which tells the others.
             return self._regroup(in_group=False) if self._member is None else self._train(self._member)
         except (RuntimeError, OSError) as error:
             if fault := fault_of(error):
                 raise fault from fault.__cause__
-            if self._alone:  # nobody's connection could have broken
+            if self._alone:  # there is no connection that could have broken
                 raise
             why = f"generation {self._kit.handler.current} broke at step {self.step}: {error}"
             logger.warning("%s", why)
-        # Outside of the except clause: its traceback refers to the groups, whose sockets close with the last reference.
+        # Outside the except clause, whose traceback refers to the groups and would keep their sockets open.
         self._abandon(why)
         return None
 
     @property
     def why_unsaved(self) -> str:
-        """Why the storage does not take the checkpoint that this worker was told to leave; empty where it does."""
+        """Why the storage does not take this worker's last checkpoint; empty if it does."""
         return self._kit.checkpointer.why_unsaved
 
     @property
     def saved_step(self) -> int:
-        """Steps of the durable checkpoint that this worker left last, if none was made since; 0 otherwise."""
+        """Step of this worker's last durable checkpoint, if no step was committed since; 0 otherwise."""
         return self.step if self.has_left and self._job.spec.checkpoint is not None else 0
 
     @property
     def has_left(self) -> bool:
-        """Whether all that this worker holds is durable, as far as that is possible."""
+        """Whether all that this worker holds is durable, or the job has no checkpoints."""
         return self._between.left_at == self.step or self._job.spec.checkpoint is None
 
     @property
@@ -250,7 +251,7 @@ class Trainer:
     def _train(self, member: Membership) -> Ending | None:
         kit, state, between = self._kit, self._state, self._between
         between.rehearse(state, member)
-        # First what a broken group may have kept from being done after the last step.
+        # First finish what follows the last step, in case a broken group prevented it.
         if not between.evaluate(state, member):
             between.leave_checkpoint(state, member)
             state.control.round_ended_at = wall_clock()
@@ -298,7 +299,7 @@ class Trainer:
         return None
 
     def _regroup(self, *, in_group: bool) -> Ending | None:
-        """Enter the next generation; when that fails, go on in the old one, or wait for another."""
+        """Enter the next generation. If that fails, continue in the old one, or wait for another."""
         old = self._member
         try:
             result = regroup(self._tools, self._state, self._kit.committer.unsettled(self._state), in_group=in_group)
@@ -326,11 +327,11 @@ class Trainer:
         return None
 
     def _join(self, result: Regrouped, layout: StageLayout, outgrown: list[dist.ProcessGroup]) -> None:
-        """Become a member of the committed generation. `outgrown` are the groups that it came from."""
+        """Become a member of the committed generation. `outgrown` are the groups of the generation before."""
         self._prefetcher.stop()
         control = self._state.control
         began = wall_clock() - result.phases.total
-        # From a suspended job's last round to its next start nobody paused.
+        # The time between a suspended job's last round and its next start is no pause.
         started = layout.generation.reason is ResizeReason.START
         self._member = member = Membership(
             layout=layout,
@@ -342,7 +343,7 @@ class Trainer:
             first_step=control.step,
             outgrown=outgrown,
         )
-        if layout.is_leader:  # before what may fail, which it would tell of
+        if layout.is_leader:  # before anything that may fail, so that the leader can report it
             member.leader = self._lead(layout)
             member.leader.on_committed(control, self._kit.checkpointer.known(control))
         self._policy = PolicyCopy(self._job.policy, control.policy)
@@ -383,7 +384,7 @@ class Trainer:
         )
 
     def _abandon(self, why: str) -> None:
-        """Give up a broken group. State and pending gradients stay."""
+        """Drop a broken group. State and pending gradients stay."""
         if self._member is not None:
             self._kit.committer.note_for_the_lost(self._state.control, self._member.layout)
         self._kit.checkpointer.give_up()

@@ -77,7 +77,7 @@ class Watchdog:
         return limit * 2.0 ** self._overdue[activity]
 
     def limit_to_move(self, num_bytes: int) -> float:
-        """Return the seconds that it may take to move so many bytes of state between workers."""
+        """Return the seconds that it may take to move `num_bytes` of state between workers."""
         return self._floor_seconds + num_bytes / SLOWEST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
