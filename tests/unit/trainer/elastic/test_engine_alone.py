@@ -115,7 +115,7 @@ def keep_best(job: Job, step: int) -> None:
 
 
 @pytest.mark.parametrize(("kept", "is_kept"), [(10, True), (18, False)])
-def test_who_goes_back_to_a_mirror_knows_whether_its_best_model_is_kept_yet(
+def test_a_worker_on_a_mirror_knows_whether_its_best_model_is_kept(
     job: Job, hosted: tuple[TCPStore, str], kept: int, is_kept: bool
 ) -> None:
     mirrors = mirrored(job, Control(step=15, best=EVALUATED, best_step=10, kept_step=10))

@@ -100,9 +100,7 @@ def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("further", [{"decided_step": 8}, {"evaluated_step": 8}], ids=["decided", "evaluated"])
-def test_what_was_decided_after_a_step_is_not_lost_with_one_that_broke_before_it(
-    further: dict[str, int], place: int
-) -> None:
+def test_a_decision_is_not_lost_with_a_worker_that_broke_before_it(further: dict[str, int], place: int) -> None:
     inventories = [bring(span, 8) for span in cut(3)]
     for number, inventory in enumerate(inventories):
         inventory.control |= {"decided_step": 7, "evaluated_step": 4, "boundary": number}
@@ -219,7 +217,7 @@ def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0, gen
     return inventory.model_copy(update={"mirrors": [*inventory.mirrors, mirrored]})
 
 
-def test_when_a_stage_is_lost_the_newest_step_that_all_mirrors_hold_together_counts() -> None:
+def test_a_lost_stage_returns_to_the_newest_step_that_mirrors_hold_whole() -> None:
     survivors = [
         mirror(mirror(bring(range(2), 9), range(4), 6, boundary=1), range(2), 8),
         mirror(bring(range(4, 8), 9), range(4, 8), 6, boundary=1),
@@ -275,7 +273,7 @@ def test_what_is_no_longer_frozen_or_was_not_all_the_time_moves() -> None:
     assert [move.unit for move in plan.moves] == [2, 3, 4, 5, 6, 7]
 
 
-def test_a_joiner_that_has_read_the_frozen_units_gets_the_stage_that_needs_them() -> None:
+def test_a_joiner_gets_the_stage_whose_frozen_units_it_has_read() -> None:
     plan = plan_for(
         [bring(range(4, NUM_UNITS), 8, boundary=3), joiner_that_read(range(4), 5), bring(range(4), 8)], 2, 1
     )

@@ -55,7 +55,7 @@ def sources(read_ahead: dict[int, ReadUnit]) -> StateSources:
 
 
 @pytest.mark.parametrize("behind", [Control(step=5), Control(step=9, last_generation=1)], ids=["step", "generation"])
-def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen_since_as_it_was_read(
+def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
     behind: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has assembled units of an earlier step, or of the same one as another generation did it."""
@@ -91,7 +91,7 @@ def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen
         assert torch.equal(*[state.units[index].get_parameter("weight") for state in (new, member)]), index
 
 
-def test_what_was_assembled_in_doubt_joins_only_the_same_step_of_the_same_generation() -> None:
+def test_state_in_doubt_joins_only_the_same_step_of_the_same_generation() -> None:
     held = WorkerState(LAYERS, control=Control(step=9, last_generation=2), units={1: unit(1.0)})
     for point, joined in (((9, 2), {1, 2}), ((9, 1), {1}), ((8, 2), {1})):
         control = Control(step=point[0], last_generation=point[1])
@@ -109,7 +109,7 @@ def test_a_mirror_is_of_a_step_as_one_generation_did_it() -> None:
     ("trained", "in_doubt", "patient"),
     [(False, False, True), (False, True, True), (True, False, False), (True, True, False)],
 )
-def test_a_joiner_waits_for_members_in_an_evaluation_also_where_its_first_generation_broke_in_the_vote(
+def test_a_joiner_waits_for_an_evaluation_even_with_state_in_doubt(
     trained: bool, in_doubt: bool, patient: bool
 ) -> None:
     class Handler:

@@ -97,7 +97,7 @@ def test_a_mirror_holds_the_workers_own_units_and_its_neighbours(mirrors: Mirror
         (10, 0, 1, 1, False),  # there is no neighbour
     ],
 )
-def test_mirrors_are_taken_regularly_and_once_a_layout_where_no_other_worker_holds_the_stage(
+def test_mirrors_are_taken_regularly_and_once_for_each_new_layout(
     step: int, first_step: int, stages: int, pipelines: int, due: bool, mirrors: Mirrors
 ) -> None:
     assert mirrors.due(step, layout(stages, pipelines), first_step) == due

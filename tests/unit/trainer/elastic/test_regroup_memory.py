@@ -230,7 +230,7 @@ def test_a_freeze_needs_no_more_than_the_layout_that_it_leaves(
         assert held.now() == pytest.approx(worker.needs(), abs=STEP_COUNTS)
 
 
-def test_a_regroup_that_goes_back_forgets_the_mirrors_of_steps_that_did_not_happen(tmp_path: Path) -> None:
+def test_a_regroup_that_returns_to_a_step_drops_later_mirrors(tmp_path: Path) -> None:
     with Held() as held:
         worker = Worker(load_job(spec_of(SMALL, ADAMW)), tmp_path, held)
         mirrors = worker.trainer._kit.mirrors

@@ -128,7 +128,7 @@ def test_the_ledger_says_what_was_trained_of_the_lost_pipelines_too(worker: Work
     assert sorted(trained) == sorted(sample for shard in worker.job.order.batch(0) for sample in shard)
 
 
-def test_a_late_commit_does_what_the_others_have_done_and_takes_over_their_control(tmp_path: Path) -> None:
+def test_a_late_commit_equals_the_others_and_takes_over_their_control(tmp_path: Path) -> None:
     late, quick = Worker(tmp_path / "late"), Worker(tmp_path / "quick")
     vote = Vote(loss_sum=1.0, weight=2.0, square_norms=[1.0])
     for worker in (late, quick):
