@@ -99,8 +99,8 @@ class Seconds:
 Pair = tuple[Seconds, Seconds]
 
 
-class Alternating:
-    """Runs a block of the baseline after each block of ours, and times both (`Hooks.reached`)."""
+class Alternating(Hooks):
+    """Runs a block of the baseline after each block of ours, and times both at the end of a round."""
 
     def __init__(self, baseline: Baseline, steps_a_block: int) -> None:
         self.pairs: list[Pair] = []
@@ -108,7 +108,7 @@ class Alternating:
         self._steps = steps_a_block
         self._since = Seconds.now()
 
-    def reached(self, point: HookPoint, number: int) -> None:
+    def on_point(self, point: HookPoint, number: int) -> None:
         if point is not HookPoint.ENDED or (number + 1) % self._steps:
             return
         ended = Seconds.now()
@@ -138,8 +138,7 @@ def _rank(rank: int, port: int, case: Case, run_dir: str, pipe: Connection) -> N
         source = Follower(world)
         watcher = GenerationWatcher(source)
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
-    hooks = Hooks(reached=alternating.reached)
-    Trainer(job, worker_name(rank), handler, watcher, transport, source, Path(run_dir), hooks).run()
+    Trainer(job, worker_name(rank), handler, watcher, transport, source, Path(run_dir), alternating).run()
     pipe.send(alternating.pairs[WARMUP_PAIRS:])
     pipe.recv()  # the store of this process serves the others until all have ended
 

@@ -15,13 +15,13 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         code = run_worker(WorkerIdentity.from_environment()).exit_code
-    except SystemExit as error:  # told to stop while it waited, or the user's code ends it
+    except SystemExit as error:  # from a signal while it waited, or from the user's code
         code = error.code if isinstance(error.code, int) else EXIT_WORKER
-        if isinstance(error.code, str):  # the interpreter would print it
+        if isinstance(error.code, str):  # the interpreter would have printed it
             logging.getLogger(__name__).error("%s", error.code)
     logging.shutdown()
     sys.stdout.flush()
-    # The store's server and gloo's threads may still serve others' last reads; they need no tidy end.
+    # Skip the interpreter's shutdown: the store's server and gloo's threads may still answer other workers.
     os._exit(code)
 
 

@@ -244,19 +244,24 @@ def _worker(
                 source.lose(lost)
             over.set()
 
-        def reached(point: HookPoint, at: int) -> None:
-            if point is HookPoint.AGREED:
-                source.joined()
-            if point is HookPoint.ENDED:
-                source.stepped(at + 1)
-                usage.append(Usage.now(trainer.generation))
-            if (point, at) in (faults.killed_at, faults.stopped_at):
-                pipe.send(time.time())
-                os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
-            if point is HookPoint.VOTED and at == faults.loses_vote_of and trainer.generation == 1:
-                raise RuntimeError("injected: connection closed by peer")
-            if point is HookPoint.COMMITTED and at == faults.loses_decision_after and trainer.generation == 1:
-                raise RuntimeError("injected: connection closed by peer")
+        class Injecting(Hooks):
+            """Makes this worker fail as it is told."""
+
+            def on_broken(self) -> None:
+                pipe.send(_BROKE)
+
+            def on_point(self, point: HookPoint, number: int) -> None:
+                if point is HookPoint.AGREED:
+                    source.joined()
+                if point is HookPoint.ENDED:
+                    source.stepped(number + 1)
+                    usage.append(Usage.now(trainer.generation))
+                if (point, number) in (faults.killed_at, faults.stopped_at):
+                    pipe.send(time.time())
+                    os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
+                loses = {HookPoint.VOTED: faults.loses_vote_of, HookPoint.COMMITTED: faults.loses_decision_after}
+                if point in loses and number == loses[point] and trainer.generation == 1:
+                    raise RuntimeError("injected: connection closed by peer")
 
         def vote_for_generation(transfer: dist.ProcessGroup) -> None:
             commit(transfer)
@@ -269,7 +274,7 @@ def _worker(
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
         trainer = Trainer(
             job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", CONNECTION_TIMEOUT), reports,
-            Path(run_dir), Hooks(reached=reached, on_broken=lambda: pipe.send(_BROKE)), watchdog,
+            Path(run_dir), Injecting(), watchdog,
         )  # fmt: skip
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))

@@ -1,6 +1,5 @@
 """Copies to the host are of the moment at which they began, and read once they are whole."""
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from pipetransformer.device_copies import HostCopies, to_device
 from pipetransformer.elastic.regroup.mirrors import Mirrors
+from pipetransformer.elastic.regroup.transfer import Cargo
 from pipetransformer.state.worker_state import WorkerState
 from tests.testkit.trainer.late_copies import Late
 
@@ -46,13 +46,13 @@ def test_where_there_is_no_device_nothing_is_copied() -> None:
 def test_a_mirror_is_sent_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Tensor] = []
 
-    def send(moves: object, rank: int, world: object, give: Callable[[int], list[Tensor]], blank: object) -> Any:
-        sent.extend(part.clone() for part in give(0))
+    def send(moves: object, rank: int, world: object, cargo: Cargo) -> Any:
+        sent.extend(part.clone() for part in cargo.give(0))
         return {}
 
     monkeypatch.setattr("pipetransformer.elastic.regroup.mirrors.HostCopies", Late)
     monkeypatch.setattr("pipetransformer.elastic.regroup.mirrors.move_units", send)
-    mirrors = Mirrors(1, lambda state, index: [torch.full((3,), 7.0)], lambda index, boundary: [])
+    mirrors = Mirrors(1, mock.Mock(give=lambda *_: [torch.full((3,), 7.0)]), [mock.Mock()], torch.device("cpu"))
     layout = mock.Mock(span=range(1), spans=[range(1)], roles=[(0, 0)], stages=1, rank=0)
     mirrors.take(WorkerState(1), layout, mock.Mock())
     assert [part.tolist() for part in sent] == [[7.0] * 3]

@@ -51,6 +51,16 @@ _LOOPBACK = "127.0.0.1"
 _run_numbers = itertools.count()
 
 
+class _StopOnSignal(Hooks):
+    """Has a rank leave once its process was told to stop."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+
 def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
     """Train `spec` in a world of fixed size until it ends. A checkpoint at its location is resumed.
 
@@ -87,7 +97,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         while ending is Ending.LEFT:  # a rank that a layout leaves out waits for a layout that includes it
             trainer = Trainer(
                 job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
-                Hooks(stop_requested=stop.is_set),
+                _StopOnSignal(stop),
             )  # fmt: skip
             ending = _run(trainer)
     control = trainer.control

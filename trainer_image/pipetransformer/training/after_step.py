@@ -1,4 +1,4 @@
-"""What follows a committed step, decided alike on all workers: from the vote and the control state alone."""
+"""Decisions after a committed step. All workers decide the same, from the vote and the control state alone."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from .vote import Vote
 
 
 def check_progress(job: Job, control: Control, began: Beginning) -> None:
-    """Give up when too many steps in a row were not finite, the last of which began to be so there.
+    """End the run when too many steps in a row were not finite. `began` tells where the newest one stopped being
+    finite.
 
     Raises:
-        SpecError: which step it was last, and where.
+        SpecError: names the newest step and the place.
     """
     limit = job.spec.training.max_skipped_steps
     if control.skipped_steps <= limit:
@@ -36,7 +37,7 @@ def check_progress(job: Job, control: Control, began: Beginning) -> None:
 
 
 def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
-    """Ask the policy, before the first step or after the newest; whether the boundary moved.
+    """Ask the freeze policy before the first step or after the newest one. Returns whether the boundary moved.
 
     Raises:
         SpecError: the policy failed.
@@ -66,13 +67,13 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
 
 
 def norms_with_ties(norms: Sequence[float], boundary: int, ties: Ties) -> list[float]:
-    """Gradient norms of the units. A parameter that several units share counts in its last one, and so a unit that
-    trains and shares all that it has would seem to have nothing to train: it gets the norm of those where that counts.
+    """Return the gradient norms of the units. A shared parameter counts in its last unit only. A unit that shares all
+    its parameters would thus seem to have nothing to train, so it gets the norm of the units where they count.
 
     Args:
-        norms: in which each parameter counts once.
-        boundary: at which they were computed.
-        ties: of the model.
+        norms: norms in which each parameter counts once.
+        boundary: the boundary at which they were computed.
+        ties: parameters that units share.
     """
     counted: list[set[int]] = [set() for _ in norms]
     for tie in ties.all:
@@ -85,22 +86,22 @@ def norms_with_ties(norms: Sequence[float], boundary: int, ties: Ties) -> list[f
 
 
 def is_done(job: Job, control: Control) -> bool:
-    """Whether there is nothing left to train, or no hope of a better model."""
+    """Whether all steps are done, or evaluations have stopped getting better."""
     patience = job.spec.evaluation.patience
     return control.step >= job.total_steps or (patience is not None and control.evaluations_since_best >= patience)
 
 
 def stages_too_few(job: Job, control: Control, stages: int, first_step: int) -> int | None:
-    """How many stages were too few for the memory of a worker; None where longer pipelines are no way out.
+    """Return the number of stages that was too small for a worker's memory, or None if longer pipelines would not help.
 
-    A pipeline as long as the spec's whose blocks train again has the stages that were cut while they were frozen. The
-    next generation cuts them for what trains now, so it may well fit with as many.
+    Layers may train again after the stages were cut. The next generation cuts the stages anew for what trains then, so
+    a pipeline of full length may fit with the same number of stages.
 
     Args:
-        job: of the worker.
-        control: of its last round.
-        stages: of its pipeline.
-        first_step: steps that were committed when its stages were cut.
+        job: the worker's job.
+        control: the control state after its last round.
+        stages: number of stages of its pipeline.
+        first_step: steps that were committed when the stages were cut.
     """
     cut_for_more_frozen = control.fell_step > first_step
     return None if cut_for_more_frozen and stages >= job.spec.pipeline.stages else stages

@@ -1,5 +1,4 @@
-"""A worker's cache through the generations of its job: what it did in each step, and who gets its entries when others
-use their samples."""
+"""A worker's cache through the generations of its job: logs its use, and hands entries to workers that need them."""
 
 import datetime
 import logging
@@ -14,15 +13,15 @@ from pipetransformer.state.layout import StageLayout
 
 logger = logging.getLogger(__name__)
 
-#: A leaver keeps its accelerator no longer than this to save others a computation.
+#: A leaver keeps its accelerator at most this long to save others a computation.
 _HANDOVER_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 class WorkerCache:
-    """Does nothing where the job has no cache.
+    """One worker's cache. It does nothing if the job has none.
 
     Attributes:
-        activations: for the runner of a first stage; None where there is no cache.
+        activations: for the runner of a first stage; None without a cache.
     """
 
     def __init__(self, job: Job, worker: str, run_dir: Path, meter: Meter) -> None:
@@ -32,12 +31,12 @@ class WorkerCache:
         self.activations = make_cache(job, worker)
 
     def listen(self, layout: StageLayout, store: Store, address: str) -> None:
-        """As the first worker of a pipeline, take entries of its samples at `address`, and tell the others where."""
+        """As the first worker of a pipeline, receive entries of its samples at `address`, and tell the others where."""
         listens_at = "" if self.activations is None else self.activations.listen(address)
         store.set(f"cache/{layout.pipeline}", listens_at)
 
     def note(self, step: int, layout: StageLayout) -> None:
-        """Log what it did for a step that was just committed."""
+        """Log the use of the cache in the newest committed step."""
         counts = self.activations.take_counts() if self.activations is not None else {}
         if counts:
             self._meter.on_cached(counts)
@@ -50,11 +49,11 @@ class WorkerCache:
             )
 
     def hand_over(self, layout: StageLayout, store: Store) -> None:
-        """Send entries to the pipelines that use their samples now; all of these listen already."""
+        """Send entries to the pipelines that now use their samples. All of these listen already."""
         self._send(layout.pipelines, layout.pipeline if layout.is_first else None, store)
 
     def leave(self, pipelines: int, store: Store) -> None:
-        """As a leaver, hand over everything; nobody waits for it, and it does not take long."""
+        """As a leaver, hand over all entries. No worker waits for this, and it takes seconds at most."""
         if self.activations is None:
             return
         try:
@@ -65,7 +64,7 @@ class WorkerCache:
         self.activations.wait_until_handed_over(_HANDOVER_TIMEOUT.total_seconds())
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete all entries."""
         if self.activations is not None:
             self.activations.close()
 

@@ -1,16 +1,17 @@
-"""Turns what all have voted for into committed state, and notes it in the ledger.
+"""Commits the step that all have voted for, and notes it in the ledger.
 
-What a commit needs outlives the membership that it was voted in: a worker whose group broke after the vote commits the
-step as the others have, in the middle of the next regroup.
+A committer outlives its memberships: a worker whose group broke after the vote commits the step during the next
+regroup, as the others have.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pipetransformer.errors import RunningModel
-from pipetransformer.hooks import HookPoint, Reached
+from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.record import Ledger
 from pipetransformer.state.control import Control
@@ -23,19 +24,20 @@ from .vote import Vote
 
 
 class Committer:
-    """One worker's, for as long as it lives.
+    """One worker's committer, for as long as it lives.
 
     Attributes:
-        pending: the lasting generation in which this worker got the complete gradients of a step that it may have
-            voted for and has not committed; None for none.
-        in_doubt: what this worker has assembled for a generation of which it does not know whether others committed it.
-        layout: that it last trained in; None before the first.
-        gradients: of what it trains there.
+        pending: the lasting generation that gave this worker complete gradients of a step it has not committed; None if
+            there is no such step.
+        in_doubt: the state that this worker assembled for a generation that others may have committed; None if there is
+            none.
+        layout: the layout that it last trained in; None before the first.
+        gradients: of the parameters that it trains there.
     """
 
-    def __init__(self, job: Job, worker: str, run_dir: Path, reached: Reached) -> None:
+    def __init__(self, job: Job, worker: str, run_dir: Path, hooks: Hooks) -> None:
         self._job = job
-        self._reached = reached
+        self._hooks = hooks
         self._ledger = Ledger(run_dir, worker)
         self._optimizer: torch.optim.Optimizer | None = None
         self._committed_in: StageLayout | None = None
@@ -46,7 +48,7 @@ class Committer:
 
     def equip(self, state: WorkerState, layout: StageLayout) -> Gradients:
         """Make optimizer and gradients for what `state` trains at its boundary."""
-        # The old ones go before the new ones come: with gradients, and moments of units that have left.
+        # Free the old ones first, with their gradients and the moments of units that have left.
         self._optimizer = None
         if self.gradients is None or not self.gradients.serve(state, layout):
             self.gradients = None
@@ -62,7 +64,8 @@ class Committer:
         return self.gradients
 
     def hold(self, control: Control) -> None:
-        """The gradients of a round are complete. All took part in it, so the vote for another generation had failed."""
+        """Hold the complete gradients of a round. All took part in it, so none has committed a state that is in
+        doubt."""
         assert self.layout is not None
         self.pending, self.in_doubt = control.lasting_generation(self.layout.number), None
 
@@ -70,7 +73,7 @@ class Committer:
         """Step the optimizer with what all voted for, advance `control`, and write the ledger.
 
         Raises:
-            StorageError: the ledger cannot be written; the step is committed all the same.
+            StorageError: the ledger cannot be written. The step is committed nevertheless.
         """
         spec, layout = self._job.spec.training, self.layout
         assert layout is not None
@@ -81,7 +84,7 @@ class Committer:
             set_learning_rate(self._optimizer, rate)
             with RunningModel("step of the optimizer"):
                 self._optimizer.step()
-        self._reached(HookPoint.STEPPED, control.step)
+        self._hooks.on_point(HookPoint.STEPPED, control.step)
         control.last_vote = vote.to_list() if vote.finite else []
         control.last_similarities = vote.similarities
         control.last_step = {
@@ -102,13 +105,17 @@ class Committer:
         self._note(control, layout, [layout.pipeline])
 
     def commit_late(self, state: WorkerState, control: Control) -> None:
-        """Commit the pending step as others have, and take over `control`, which says what they decided after it."""
+        """Commit the pending step as the others have, and take over `control`, with what they decided after it."""
         skipped = Vote(loss_sum=float("nan"))
         self.commit(state.control, Vote.from_list(control.last_vote) if control.last_vote else skipped)
         state.go_on_from(control)
 
+    def unsettled(self, state: WorkerState) -> "UnsettledStep":
+        """Return what the next regroup has to settle of `state`."""
+        return UnsettledStep(self, state)
+
     def note_for_the_lost(self, control: Control, layout: StageLayout) -> None:
-        """Whoever died between its vote and its ledger has committed what this worker has: note it in its place.
+        """Note the newest step for workers that died after the vote, before they could write their ledgers.
 
         Raises:
             StorageError: the ledger cannot be written.
@@ -131,3 +138,22 @@ class Committer:
                 pipeline=pipeline,
                 sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
             )
+
+
+@dataclass(frozen=True, slots=True)
+class UnsettledStep:
+    """A worker's state with what its committer has not settled (`elastic.regroup.tools.Unsettled`)."""
+
+    committer: Committer
+    state: WorkerState
+
+    @property
+    def pending(self) -> int | None:
+        return self.committer.pending
+
+    @property
+    def in_doubt(self) -> WorkerState | None:
+        return self.committer.in_doubt
+
+    def commit_late(self, control: Control) -> None:
+        self.committer.commit_late(self.state, control)

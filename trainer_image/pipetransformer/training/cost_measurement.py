@@ -1,9 +1,7 @@
-"""Makes what the units cost known to all workers alike: each measures the units that it holds, one all-reduce does the
-rest.
+"""Measures the cost of the units: each worker measures its own, and one all-reduce tells all workers the result.
 
-It happens between rounds, when the control state says so, and its result is part of the control state: the next cut
-uses the same numbers wherever it is computed. Of several workers that hold a unit the slowest counts, since a step
-waits for it.
+This happens between rounds, when the control state says so. The result is part of the control state, so that all
+workers cut stages by the same numbers. If several workers hold a unit, the slowest counts, because a step waits for it.
 """
 
 import math
@@ -21,18 +19,18 @@ from pipetransformer.pipeline import StageRunner
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 
-#: Steps before the first measurement: allocators and thread pools are warm by then.
+#: Steps before the first measurement, which warm up allocators and thread pools.
 _WARM_UP_STEPS = 2
-#: What a measurement may take of the time until the next one.
+#: The share of time that measurements may take.
 LARGEST_SHARE = 0.01
-#: Of device memory, what the model may plan with: the rest is the context, the allocator's loss and buffers.
+#: The share of device memory to plan with. The rest is for the context, the allocator's losses and buffers.
 _USABLE_MEMORY = 0.85
 _LINK_BYTES = 1 << 20
 _LINK_REPEATS = 3
 
 
 def measurement_due(control: Control) -> bool:
-    """Whether it is time, by the control state alone: early in a job, and after each change of the boundary."""
+    """Whether to measure now: early in a job and after each change of the boundary, by the control state alone."""
     before = control.costs
     if before is None:
         return control.step >= _WARM_UP_STEPS
@@ -47,9 +45,9 @@ def measure_costs(
     control: Control,
     round_seconds: float,
 ) -> ModelCosts:
-    """What all units cost now; all members call this between two rounds, the last of which took `round_seconds`.
+    """Measure all units. All members call this between two rounds; the last round took `round_seconds`.
 
-    What is not run now (the backward of frozen units) keeps the cost that it had before.
+    Work that does not run now, such as the backward of frozen units, keeps its earlier cost.
     """
     started = time.perf_counter()
     small = max(2, layout.micro_batch_size // 4)
@@ -79,7 +77,7 @@ def measure_costs(
 
 
 def _filled(measured: ModelCosts, before: ModelCosts) -> ModelCosts:
-    """`measured`, its gaps filled from `before`."""
+    """Fill the gaps of `measured` from `before`."""
 
     def fill(new: Sequence[UnitCost], size: int) -> list[UnitCost]:
         old = before.at(size)
@@ -96,7 +94,7 @@ def _usable_bytes(device: torch.device) -> float:
 
 
 def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:
-    """Time that a byte takes from one worker to another, from all-reduces in a ring; 0 where there is no other."""
+    """Measure the seconds per byte between two workers, by all-reduces in a ring; 0 for a lone worker."""
     group = max((groups.data_parallel, groups.pipeline), key=lambda one: one.size() if one else 0)
     if group is None or group.size() == 1:
         return 0.0

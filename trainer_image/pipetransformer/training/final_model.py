@@ -1,4 +1,4 @@
-"""The model at a job's end: gathered on the leader from those that hold its units, and written where the job asks."""
+"""Gathers the model on the leader at the job's end, and writes it to the job's output."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipetransformer.elastic.regroup.transfer import Parts, move_units
+from pipetransformer.elastic.regroup.transfer import StateCargo, move_units
 from pipetransformer.elastic.regroup.transfer_plan import Move
 from pipetransformer.elastic.transport.watchdog import Deadline, Watchdog
 from pipetransformer.errors import ModelError, StorageError
@@ -29,7 +29,8 @@ def gather_model(
     device: torch.device,
     watchdog: Watchdog,
 ) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of the whole model by name on the leader; nothing on the others. All members call this.
+    """Return parameters and buffers of the whole model by name on the leader, and nothing on the other members. All
+    members call this.
 
     Raises:
         RuntimeError: a connection broke.
@@ -45,16 +46,10 @@ def gather_model(
         if unit not in held
     ]
 
-    def give(index: int) -> Parts:
-        return codec.give(state, index, device)
-
-    def blank(index: int) -> Parts:
-        return codec.blank(index, job.model.units[index], boundary, device)
-
-    num_bytes = sum(codec.size(move.unit, job.model.units[move.unit], boundary) for move in moves)
-    overdue = Deadline(watchdog.limit_to_move(num_bytes)).is_past
-    with watchdog.watching(member.groups.connections, overdue):
-        received = move_units(moves, layout.rank, member.world, give, blank)
+    cargo = StateCargo(codec, job.model.units, state, boundary, device)
+    limit = Deadline(watchdog.limit_to_move(sum(cargo.num_bytes(move.unit) for move in moves)))
+    with watchdog.watching(member.groups.connections, limit):
+        received = move_units(moves, layout.rank, member.world, cargo)
     if not layout.is_leader:
         return {}
     whole = WorkerState(state.num_layers, state.ties, state.control, dict(state.units))
@@ -68,17 +63,17 @@ def gather_model(
 
 
 def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path, *, steps: int) -> None:
-    """Write the model to the job's output, or into `run_dir`, with what made its inputs.
+    """Write the model to the job's output, or into `run_dir` if the job has none, with the processor of its inputs.
 
     Args:
-        job: whose model it is.
+        job: the job that trained the model.
         tensors: parameters and buffers by whole-model name.
-        run_dir: of this worker.
-        steps: that were committed when these were the weights.
+        run_dir: this worker's folder.
+        steps: committed steps of these weights.
 
     Raises:
-        StorageError: it cannot be written.
-        ModelError: it cannot be saved as what it is.
+        StorageError: the model cannot be written.
+        ModelError: the model cannot be saved in its format.
     """
     output = job.spec.output
     location = str(run_dir / "model") if output is None else f"{output.location.rstrip('/')}/model"

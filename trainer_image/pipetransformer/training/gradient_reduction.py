@@ -1,8 +1,7 @@
-"""Reduction of gradients: sums over the workers that hold the same stage, and of a parameter that several units share
-over the workers that hold any of them.
+"""Sums gradients over the workers that hold the same stage, and those of a shared parameter over all that hold a copy.
 
-Units are summed a few at a time. A sum is under way as soon as the last micro-batch's backward has passed its units,
-while it goes on through those below. All workers start the sums in the same order, the last unit of the stage first.
+Units are summed in buckets. The sum of a bucket starts as soon as the last micro-batch's backward has passed its units,
+and runs while the backward continues below. All workers start the sums in the same order, the last unit first.
 """
 
 from collections.abc import Sequence
@@ -17,16 +16,16 @@ from pipetransformer.state.worker_state import WorkerState
 
 from .gradients import Gradients
 
-#: Units are summed together up to so many bytes: a collective costs more than a small unit's bytes.
+#: Size of a bucket, because a collective costs more than the bytes of a small unit.
 _BUCKET_BYTES = 1 << 20
 
 
 class GradientReducer:
-    """Sums the gradients of all that a worker holds, while it holds it and its boundary stands.
+    """Sums the gradients of a worker's stage, while its units and boundary stay.
 
     Args:
-        gradients: of the generation.
-        state: whose parameters they are.
+        gradients: the gradients to sum.
+        state: holds their parameters.
         layout: of the generation.
         groups: of the generation.
     """
@@ -35,36 +34,36 @@ class GradientReducer:
         assert groups.data_parallel is not None
         self._gradients, self._state, self._layout, self._groups = gradients, state, layout, groups
         self._group = groups.data_parallel
-        #: With one pipeline there is nobody to sum with, and nothing has to be noticed during the backward.
+        #: Empty with one pipeline, which has no replica to sum with.
         self._buckets = _buckets(gradients) if self._group.size() > 1 else []
         self._bucket_of = {unit: number for number, units in enumerate(self._buckets) for unit in units}
-        #: Units' backwards of the round that each bucket still waits for; empty outside of a round.
+        #: How many backwards of units each bucket still waits for in this round; empty outside a round.
         self._missing: list[int] = []
         self._sums: list[dist.Work] = []
 
     @property
     def sums(self) -> bool:
-        """Whether there is anybody to sum with, and so whether `passed` wants to be told."""
+        """Whether there are replicas to sum with, so that `passed` has to be called."""
         return bool(self._buckets)
 
     @property
     def under_way(self) -> list[int]:
-        """Units of the round whose sums have begun."""
+        """Units whose sums have begun in this round."""
         return [index for units in self._buckets[: len(self._sums)] for index in units]
 
     def begin(self, num_micro_batches: int) -> None:
-        """A round of so many micro-batches begins; all gradients are zero."""
+        """Begin a round of `num_micro_batches`, with all gradients zero."""
         self._gradients.clear()
         self._missing = [num_micro_batches * len(units) for units in self._buckets]
         self._sums = []
 
     def finish(self) -> list[float]:
-        """Wait for all sums of the round; they are the parameters' gradients from here on.
+        """Wait for all sums of the round, which then are the parameters' gradients.
 
         Returns:
-            Squared norm of the sum for each unit of the model: zero for units held elsewhere, and on all pipelines but
-            the first, so that the sum over all workers counts every parameter once. A tied parameter counts in its last
-            unit.
+            Squared norm of the sum for each unit of the model. It is zero for units held elsewhere, and on all
+            pipelines except the first, so that the sum over all workers counts every parameter once. A shared parameter
+            counts in its last unit.
 
         Raises:
             RuntimeError: a connection broke.
@@ -73,7 +72,7 @@ class GradientReducer:
             self._start()
         for work in self._sums:
             work.wait()
-        wait_for(self._gradients.device)  # the vote says that these gradients are complete
+        wait_for(self._gradients.device)  # the vote promises that these gradients are complete
         self._missing, self._sums = [], []
         norms = [0.0] * (self._state.num_layers + 2)
         counts = self._layout.pipeline == 0
@@ -89,16 +88,16 @@ class GradientReducer:
         return norms
 
     def close(self) -> None:
-        """Let go of sums that broke, and start no more."""
+        """Drop the sums of a round that broke, and start no more."""
         self._missing, self._sums = [], []
 
     def passed(self, unit: int) -> None:
-        """The backward of a micro-batch has passed this unit: all its gradients are there. One that nobody tells of
-        waits for `finish`."""
+        """Note that the backward of a micro-batch has passed this unit, so that its gradients are complete. Buckets of
+        units that are never noted start in `finish`."""
         if not self._missing or unit not in self._bucket_of:
             return
         self._missing[self._bucket_of[unit]] -= 1
-        # A bucket waits for those before it, so that all workers start in the same order.
+        # A bucket waits for earlier ones, so that all workers start them in the same order.
         while len(self._sums) < len(self._missing) and not self._missing[len(self._sums)]:
             self._start()
 
@@ -110,7 +109,7 @@ class GradientReducer:
 
 
 def _buckets(gradients: Gradients) -> list[list[int]]:
-    """Units to sum together, in order; those that do not train are left out."""
+    """Group the units that train into buckets, in order."""
     buckets: list[list[int]] = []
     filled = _BUCKET_BYTES
     for index, part in gradients.of_unit.items():
@@ -125,16 +124,18 @@ def _buckets(gradients: Gradients) -> list[list[int]]:
 
 
 def reduce_tied_gradients(copies: Sequence[nn.Parameter], group: dist.ProcessGroup) -> float:
-    """Give all copies of one parameter the sum of their gradients, at least in float32. Returns its squared norm.
+    """Give all copies of one parameter the sum of their gradients, computed at least in float32. Returns the sum's
+    squared norm.
 
     Args:
-        copies: those that this worker holds.
-        group: the workers that hold any.
+        copies: copies that this worker holds.
+        group: the workers that hold a copy.
     """
     if not copies[0].requires_grad:
         return 0.0
     dtype = torch.promote_types(copies[0].dtype, torch.float32)
-    total = torch.zeros_like(copies[0], dtype=dtype, memory_format=torch.contiguous_format)  # it travels
+    # Contiguous, because it is sent to other workers.
+    total = torch.zeros_like(copies[0], dtype=dtype, memory_format=torch.contiguous_format)
     for copy in copies:
         if copy.grad is not None:
             total += copy.grad

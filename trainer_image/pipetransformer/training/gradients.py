@@ -1,8 +1,8 @@
-"""The gradients of all that a worker trains: one buffer, of which each parameter's gradient is a view.
+"""One buffer for the gradients of all that a worker trains; each parameter's gradient is a view of it.
 
-What is done to gradients at every step (zero, norm, scale, sum over replicas) is then done to a few large tensors, not
-to hundreds of small ones. Lives as long as the worker holds these units and its boundary stands, which may be longer
-than the group it trained in: a step that was voted for can still be committed.
+The work of every step (zero, norm, scale, sum over replicas) then touches a few large tensors instead of hundreds of
+small ones. The buffer lives while the worker's units and boundary stay. It may outlive the group, so that a step that
+was voted for can still be committed.
 """
 
 from collections.abc import Collection
@@ -17,13 +17,13 @@ from pipetransformer.state.worker_state import WorkerState
 
 
 class Gradients:
-    """Empty until `clear`. A parameter that several units share is left out: its copies have gradients of their own.
+    """Gradients, undefined until `clear`. Shared parameters are not in the buffer; each copy has a gradient of its own.
 
     Attributes:
-        parameters: those of each unit that train and that no other unit shares, the last unit first, as a backward
-            reaches them.
-        packs: those of them that an optimizer may step as one.
-        of_unit: (elements,) each unit's part of the buffer, in the same order; the parts lie side by side.
+        parameters: each unit's trained parameters that no other unit shares. The last unit comes first, as in a
+            backward.
+        packs: groups of them that an optimizer may step as one.
+        of_unit: (elements,) each unit's part of the buffer, in the same order; the parts are adjacent.
     """
 
     def __init__(self, state: WorkerState, layout: StageLayout, no_decay: Collection[str] = ()) -> None:
@@ -36,7 +36,7 @@ class Gradients:
         trained = [parameter for parameters in self.parameters.values() for parameter in parameters]
         sizes = [parameter.numel() for parameter in trained]
         for parameter in trained:
-            parameter.grad = None  # an older buffer's view goes before this one comes
+            parameter.grad = None  # frees an older buffer before this one is made
         self._flat = trained[0].new_empty(sum(sizes)) if trained else torch.empty(0, dtype=torch.float32)
         self._views = [
             (parameter, part.view_as(parameter))
@@ -50,11 +50,11 @@ class Gradients:
 
     @property
     def device(self) -> torch.device:
-        """Of the buffer."""
+        """The device of the buffer."""
         return self._flat.device
 
     def serve(self, state: WorkerState, layout: StageLayout) -> bool:
-        """Whether what `state` trains in `layout` is just what these are of."""
+        """Whether `state` trains exactly these parameters in `layout`."""
         held = [*(parameter for some in self.parameters.values() for parameter in some), *self._shared]
         trained = [
             parameter
@@ -66,35 +66,36 @@ class Gradients:
         return [id(parameter) for parameter in held] == [id(parameter) for parameter in trained]
 
     def clear(self) -> None:
-        """Before a round."""
+        """Set all gradients to zero before a round."""
         self._flat.zero_()
         for parameter, view in self._views:
-            if parameter.grad is not view:  # at first, and when somebody has taken it off
+            if parameter.grad is not view:  # in the first round, or when user code replaced it
                 parameter.grad = view
         for parameter in self._shared:
             parameter.grad = None
 
     def scale(self, factor: float) -> None:
-        """Multiply all gradients, those of shared parameters too."""
+        """Multiply all gradients, including those of shared parameters."""
         self._flat.mul_(factor)
         for parameter in self._shared:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
     def square_norms(self) -> dict[int, float]:
-        """Of each unit's part. Waits for the device once."""
+        """Return the squared norm of each unit's part. Waits for the device once."""
         norms = torch.stack(torch._foreach_norm(list(self.of_unit.values())))
         return {index: norm * norm for index, norm in zip(self.of_unit, norms.tolist(), strict=True)}
 
     def joined(self, units: list[int]) -> Tensor:
-        """The parts of these units, which follow each other in `of_unit`, as one tensor that shares their memory."""
+        """Return the parts of these units as one tensor that shares their memory. They must be adjacent in
+        `of_unit`."""
         parts = [self.of_unit[index] for index in units]
         start = parts[0].storage_offset()
         return self._flat[start : start + sum(part.numel() for part in parts)]
 
 
 def _own_parameters(state: WorkerState, index: int, no_decay: Collection[str]) -> list[dict[str, nn.Parameter]]:
-    """By whole-model name, those together that may be packed."""
+    """Group a unit's own trained parameters, by whole-model name, so that each group may be packed."""
     prefix = unit_name(index, state.num_layers)
     own = {
         f"{prefix}.{name}": parameter

@@ -1,4 +1,4 @@
-"""What a worker has while it belongs to a generation, and how it lets go of it."""
+"""What a worker holds while it belongs to a generation, and how it releases it."""
 
 import gc
 import threading
@@ -25,19 +25,23 @@ from .vote import Vote
 
 @dataclass
 class Membership:
-    """Begins when a generation is committed, ends when the next one is or when it breaks.
+    """Begins when a generation is committed. Ends when the next one is committed or the group breaks.
 
     Attributes:
-        leader: None on all workers but one.
+        layout: of the generation.
+        groups: of the generation.
+        store: of the generation.
         transfers: (source, target, bytes) of the state that moved for this generation.
-        phases: of its regroup; they end with its first step.
-        paused_at: wall clock from which its pause counts: the end of the last step before it; at a start, when this
-            worker knew of it.
-        first_step: steps that were committed before it.
-        outgrown: groups that it came from, until `drop_outgrown`.
-        stepped: whether it has committed a step.
-        ballots: of its votes.
-        runner, reducer: made by `equip`.
+        phases: times of the regroup, up to the first step.
+        paused_at: wall clock at the start of the pause: the end of the last step before the generation, or at a start
+            the time when this worker knew of it.
+        first_step: steps that were committed before the generation.
+        outgrown: groups of the generation before, until `drop_outgrown`.
+        stepped: whether the generation has committed a step.
+        leader: None except on the leader.
+        ballots: exchange of the votes.
+        runner: runs the stage; made by `equip`.
+        reducer: sums gradients; made by `equip`.
     """
 
     layout: StageLayout
@@ -71,16 +75,16 @@ class Membership:
         readers: Readers | None,
         device: torch.device,
     ) -> None:
-        """Make what depends on the present boundary: the runner, the optimizer, the reduction of gradients. Nothing is
-        sent or received.
+        """Make what depends on the present boundary: the runner, the optimizer and the reduction of gradients. Nothing
+        is sent or received.
 
         Args:
-            job: of all generations.
-            state: that trains.
-            committer: of the worker, which has the optimizer.
-            activations: the worker's cache.
-            readers: of its samples.
-            device: of training.
+            job: the job that trains.
+            state: holds the units of the stage.
+            committer: holds the optimizer.
+            activations: the worker's cache; None without one.
+            readers: processes that read samples ahead; None without any.
+            device: where training runs.
         """
         layout = self.layout
         assert self.groups.pipeline is not None
@@ -108,13 +112,13 @@ class Membership:
             self.runner.tell(self.reducer.passed)
 
     def leave_out_of_pause(self, seconds: float) -> None:
-        """What took so long before the first step of the generation would have had to be done without it, too."""
+        """Exclude `seconds` from the pause, for work that was needed without the regroup too."""
         self.paused_at += seconds
         self.phases.leave_out(seconds)
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Let go of the stage with its units and gradients, because a frame may still refer to this; and of all groups,
-        which the caller drops."""
+        """Drop the stage with its units and gradients, because a frame may still refer to this membership. Returns all
+        groups, for the caller to drop."""
         if self.reducer is not None:
             self.reducer.close()
             self.reducer = None
@@ -123,14 +127,13 @@ class Membership:
         return [*self.groups.release(), *self.outgrown]
 
     def drop_outgrown(self) -> None:
-        """Drop the groups that the generation came from. Each takes up to 20 ms to close, so a thread does it, and not
-        in the pause."""
+        """Drop the groups of the generation before, in a thread: each takes up to 20 ms to close."""
         outgrown, self.outgrown = self.outgrown, []
         threading.Thread(target=drop_groups, args=(outgrown,), name="drop-groups").start()
 
 
 def drop_groups(groups: list[dist.ProcessGroup]) -> None:
-    """Drop groups, of which the caller keeps no other reference: their sockets close with the last one."""
+    """Drop groups. The caller must keep no other reference, because sockets close with the last one."""
     while groups:
         drop_group(groups.pop())
-    gc.collect()  # what broke in the middle may hang in a cycle with one of them
+    gc.collect()  # an exception may keep one of them in a reference cycle

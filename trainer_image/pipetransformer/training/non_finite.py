@@ -1,4 +1,4 @@
-"""Where a step that was skipped began to be no number."""
+"""Finds where the numbers of a skipped step stopped being finite."""
 
 import math
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from .vote import Vote
 
 
 class Beginning(NamedTuple):
-    """What was no number first: the loss, or the output or gradient of a unit."""
+    """The first non-finite value: the loss, or the output or gradient of a unit."""
 
     what: str
     unit: str = ""
@@ -25,14 +25,15 @@ class Beginning(NamedTuple):
         return f"the {self.what} of {self.unit}" if self.unit else f"the {self.what}"
 
 
-#: A batch without any has no mean loss.
+#: A batch without targets has no mean loss.
 NO_TARGETS = Beginning("mean loss of no targets")
 
 
 def find_beginning(job: Job, control: Control, vote: Vote, member: Membership, watchdog: Watchdog) -> Beginning:
-    """Where the newest step, which was skipped, began to be no number; the same on all members, who all call this.
+    """Find where the newest step, which was skipped, stopped being finite. All members call this and get the same
+    answer.
 
-    A loss that is no number makes none of any gradient, so only a forward tells: the step's is done again.
+    A non-finite loss makes all gradients non-finite. Then only a forward can tell, so this repeats the step's forward.
 
     Raises:
         RuntimeError: a connection broke.

@@ -1,4 +1,4 @@
-"""How alike a fixed set of samples looks to one unit: what a freeze policy may ask for besides gradient norms."""
+"""Measures how similar samples look to one unit; a freeze policy may ask for this in addition to gradient norms."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,19 @@ from pipetransformer.pipeline import StageRunner
 def similarities(
     runner: StageRunner, unit: nn.Module | None, micro_batches: Sequence[MicroBatch], split: Split, *, tells: bool
 ) -> list[float]:
-    """Normalised similarities of the samples by the outputs of `unit` (Tung and Mori, ICCV 2019, eq. 2 and 3).
+    """Return normalised similarities of the samples by the outputs of `unit` (Tung and Mori, ICCV 2019, eq. 2 and 3).
 
-    All workers of a pipeline call this with the same micro-batches: an evaluation runs through all of it.
+    All workers of a pipeline call this with the same micro-batches, because an evaluation runs through all stages.
 
     Args:
         runner: of this worker's stage.
-        unit: the unit to look at, None where this worker does not hold it.
-        micro_batches: of n samples; padding is left out.
-        split: that they come from, the training split.
-        tells: whether this worker's pipeline is the one that does this.
+        unit: the unit to look at; None if this worker does not hold it.
+        micro_batches: n samples; padding does not count.
+        split: the training split that they come from.
+        tells: whether this worker's pipeline measures.
 
     Returns:
-        The (n, n) matrix flat, rows normalised; zeros on every worker but one.
+        The (n, n) matrix, flat, with normalised rows; zeros on all workers except one.
     """
     real = weights_of(micro_batches, torch.float64) > 0
     nothing = [0.0] * int(real.sum()) ** 2
@@ -34,7 +34,7 @@ def similarities(
         runner.evaluate(micro_batches, split, name="train")
         return nothing
     outputs: list[Tensor] = []
-    # Copies: the next unit may change its input in place, and where it is another worker's it changes a buffer there.
+    # Clone, because the next unit may change its input in place.
     handle = unit.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach().clone()))
     try:
         runner.evaluate(micro_batches, split, name="train")

@@ -1,4 +1,4 @@
-"""The one collective between rounds: all ballots of the world, a few float64 each, summed alike by every worker.
+"""The vote that ends a round: every worker sums all workers' ballots, which are a few float64 each.
 
 Everything that follows a round (commit, clipping, skipping, freezing, regroup) is a pure function of these sums.
 """
@@ -12,18 +12,18 @@ from pipetransformer.elastic.transport.exchange import Exchange
 
 @dataclass
 class Vote:
-    """One worker's ballot before the reduction; the same sums on all workers after it.
+    """One worker's ballot before the reduction; afterwards the sums, which are the same on all workers.
 
     Attributes:
         saw_next: members that know of a newer generation.
         leaving: members that were told to stop.
-        writing: members whose part of a checkpoint is not written yet.
+        writing: members that still write their part of a checkpoint.
         loss_sum: weighted sum of the losses of all samples; only last stages contribute.
         weight: sum of the weights of all samples; only last stages contribute.
         square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
-        similarities: what a freeze policy asked for; the same on all.
-        behind: members whose callbacks are told too late; only the leader has some to tell.
-        save: members by whose clock a checkpoint is due; only the leader looks at its own.
+        similarities: similarities that the freeze policy asked for, the same on all workers.
+        behind: members whose callbacks lag behind; only the leader has callbacks.
+        save: members whose clock says that a checkpoint is due; only the leader looks.
     """
 
     saw_next: float = 0.0
@@ -38,15 +38,16 @@ class Vote:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradients are numbers: there is no mean loss of a batch without any target."""
+        """Whether loss and gradients are finite. They are not for a batch without targets, which has no mean loss."""
         return self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
 
     @property
     def non_finite_unit(self) -> int | None:
-        """The unit in whose backward a gradient became no number, None where all are numbers.
+        """The unit whose backward made the gradients non-finite; None if all are finite.
 
-        A backward hands it down, so of the lowest units that have it, it is the highest. Units without parameters that
-        train tell nothing; one far above may have it by a parameter that it shares with a low one.
+        A backward passes non-finite values down, so this is the highest unit of the lowest non-finite run. Units
+        without trained parameters show nothing. A unit far above may be non-finite only by a parameter shared with a
+        low one.
         """
         found = None
         for unit, square in enumerate(self.square_norms):
@@ -72,14 +73,14 @@ class Vote:
         return [math.sqrt(square) / self.weight for square in self.square_norms]
 
     def gradient_scale(self, max_norm: float | None) -> float:
-        """What the summed gradients are multiplied by: one division by the weight, and clipping by the global norm."""
+        """Return the factor for the summed gradients: division by the weight, and clipping by the global norm."""
         scale = 1.0 / self.weight
         if max_norm is not None and self.gradient_norm > max_norm:
             scale *= max_norm / self.gradient_norm
         return scale
 
     def to_list(self) -> list[float]:
-        """All that a commit depends on: `similarities`, `behind` and `save` only matter for what follows it."""
+        """List all that a commit depends on. `similarities`, `behind` and `save` matter only after it."""
         return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -88,11 +89,11 @@ class Vote:
         return cls(saw_next, leaving, writing, loss_sum, weight, square_norms)
 
     def reduce(self, ballots: Exchange) -> "Vote":
-        """The sums over all members; they have `similarities` in common before."""
+        """Sum over all members, except `similarities`, which all have already."""
         *sums, behind, save = ballots.sum([*self.to_list(), self.behind, self.save])
         return replace(Vote.from_list(sums), similarities=self.similarities, behind=behind, save=save)
 
     @staticmethod
     def length(units: int) -> int:
-        """Numbers of a ballot on a model of so many units."""
+        """Return the length of a ballot for a model of `units` units."""
         return len(Vote(square_norms=[0.0] * units).to_list()) + 2

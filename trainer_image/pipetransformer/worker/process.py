@@ -1,11 +1,10 @@
-"""The life of a worker process: from its environment to its exit code.
+"""Runs a worker process, from its environment to its exit code.
 
-A worker that a generation left out waits for one that names it again, or for the operator to end it: its pod would give
-its accelerator away by ending, and that is for the operator to do, once a checkpoint is durable.
+A worker without a role waits for a generation that names it again, or for the operator to end it. It does not exit by
+itself, because the exit of its pod gives its accelerator away before a checkpoint is durable.
 
-Exit 0 means that the worker left as the operator told it or that the job has ended, 2 that the user's spec cannot be
-trained, 143 that a signal ended it, 1 anything else. The outcome also stands in the termination log, where it is found
-after any outage of the channel.
+Exit codes: 0 if the operator told it to leave or the job ended, 2 if the spec cannot be trained, 143 after a signal, 1
+otherwise. The termination log repeats the outcome, in case the channel is down.
 """
 
 import datetime
@@ -39,6 +38,7 @@ from pipetransformer.errors import (
 )
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.checks import check_storage
+from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.metrics import Meter, serve
@@ -55,15 +55,15 @@ logger = logging.getLogger(__name__)
 EXIT_WORKER = 1
 EXIT_SPEC = 2
 EXIT_STOPPED = 143
-#: For the report of the checkpoint that a worker leaves when it is told to stop.
+#: For sending the report of the last checkpoint of a worker that was told to stop.
 FLUSH_SECONDS = 5.0
-#: Of every rendezvous and what is asked of its store.
+#: Of every rendezvous, and of every request to its store.
 TIMEOUT = datetime.timedelta(seconds=300)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Who this worker is and how it reaches the operator."""
+    """Names of a worker, and how it reaches the operator."""
 
     job: str
     job_uid: str
@@ -81,7 +81,7 @@ class WorkerIdentity:
         """Read the variables of `pipetransformer_contract.wire.Env`.
 
         Raises:
-            KeyError: one that is needed is missing.
+            KeyError: a required variable is missing.
         """
         env = os.environ if environment is None else environment
 
@@ -106,7 +106,8 @@ class WorkerIdentity:
 
 
 def choose_device() -> torch.device:
-    """The accelerator of this worker, or the CPU. On the CPU one thread, unless the environment says otherwise."""
+    """Return this worker's accelerator, or the CPU. On the CPU, use one thread unless the environment says
+    otherwise."""
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -126,10 +127,10 @@ class WorkerEnd:
 
 
 def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEnd:
-    """Live as the worker that `identity` describes, with the parts that its spec calls `script`."""
+    """Run the worker that `identity` names; `parts` are what its spec calls `script`."""
     agent = OneGeneration.from_environment()
-    if agent is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":  # they would all be one member
-        words = "its torchrun starts several processes, but a worker is one process, one pod: say --nproc-per-node 1"
+    if agent is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":  # all would claim the same member
+        words = "torchrun starts several processes here, but a worker is one process in one pod: use --nproc-per-node 1"
         return refuse(identity, SpecError("spec.podTemplate", words))
     try:
         spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
@@ -140,146 +141,189 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         return _refuse(identity, error, "InvalidSpec")
     except SpecError as error:
         return refuse(identity, error)
-    except StorageError as error:  # maybe here and now only: another worker may be able to
+    except StorageError as error:  # another worker may reach the storage, or this one later
         return _give_up(identity, error, error.reason)
+    return WorkerProcess(identity, job, agent).run()
 
-    stop = threading.Event()
 
-    transport = Transport(identity.address, device=choose_device())
-    channel = identity.channel()
-    store, address = host_store(identity.address, TIMEOUT)
-    operator = ChannelSource(channel, address, store)
-    source: GenerationSource = operator if agent is None else agent
-    handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
-    #: The generation that this worker left with; until it meets a newer one it holds nothing.
-    left = 0
+class WorkerProcess(Hooks):
+    """One worker, from its loaded job to its end. Signals, heartbeats and the trainer's hooks arrive here.
 
-    def stop_soon(*_: object) -> None:
-        stop.set()
-        if agent is not None:
-            agent.close()
-        elif left and handler.current == left:
-            _terminate(identity, "Left", Ending.LEFT.value, "")
+    Args:
+        identity: names this worker.
+        job: the job to train.
+        agent: the generation that torchrun's agent has met; None if the worker takes generations from the channel.
+    """
+
+    def __init__(self, identity: WorkerIdentity, job: Job, agent: OneGeneration | None) -> None:
+        self._identity, self._job, self._agent = identity, job, agent
+        self._transport = Transport(identity.address, device=choose_device())
+        channel = identity.channel()
+        store, address = host_store(identity.address, TIMEOUT)
+        operator = ChannelSource(channel, address, store)
+        source: GenerationSource = operator if agent is None else agent
+        self._handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
+        self._watcher = GenerationWatcher(operator.watched() if agent is None else agent)
+        self._reports = ReportSender(channel, operator)
+        self._heartbeats = HeartbeatSender(channel, operator, self)
+        self._meter = Meter()
+        self._trainer: Trainer | None = None
+        #: The generation that this worker left with, 0 for none. The worker holds nothing until it joins a newer one.
+        self._left = 0
+        #: The process got SIGTERM.
+        self._signalled = threading.Event()
+        #: The operator asked for a last checkpoint, and allows time for it before it has the process killed.
+        self._asked = threading.Event()
+        self._job_ended = threading.Event()
+
+    @property
+    def trainer(self) -> Trainer:
+        """The present trainer. A worker that has left and waits has a new one."""
+        assert self._trainer is not None
+        return self._trainer
+
+    def run(self) -> WorkerEnd:
+        """Train until this worker's part ends, and write the outcome to the termination log."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        try:
+            self._make_trainer()
+        except (SpecError, StorageError) as error:  # from reading the data and beginning the ledger
+            return _refuse(self._identity, error, error.reason)
+        # Heartbeats continue between generations, because an answer may tell that the present attempt is void.
+        self._reports.start()
+        self._heartbeats.start()
+        try:
+            ending = self._train()
+        except WorkersDifferError as error:
+            return _refuse(self._identity, error, "DataUnreadable", f"spec.data: {error}")
+        except (ModelError, CallbackError, SpecError, StorageError) as error:
+            message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
+            self.trainer.fail(error.reason, message)
+            return _refuse(self._identity, error, error.reason, message)
+        except DeviceError as error:
+            return _give_up(self._identity, error, error.reason)
+        except DeviceMemoryError as error:
+            return _give_up(self._identity, error, error.reason, stages=self.trainer.stages_too_few)
+        finally:
+            self._heartbeats.stop()
+            self._reports.stop()
+            self._handler.shutdown()
+        return self._end(ending)
+
+    def _train(self) -> Ending:
+        """Train. Each time a generation is committed without this worker, wait for one that names it again."""
+        device, identity = self._transport.device, self._identity
+        with serve(self._meter, lambda: self.trainer.position, device, identity.address, identity.metrics_port):
+            ending = self.trainer.run()
+            while ending is Ending.LEFT and self._agent is None:
+                self._become_fresh()
+                if self.stop_requested():  # the signal came earlier, or in a garbage collection, which drops exceptions
+                    break
+                ending = self._wait_and_train()
+            if ending is Ending.CLOSED and self._asked.is_set() and not self._job_ended.is_set():
+                ending = Ending.STOPPED
+            if ending is Ending.STOPPED:
+                self._reports.flush(FLUSH_SECONDS)
+        return ending
+
+    def _become_fresh(self) -> None:
+        """Replace the trainer and free all that it held, because a generation was committed without this worker."""
+        self._left = self._handler.current
+        self._reports.forget()
+        self._make_trainer()
+        _give_back_memory(self._transport.device)
+
+    def _wait_and_train(self) -> Ending:
+        logger.info("%s left with generation %d and waits for another", self._identity.name, self._left)
+        self._heartbeats.beat_now()
+        try:
+            self._handler.await_next()
+        except RendezvousClosedError:
+            return Ending.CLOSED
+        return self.trainer.run(warm=True)
+
+    def _make_trainer(self) -> None:
+        identity = self._identity
+        self._trainer = Trainer(
+            self._job, identity.name, self._handler, self._watcher, self._transport, self._reports, identity.run_dir,
+            self, meter=self._meter,
+        )  # fmt: skip
+
+    def _end(self, ending: Ending) -> WorkerEnd:
+        """Write how this worker ended, and return its exit code."""
+        signalled = self._signalled.is_set()
+        if ending is Ending.STOPPED and not (signalled or self._asked.is_set()):
+            ending = Ending.CLOSED
+        logger.info("%s: %s", self._identity.name, ending.value)
+        if ending is Ending.STOPPED:
+            _end_as_told(self._identity, "Failed" if signalled else "Left", self.trainer.saved_step)
+        else:
+            _terminate(self._identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
+        return WorkerEnd(EXIT_STOPPED if ending is Ending.STOPPED and signalled else 0, ending, self._trainer)
+
+    def _on_signal(self, *_: object) -> None:
+        """On SIGTERM, leave at the end of the round, or at once if this worker holds nothing."""
+        self._signalled.set()
+        handler = self._handler
+        if self._agent is not None:
+            self._agent.close()
+        elif self._left and handler.current == self._left:
+            _terminate(self._identity, "Left", Ending.LEFT.value, "")
             raise SystemExit(0)
         elif handler.generation is None or handler.waiting_after is not None:
-            # It holds nothing yet; or its group broke, and no plan will name a pod that is being deleted.
-            _end_as_told(identity, "Failed", trainers[-1].saved_step if trainers else 0)
+            # It holds nothing yet. Or its group broke, and no generation will name a pod that is being deleted.
+            _end_as_told(self._identity, "Failed", 0 if self._trainer is None else self._trainer.saved_step)
             raise SystemExit(EXIT_STOPPED)
 
-    trainers: list[Trainer] = []
-    signal.signal(signal.SIGTERM, stop_soon)
-    ended = threading.Event()
-    #: Told by the operator, which gives time for a checkpoint before it has the process killed.
-    asked = threading.Event()
-
-    def leave_with_job() -> None:
-        ended.set()
-        handler.set_closed()
-
-    def stop_in_time() -> None:
-        """The operator says so with each answer. A worker that waits for a generation leaves if all is durable that it
-        holds, because its peers were told earlier and have left."""
-        asked.set()
-        if handler.waiting_after is not None and trainers[-1].has_left:
-            handler.set_closed()
-
-    reports = ReportSender(channel, operator)
-    watcher = GenerationWatcher(operator.watched() if agent is None else agent)
-    meter = Meter()
-    hooks = Hooks(
-        on_broken=lambda: heartbeats.beat_now(),
-        stop_requested=lambda: asked.is_set() or stop.is_set() or ended.is_set(),
-        ends_soon=lambda: stop.is_set() or ended.is_set(),
-        out_of_time=lambda: (asked.is_set() and stop.is_set()) or ended.is_set(),
-    )
-
-    def make_trainer() -> Trainer:
-        new = Trainer(job, identity.name, handler, watcher, transport, reports, identity.run_dir, hooks, meter=meter)
-        trainers[:] = [new]
-        return new
-
-    try:
-        trainer = make_trainer()
-    except (SpecError, StorageError) as error:  # it looks at the data, and begins its ledger
-        return _refuse(identity, error, error.reason)
-
-    def heartbeat() -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
+        trainer = self.trainer
         return Heartbeat(
-            layout_generation=max(left, trainer.committed_generation),
+            layout_generation=max(self._left, trainer.committed_generation),
             step=trainer.step,
-            waiting_after=handler.waiting_after,
+            waiting_after=self._handler.waiting_after,
             lost_peers=trainer.lost_peers[:MAX_LOST_PEERS],
             because=trainer.why_broken[:MAX_MESSAGE],
             unsaved=trainer.why_unsaved[:MAX_MESSAGE],
         )
 
-    # Also while it is between generations: that is when it learns of one that makes its attempt void.
-    heartbeats = HeartbeatSender(channel, operator, heartbeat, leave_with_job, stop_in_time)
-    reports.start()
-    heartbeats.start()
-    try:
-        with serve(meter, lambda: trainer.position, transport.device, identity.address, identity.metrics_port):
-            ending = trainer.run()
-            while ending is Ending.LEFT and agent is None:
-                left = handler.current
-                reports.forget()
-                trainer = make_trainer()  # all that the one before it had is free
-                _give_back_memory(transport.device)
-                if hooks.stop_requested():  # before it had left, or in a collection of garbage, which drops exceptions
-                    break
-                logger.info("%s left with generation %d, and waits", identity.name, left)
-                heartbeats.beat_now()
-                try:
-                    handler.await_next()
-                except RendezvousClosedError:
-                    ending = Ending.CLOSED
-                else:
-                    ending = trainer.run(warm=True)
-            if ending is Ending.CLOSED and asked.is_set() and not ended.is_set():
-                ending = Ending.STOPPED
-            if ending is Ending.STOPPED:
-                reports.flush(FLUSH_SECONDS)
-    except WorkersDifferError as error:
-        return _refuse(identity, error, "DataUnreadable", f"spec.data: {error}")
-    except (ModelError, CallbackError, SpecError, StorageError) as error:
-        message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
-        trainer.fail(error.reason, message)
-        return _refuse(identity, error, error.reason, message)
-    except DeviceError as error:
-        return _give_up(identity, error, error.reason)
-    except DeviceMemoryError as error:
-        return _give_up(identity, error, error.reason, stages=trainer.stages_too_few)
-    finally:
-        heartbeats.stop()
-        reports.stop()
-        handler.shutdown()
-    if ending is Ending.STOPPED and not (stop.is_set() or asked.is_set()):
-        ending = Ending.CLOSED
-    logger.info("%s: %s", identity.name, ending.value)
-    if ending is Ending.STOPPED and stop.is_set():
-        _end_as_told(identity, "Failed", trainer.saved_step)
-        return WorkerEnd(EXIT_STOPPED, ending, trainer)
-    if ending is Ending.STOPPED:
-        _end_as_told(identity, "Left", trainer.saved_step)
-    else:
-        _terminate(identity, "Succeeded" if ending is Ending.FINISHED else "Left", ending.value, "")
-    return WorkerEnd(0, ending, trainer)
+    def on_job_ended(self) -> None:
+        self._job_ended.set()
+        self._handler.set_closed()
+
+    def on_stop_asked(self) -> None:
+        """Stop soon. A worker that waits for a generation leaves at once if all that it holds is durable, because its
+        peers were told earlier and have left."""
+        self._asked.set()
+        if self._handler.waiting_after is not None and self.trainer.has_left:
+            self._handler.set_closed()
+
+    def on_broken(self) -> None:
+        self._heartbeats.beat_now()
+
+    def stop_requested(self) -> bool:
+        return self._asked.is_set() or self._signalled.is_set() or self._job_ended.is_set()
+
+    def ends_soon(self) -> bool:
+        return self._signalled.is_set() or self._job_ended.is_set()
+
+    def out_of_time(self) -> bool:
+        return (self._asked.is_set() and self._signalled.is_set()) or self._job_ended.is_set()
 
 
 def refuse(identity: WorkerIdentity, error: SpecError) -> WorkerEnd:
-    """End as a worker whose job cannot be trained."""
+    """End this worker, because its job cannot be trained."""
     return _refuse(identity, error, error.reason)
 
 
 def _give_back_memory(device: torch.device) -> None:
-    """What is not in use any more goes back to the accelerator, and does not wait for the next allocation."""
+    """Return unused memory to the accelerator now instead of at the next allocation."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: str = "") -> WorkerEnd:
-    """The job cannot be trained."""
+    """End this worker because the job cannot be trained, and log why."""
     _give_up(identity, error, reason, message)
     return WorkerEnd(EXIT_SPEC)
 
@@ -287,9 +331,10 @@ def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: st
 def _give_up(
     identity: WorkerIdentity, error: Exception, reason: str, message: str = "", *, stages: int | None = None
 ) -> WorkerEnd:
-    """Not by this worker, or not in pipelines of so few stages. Where code of the user's failed is in the log alone."""
+    """End this worker because it cannot train, or not in pipelines of `stages` stages. Only the log shows where the
+    user's code failed."""
     message = message or str(error)
-    # What a process that reads samples raised comes from there as a note.
+    # An error of a process that reads samples carries its traceback as a note.
     origin = error if hasattr(error, "__notes__") else error.__cause__
     logger.error("%s: %s", reason, message, exc_info=origin)
     _terminate(identity, "Failed", reason, message, **({} if stages is None else {"stages": stages}))
@@ -297,7 +342,7 @@ def _give_up(
 
 
 def _end_as_told(identity: WorkerIdentity, outcome: str, saved: int) -> None:
-    """Say that the worker ends because it was told to, and of which step it left a durable checkpoint; 0 for none."""
+    """Write that the worker ends because it was told to. `saved` is the step of its durable checkpoint, 0 for none."""
     words = f"told to stop; a checkpoint of step {saved} is durable" if saved else "told to stop"
     _terminate(identity, outcome, "Stopped", words, **({"savedStep": saved} if saved else {}))
 

@@ -1,7 +1,7 @@
-"""Under a torchrun agent that holds the rendezvous, a worker process lives for one generation.
+"""Under a torchrun agent that holds the rendezvous, each worker process lives for one generation.
 
-The agent's handler leaves the generation in the environment of the process that it starts. When a newer one is
-published the agent stops that process and starts another, which goes on from the last checkpoint.
+The agent's handler puts the generation into the environment of the process that the agent starts. When a newer one is
+published, the agent stops that process and starts another, which resumes from the last checkpoint.
 """
 
 import datetime
@@ -20,7 +20,7 @@ GENERATION = "PIPETRANSFORMER_AGENT_GENERATION"
 
 
 class AgentRendezvousHandler(GenerationRendezvousHandler):
-    """The agent's side. It notices newer generations by itself, since no trainer lives in its process."""
+    """The agent's side. It watches for newer generations itself, because its process has no trainer."""
 
     def __init__(
         self, worker: str, own_store: TCPStore, source: GenerationSource, *, timeout: datetime.timedelta
@@ -40,16 +40,16 @@ class AgentRendezvousHandler(GenerationRendezvousHandler):
 
 
 class OneGeneration:
-    """The agent's generation (`GenerationSource`). What comes after it comes to another process."""
+    """Gives the agent's generation (`GenerationSource`). The next one goes to another process."""
 
     def __init__(self, generation: Generation) -> None:
-        # The agents have used their nonce's keys in the store that these processes share with them.
+        # A nonce of their own, because the agents have used this one's keys in the same store.
         self._generation = generation.model_copy(update={"nonce": f"{generation.nonce}-processes"})
         self._stopped = threading.Event()
 
     @classmethod
     def from_environment(cls) -> "OneGeneration | None":
-        """None where no agent of ours has started this process."""
+        """Read the generation. Returns None if no such agent started this process."""
         content = os.environ.get(GENERATION)
         return None if content is None else cls(Generation.model_validate_json(content))
 

@@ -1,7 +1,6 @@
 """Entry point `torchrun.handlers`: `torchrun --rdzv-backend=pipetransformer` takes its generations from the channel.
 
-torch loads this while it imports its own rendezvous package, so nothing here may import that package before it is
-called.
+torch loads this module while it imports its own rendezvous package, so only functions may import that package.
 """
 
 from collections.abc import Callable
@@ -14,12 +13,12 @@ _JOIN_TIMEOUT_SECONDS = 600
 
 
 def handler_creator() -> "Callable[[RendezvousParameters], RendezvousHandler]":
-    """What the entry point names: torch calls this once and registers what it returns."""
+    """Return `create_handler`. The entry point names this function; torch calls it once and registers the result."""
     return create_handler
 
 
 def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
-    """The handler of the worker that the `PIPETRANSFORMER_*` environment describes; `join_timeout` is in seconds."""
+    """Make the handler of the worker that the `PIPETRANSFORMER_*` environment names; `join_timeout` is in seconds."""
     import datetime
 
     from pipetransformer.elastic.generations.channel_source import ChannelSource

@@ -1,6 +1,8 @@
-"""Does once, before a worker says that it is ready, what a process does at its first step only: start the threads of
-autograd, load and compile kernels for the job's shapes, import the optimizers, find memory. A joiner's first step is in
-everybody's pause."""
+"""Warms a worker up before it says that it is ready, because all workers wait for a joiner's first step.
+
+The warm-up starts autograd's threads, loads and compiles kernels for the job's shapes, imports the optimizers and takes
+memory.
+"""
 
 import copy
 import itertools
@@ -26,10 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
-    """Train a model of one block, all of it zeros, for one micro-batch; fill `reserve` with what a stage may need.
+    """Train a model of one layer, whose weights are zero, on one micro-batch. On a CPU, fill `reserve` for a stage.
 
     Raises:
-        SpecError: a unit drops what does not have samples first, draws what is not keyed, or changes itself.
+        SpecError: a unit applies dropout to a tensor without samples first, makes random draws that are not keyed, or
+            changes itself.
         DeviceError: the accelerator is broken.
     """
     _check_dropout(job, device)
@@ -42,8 +45,8 @@ def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
 
 
 def _pass_over(error: Exception, words: str) -> None:
-    """Whatever it is, only the first step can tell whether it is more than the zeros, and shows where it was raised;
-    but for a broken accelerator."""
+    """Log an error of the warm-up, because zeros may have caused it; the first step will show it otherwise. A broken
+    accelerator is raised."""
     fault = fault_of(error)
     if isinstance(fault, DeviceError):
         raise fault from error
@@ -77,23 +80,25 @@ def _train(job: Job, device: torch.device) -> None:
 
 
 def _put_zeros(job: Job, state: WorkerState, index: int, device: torch.device) -> nn.Module:
-    """A unit of zeros on the device, as part of the state."""
+    """Put a unit of zeros on the device into the state, and return it."""
     state.units[index] = unit = job.blank_unit(index)
     tensors = state.unit_tensors(index, with_moments=False)
     state.put_unit(index, unit, {name: torch.zeros_like(old, device=device) for name, old in tensors.items()})
-    return unit.to(device)  # what is not part of the state
+    return unit.to(device)  # moves tensors that are not part of the state
 
 
 def _check_dropout(job: Job, device: torch.device) -> None:
-    """Positions first look like several rows of each sample where the micro-batch divides them: each unit is tried with
-    one that does not, on the meta device, where nothing is computed; one that needs values, as zeros on `device`.
+    """Try each unit on a micro-batch whose size divides no number of positions. Otherwise a tensor with positions first
+    would look like several rows of each sample. Units run on the meta device, or as zeros on `device` if they need
+    values.
 
     Raises:
-        SpecError: a unit drops what does not have samples first, draws what is not keyed, or changes itself.
+        SpecError: a unit applies dropout to a tensor without samples first, makes random draws that are not keyed, or
+            changes itself.
         DeviceError: the accelerator is broken.
     """
     meta = torch.device("meta")
-    # One more, or one less, where the embedding adds a class token, or the head takes it off.
+    # One more or one less, if the embedding adds a class token or the head removes it.
     positions = [count + more for count in job.model.activation[:1] for more in (-1, 0, 1) if count + more > 0]
     size = next(size for size in itertools.count(2) if all(count % size for count in positions))
     x = read_batch(job.dataset.train, [0] * size, 0)[0]
@@ -108,7 +113,7 @@ def _check_dropout(job: Job, device: torch.device) -> None:
         if isinstance(error, SpecError):
             raise error
         if error is not None:
-            _pass_over(error, f"it is not known whether {name} drops what has samples first")
+            _pass_over(error, f"could not check that {name} applies dropout to tensors with samples first")
         x = torch.zeros(job.model.activation_shape(size), dtype=job.dtype)
 
 
@@ -117,7 +122,7 @@ def _on_meta(shell: nn.Module) -> nn.Module:
 
 
 def _failure(job: Job, make: Callable[[], nn.Module], x: Tensor) -> Exception | None:
-    """What a unit raises in training on a micro-batch of the first sample; without autocast, which meta has not."""
+    """Train a unit on a micro-batch of the first sample, and return what it raises. The meta device has no autocast."""
     set_micro_batch(MicroBatchContext(0, range(len(x)), lengths_of(job.dataset.train, [0] * len(x), x.device)))
     try:
         with torch.no_grad():

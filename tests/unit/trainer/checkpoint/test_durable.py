@@ -25,6 +25,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.state.control import Control
@@ -416,7 +417,7 @@ def test_a_best_model_that_may_have_been_replaced_counts_no_more(
 
     monkeypatch.setattr("pipetransformer.training.evaluation.save_best", replace)
     with pytest.raises(RuntimeError):
-        evaluate(job, state, member, Watchdog(), barrier, lambda: False)
+        evaluate(job, state, member, Watchdog(), barrier, Hooks())
 
     assert evaluation_due(job, state.control), "it is done again"
     assert state.control.is_better({"accuracy": 0.0}, job.spec.evaluation), "and is the best, by however little"

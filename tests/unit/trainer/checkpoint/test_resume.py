@@ -192,7 +192,7 @@ def test_a_run_does_not_go_on_with_weights_of_other_names_or_shapes(
         training=training,
     )
 
-    with pytest.raises(SpecError, match=rf"location: step-0{{11}}1-g1-\w+ is of another model: {message}"):
+    with pytest.raises(SpecError, match=rf"location: step-0{{11}}1-g1-\w+ belongs to another model: {message}"):
         run(tmp_path, model=lambda: [nn.Linear(4, 8), Named(*block), nn.Linear(8, 2)], checkpoint=checkpoint)
 
 

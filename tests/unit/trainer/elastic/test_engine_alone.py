@@ -2,7 +2,7 @@
 
 import datetime
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,10 +11,12 @@ from pipetransformer.checkpoint.best_model import best_location
 from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
-from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupTools, regroup
+from pipetransformer.elastic.regroup.tools import RegroupTools
+from pipetransformer.elastic.regroup.transaction import Regrouped, regroup
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models import unit_name
@@ -75,41 +77,31 @@ def enter(job: Job, mirrors: Mirrors, hosted: tuple[TCPStore, str]) -> Regrouped
     """The only generation of a worker that holds nothing but mirrors."""
     store, address = hosted
     handler = GenerationRendezvousHandler("w0", store, Published(address), timeout=TIMEOUT)
-    checkpointer, watchdog = Checkpointer(job), Watchdog()
+    watchdog = Watchdog()
     tools = RegroupTools(
         handler=handler,
         transport=Transport("127.0.0.1", TIMEOUT),
         codec=UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties),
         shells=job.model.units,
-        data="",
-        build_units=job.build_units,
-        blank_unit=job.blank_unit,
-        load_unit=checkpointer.load_unit,
-        load_control=checkpointer.load_control,
-        durable=checkpointer.durable,
-        kept_step=checkpointer.kept_step,
-        newest_generation=checkpointer.newest_generation,
-        cut_at=job.cut,
-        commit_late=lambda control: None,
+        job=job,
+        checkpoints=Checkpointer(job),
+        run_dir=Path("no-record"),
         mirrors=mirrors,
-        read_ahead={},
+        read_ahead=mock.Mock(units={}),
         barrier=Barrier(watchdog),
         watchdog=watchdog,
-        reached=lambda moment, at: None,
+        hooks=Hooks(),
     )
-    return regroup(tools, WorkerState(job.num_layers, job.model.ties), pending=None, in_group=False)
+    state = WorkerState(job.num_layers, job.model.ties)
+    return regroup(tools, state, mock.Mock(pending=None, in_doubt=None), in_group=False)
 
 
 def mirrored(job: Job, control: Control) -> Mirrors:
     """All units, as they were when this was the control state."""
-
-    def never(*_: object) -> Any:
-        raise AssertionError("nothing is mirrored anew")
-
     codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
     state = WorkerState(job.num_layers, control=control, units=job.build_units(range(job.num_layers + 2)))
     units = {index: [part.clone() for part in codec.give(state, index, CPU)] for index in state.units}
-    return Mirrors(1, never, never, [Mirror(control.step, control.to_dict(), units)])
+    return Mirrors(1, codec, job.model.units, CPU, [Mirror(control.step, control.to_dict(), units)])
 
 
 def keep_best(job: Job, step: int) -> None:
@@ -123,7 +115,7 @@ def keep_best(job: Job, step: int) -> None:
 
 
 @pytest.mark.parametrize(("kept", "is_kept"), [(10, True), (18, False)])
-def test_who_goes_back_to_a_mirror_knows_whether_its_best_model_is_kept_yet(
+def test_a_worker_on_a_mirror_knows_whether_its_best_model_is_kept(
     job: Job, hosted: tuple[TCPStore, str], kept: int, is_kept: bool
 ) -> None:
     mirrors = mirrored(job, Control(step=15, best=EVALUATED, best_step=10, kept_step=10))

@@ -149,13 +149,26 @@ def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> No
     assert stop.waits == [7.0, 1.0]
 
 
+class Beating:
+    """What a heartbeat speaks for; counts how often it hears of its job's end."""
+
+    def __init__(self, heartbeat: Callable[[], Heartbeat]) -> None:
+        self.heartbeat = heartbeat
+        self.ended = 0
+
+    def on_job_ended(self) -> None:
+        self.ended += 1
+
+    def on_stop_asked(self) -> None:
+        """Go on."""
+
+
 def test_a_heartbeat_that_is_refused_waits_as_long_too() -> None:
     refused = ChannelUnavailableError("HTTP 429", retry_after=7.0)
     sender = HeartbeatSender(
         mock.Mock(heartbeat=mock.Mock(side_effect=[refused, JobEndedError("it has ended")])),
         mock.Mock(),
-        mock.Mock(),
-        lambda: None,
+        Beating(mock.Mock()),
     )
     sender._wake = wake = Impatient()
     sender._run()
@@ -183,7 +196,7 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
         return Heartbeat(layout_generation=1, step=1)
 
     heartbeats, reports, watcher = (
-        HeartbeatSender(speaks, source, beat, lambda: None), ReportSender(speaks, source), GenerationWatcher(source)
+        HeartbeatSender(speaks, source, Beating(beat)), ReportSender(speaks, source), GenerationWatcher(source)
     )  # fmt: skip
     stub.ready("job-w0", Ready(address="127.0.0.1:1"))
     reports.submit(make_report(1), urgent=True)
@@ -203,7 +216,7 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
     reports.stop()
 
 
-def test_an_authority_that_cannot_be_read_is_read_again_with_the_next_request(tmp_path: Path) -> None:
+def test_an_unreadable_authority_is_read_again_with_the_next_request(tmp_path: Path) -> None:
     authority = tmp_path / "ca.crt"
     operator_channel = Channel("https://127.0.0.1:1", "ns/job", "job-w0", None, authority)
     for broken in (None, "", "-----BEGIN CERTIFICATE-----"):
@@ -246,9 +259,8 @@ def test_an_answer_that_is_not_the_operators_is_none(ask: Callable[[Channel], ob
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
-    sender = HeartbeatSender(
-        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"]), lambda: None
-    )
+    beat = Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"])
+    sender = HeartbeatSender(client(stub), source, Beating(lambda: beat))
     sender.start()
 
     assert stub.wait_for(lambda: bool(stub.beats), 30)
@@ -256,18 +268,16 @@ def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
     sender.stop()
 
 
-def test_a_heartbeat_that_hears_of_the_jobs_end_says_so_once_and_is_the_last(stub: StubChannel) -> None:
-    ended: list[bool] = []
+def test_the_heartbeat_that_hears_of_the_jobs_end_is_the_last(stub: StubChannel) -> None:
+    subject = Beating(lambda: Heartbeat(layout_generation=1, step=5))
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
-    sender = HeartbeatSender(
-        client(stub), source, lambda: Heartbeat(layout_generation=1, step=5), lambda: ended.append(True)
-    )
+    sender = HeartbeatSender(client(stub), source, subject)
     stub.end()
     sender.start()
     sender._thread.join(30)
 
     assert not sender._thread.is_alive()
-    assert len(ended) == len(stub.beats) == 1
+    assert subject.ended == len(stub.beats) == 1
 
 
 def test_a_job_that_has_ended_closes_the_rendezvous(stub: StubChannel) -> None:
@@ -355,7 +365,7 @@ def test_a_worker_in_no_group_says_above_which_generation_it_waits() -> None:
     assert said == [0, None, 4], "one that is announced is not waited for"
 
 
-def test_a_generation_that_all_have_voted_for_is_met_although_this_worker_has_heard_of_the_end() -> None:
+def test_a_generation_all_have_voted_for_is_met_after_the_end_of_the_job() -> None:
     store, address = host_store("127.0.0.1", SECONDS)
     handler = GenerationRendezvousHandler(
         "a", store, OneGeneration(generation("a", ["a"], [], address)), timeout=SECONDS
@@ -442,7 +452,7 @@ class GivenUp(OneGeneration):
         return super().newest() + 1
 
 
-def test_a_leader_that_died_is_not_waited_for_once_its_generation_is_given_up() -> None:
+def test_no_worker_waits_for_a_dead_leader_of_a_void_generation() -> None:
     store, _ = host_store("127.0.0.1", SECONDS)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
@@ -453,7 +463,7 @@ def test_a_leader_that_died_is_not_waited_for_once_its_generation_is_given_up() 
         handler.next_rendezvous()
 
 
-def test_a_leader_that_hangs_as_one_connects_to_it_is_given_up_as_soon_as_the_connections_are_shut() -> None:
+def test_a_leader_that_hangs_is_given_up_once_the_connections_are_shut() -> None:
     """A client of a store tries on by itself, half a second each time, and cannot be told to stop."""
     store, _ = host_store("127.0.0.1", SECONDS)
     with socket.create_server(("127.0.0.1", 0)) as hangs, ThreadPoolExecutor() as threads:
@@ -467,7 +477,7 @@ def test_a_leader_that_hangs_as_one_connects_to_it_is_given_up_as_soon_as_the_co
                 comes.result()
 
 
-def test_a_leader_that_hangs_is_given_up_after_the_timeout_also_where_nobody_shuts_the_connections() -> None:
+def test_a_leader_that_hangs_is_given_up_after_the_timeout() -> None:
     store, _ = host_store("127.0.0.1", SECONDS)
     with socket.create_server(("127.0.0.1", 0)) as hangs:
         published = generation("a", ["a", "b"], [], f"127.0.0.1:{hangs.getsockname()[1]}")

@@ -33,9 +33,7 @@ def stayed(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.parametrize("dead", [3, 1, 0], ids=["last-stage", "first-pipeline", "leader"])
-def test_survivors_of_a_replicated_stage_go_on_without_redoing_a_committed_step(
-    dead: int, stayed: Ran, tmp_path: Path
-) -> None:
+def test_survivors_of_a_replicated_stage_redo_no_committed_step(dead: int, stayed: Ran, tmp_path: Path) -> None:
     survivors = [number for number in range(4) if number != dead]
     script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(3, 1, survivors, after_loss=dead)]
 
@@ -47,9 +45,7 @@ def test_survivors_of_a_replicated_stage_go_on_without_redoing_a_committed_step(
 
 
 @pytest.mark.parametrize("lagging", [1, 3])
-def test_a_worker_that_missed_the_commit_commits_late_and_nothing_is_redone(
-    lagging: int, stayed: Ran, tmp_path: Path
-) -> None:
+def test_a_worker_that_missed_the_commit_commits_late(lagging: int, stayed: Ran, tmp_path: Path) -> None:
     script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(4, 1, [0, 1, 2, 3], at_step=8)]
 
     run = run_job(make_spec(ADAMW), script, tmp_path, faults={lagging: Faults(loses_vote_of=8)})
@@ -59,9 +55,7 @@ def test_a_worker_that_missed_the_commit_commits_late_and_nothing_is_redone(
     assert findings.clean and findings.redone == 0
 
 
-def test_a_worker_with_gradients_of_another_generation_does_not_commit_the_step_that_was_redone_meanwhile(
-    stayed: Ran, tmp_path: Path
-) -> None:
+def test_gradients_of_another_generation_do_not_commit_a_redone_step(stayed: Ran, tmp_path: Path) -> None:
     """Both lose the vote of step 5. Worker 0 redoes it beside another, and worker 1 comes back after that."""
     script = [Scripted(1, 2, [0, 1]), Scripted(1, 2, [0, 2], at_step=5), Scripted(1, 2, [0, 1], after_loss=2)]
     faults = {0: Faults(loses_vote_of=5), 1: Faults(loses_vote_of=5), 2: Faults(killed_at=(HookPoint.ENDED, 5))}
@@ -74,7 +68,7 @@ def test_a_worker_with_gradients_of_another_generation_does_not_commit_the_step_
     assert {line["layoutGeneration"] for line in lines if line["step"] == 5} == {2}
 
 
-def test_a_policy_is_asked_once_before_the_first_step_though_its_generation_breaks_in_it(tmp_path: Path) -> None:
+def test_a_policy_is_asked_once_though_the_first_generation_breaks(tmp_path: Path) -> None:
     spec = make_spec(
         ADAMW,
         training={"steps": 6, "globalBatchSize": 100, "precision": "Float64"},
@@ -92,9 +86,7 @@ def test_a_policy_is_asked_once_before_the_first_step_though_its_generation_brea
     assert frozen == [(0, 1), (4, 2)]
 
 
-def test_what_leavers_gave_before_the_vote_seemed_to_fail_outlives_a_round_that_nobody_else_begins(
-    stayed: Ran, tmp_path: Path
-) -> None:
+def test_units_of_leavers_outlive_a_vote_that_seemed_to_fail(stayed: Ran, tmp_path: Path) -> None:
     """Both that hold the second stage leave. Of those that get it one dies, and the other does not know of the vote."""
     script = [
         Scripted(2, 2, [0, 1, 2, 3]),
@@ -119,9 +111,7 @@ def test_a_warm_spare_takes_the_place_of_a_dead_worker(stayed: Ran, tmp_path: Pa
     assert check(tmp_path, TRAINING_SAMPLES, EPOCHS).clean
 
 
-def test_when_the_only_copy_of_a_stage_is_lost_everybody_goes_back_to_the_checkpoint(
-    stayed: Ran, tmp_path: Path
-) -> None:
+def test_all_return_to_the_checkpoint_when_a_stages_only_copy_is_lost(stayed: Ran, tmp_path: Path) -> None:
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
     script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], after_loss=1)]
 
@@ -134,9 +124,7 @@ def test_when_the_only_copy_of_a_stage_is_lost_everybody_goes_back_to_the_checkp
 
 
 @pytest.mark.parametrize("dead", [0, 2], ids=["leader", "middle"])
-def test_a_neighbours_mirror_saves_a_lone_stage_and_at_most_so_many_steps_are_redone(
-    dead: int, stayed: Ran, tmp_path: Path
-) -> None:
+def test_a_neighbours_mirror_saves_a_lone_stage_and_bounds_redone_steps(dead: int, stayed: Ran, tmp_path: Path) -> None:
     survivors = [number for number in range(4) if number != dead]
     script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, survivors, after_loss=dead)]
 
@@ -175,7 +163,7 @@ def test_a_joiner_whose_data_differ_ends_nothing_that_trains(tmp_path: Path) -> 
     assert [step["step"] for step in run.steps] == list(range(12))
 
 
-def test_a_new_job_numbers_its_generations_above_one_that_trained_and_left_no_checkpoint(tmp_path: Path) -> None:
+def test_a_new_job_numbers_its_generations_above_an_earlier_job(tmp_path: Path) -> None:
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 2})
     shorter = spec.model_copy(update={"training": spec.training.model_copy(update={"epochs": None, "steps": 2})})
     run_job(shorter, STAY_ALONE, tmp_path / "run")

@@ -4,6 +4,7 @@ import datetime
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_a_vote_sums_ballots_in_the_order_of_ranks_on_all_of_them(store: TCPStor
     assert votes == [Vote(loss_sum=1.0, weight=8.0, square_norms=[6.0])] * 4
 
 
-def test_messages_that_are_expected_are_not_taken_for_state_that_moves_in_the_same_group(store: TCPStore) -> None:
+def test_expected_messages_are_not_taken_for_moving_state(store: TCPStore) -> None:
     groups = in_ranks(2, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 2, TRANSPORT))
     moves = [Move(unit=0, source=1, target=0), Move(unit=3, source=0, target=1)]
     rounds = range(3)
@@ -151,9 +152,8 @@ def test_messages_that_are_expected_are_not_taken_for_state_that_moves_in_the_sa
         found = []
         for number in rounds:
             exchange.expect()
-            received = move_units(
-                moves, rank, groups[rank], lambda unit: own, lambda unit: [torch.zeros_like(part) for part in own]
-            )
+            cargo = mock.Mock(give=lambda _: own, blank=lambda _: [torch.zeros_like(part) for part in own])
+            received = move_units(moves, rank, groups[rank], cargo)
             (parts,) = received.values()
             rows = exchange(torch.tensor([rank, number], dtype=torch.float64))
             found.append(([part.tolist() for part in parts], rows.tolist()))
@@ -181,7 +181,7 @@ def test_nobody_votes_without_a_rank_that_is_gone(store: TCPStore) -> None:
     assert in_ranks(3, vote) == ["broken", "broken", "done"]
 
 
-def test_the_next_generation_meets_with_other_ranks_while_the_present_one_works(store: TCPStore) -> None:
+def test_the_next_generation_meets_while_the_present_one_works(store: TCPStore) -> None:
     old = in_ranks(2, lambda rank: make_group(PrefixStore("g1", client(store)), "world", rank, 2, TRANSPORT))
 
     def both(rank: int) -> float:
@@ -207,7 +207,7 @@ def test_members_keep_their_rank_with_and_without_leavers(store: TCPStore) -> No
     assert [None if group.world is None else group.world.rank() for group in groups] == [0, 1, None]
 
 
-def test_roles_give_pipelines_in_stage_order_and_replicas_in_pipeline_order(store: TCPStore) -> None:
+def test_roles_order_pipelines_by_stage_and_replicas_by_pipeline(store: TCPStore) -> None:
     roles = [(1, 1), (0, 1), (1, 0), (0, 0)]
 
     def meet(rank: int) -> tuple[int, int, int, int]:

@@ -90,7 +90,7 @@ def test_of_all_workers_only_the_leader_asks_the_operator_for_the_members(
     assert stub.asked_for_members == ["job-w0"]
 
 
-def test_a_leader_that_dies_before_it_hands_the_list_on_is_given_up_and_the_operator_is_asked(
+def test_the_operator_is_asked_if_a_leader_dies_before_it_passes_the_list(
     stub: StubChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_source, "LEADER_SECONDS", SHORT)
@@ -113,7 +113,7 @@ def test_a_leader_that_lives_and_hands_nothing_on_is_given_up_too(
     assert stub.asked_for_members == ["job-w1"]
 
 
-def test_a_worker_that_waits_for_a_dead_leader_goes_to_the_leader_of_the_next_generation(
+def test_a_worker_leaves_a_dead_leader_for_the_next_generations_leader(
     stub: StubChannel, threads: ThreadPoolExecutor
 ) -> None:
     stub.ready("job-w0", Ready(address=silent_address()))
@@ -179,7 +179,7 @@ def test_the_present_leader_hands_the_list_on_while_it_still_trains(
     assert stub.asked_for_members == ["job-w0"]
 
 
-def test_the_next_leader_hands_the_list_on_once_the_present_one_has_passed_it_on(stub: StubChannel) -> None:
+def test_the_next_leader_passes_the_list_once_it_has_the_generation(stub: StubChannel) -> None:
     leader, follower, joiner = workers(stub)
     members = [Member(name=each.name, uid=each.name, address=each.address) for each in (follower, leader, joiner)]
     passed_on = generation(members, 2)
@@ -220,7 +220,7 @@ def test_a_job_that_ends_while_its_leader_is_silent_ends_the_wait(
         asks.result(30)
 
 
-def test_a_list_of_4096_members_is_a_tenth_of_a_megabyte_in_the_leaders_store() -> None:
+def test_a_list_of_4096_members_takes_100_kb_in_the_leaders_store() -> None:
     """Each of 4,095 others reads it."""
     store, _ = host_store("127.0.0.1", SECONDS)
     members = [

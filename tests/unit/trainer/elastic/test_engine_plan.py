@@ -1,13 +1,15 @@
 """The leader's plan of a regroup: which state counts, who takes which role, which unit comes from whom."""
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise, permutations
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.elastic.regroup.transaction import catch_up
+from pipetransformer.elastic.regroup.tools import catch_up
 from pipetransformer.elastic.regroup.transfer_plan import (
     DurablePoint,
     Inventory,
@@ -38,6 +40,26 @@ def cut(stages: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(edges)]
 
 
+@dataclass
+class Sources:
+    """Cuts as it is told; the storage has one checkpoint or none."""
+
+    spans: list[range]
+    checkpoint: DurablePoint | None = None
+
+    def cut(self, boundary: int, costs: object) -> Cut:
+        return Cut(self.spans, micro_batch_size=1)
+
+    def unit_bytes(self, boundary: int) -> list[int]:
+        return unit_bytes(boundary)
+
+    def durable(self) -> DurablePoint | None:
+        return self.checkpoint
+
+    def map_of(self, control: Control) -> None:
+        """Units stay what they are."""
+
+
 def bring(
     units: range | list[int], step: int, *, pending: int | None = None, generation: int = 1, boundary: int = 0
 ) -> Inventory:
@@ -49,14 +71,9 @@ def plan_for(
     inventories: list[Inventory], stages: int, pipelines: int, durable: DurablePoint | None = None
 ) -> TransferPlan:
     return make_plan(
-        inventories,
-        stages * pipelines,
-        lambda boundary, costs: Cut(cut(stages), micro_batch_size=1),
-        pipelines,
-        NUM_UNITS,
-        unit_bytes,
-        durable=lambda: durable,
-    )
+        inventories, Sources(cut(stages), durable), num_members=stages * pipelines, pipelines=pipelines,
+        num_units=NUM_UNITS,
+    )  # fmt: skip
 
 
 def test_a_job_that_nobody_has_trained_starts_fresh() -> None:
@@ -83,9 +100,7 @@ def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("further", [{"decided_step": 8}, {"evaluated_step": 8}], ids=["decided", "evaluated"])
-def test_what_was_decided_after_a_step_is_not_lost_with_one_that_broke_before_it(
-    further: dict[str, int], place: int
-) -> None:
+def test_a_decision_is_not_lost_with_a_worker_that_broke_before_it(further: dict[str, int], place: int) -> None:
     inventories = [bring(span, 8) for span in cut(3)]
     for number, inventory in enumerate(inventories):
         inventory.control |= {"decided_step": 7, "evaluated_step": 4, "boundary": number}
@@ -108,14 +123,15 @@ def test_what_is_no_number_travels_in_the_control_state() -> None:
 
 
 def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> None:
-    def ask() -> DurablePoint:
-        raise AssertionError
+    class Unasked(Sources):
+        def durable(self) -> DurablePoint:
+            raise AssertionError
 
     whole = [bring(range(4), 8), bring(range(4, 8), 8)]
-    make_plan(whole, 2, lambda boundary, costs: Cut(cut(2), 1), 1, NUM_UNITS, unit_bytes, durable=ask)
+    make_plan(whole, Unasked(cut(2)), num_members=2, pipelines=1, num_units=NUM_UNITS)
 
     with pytest.raises(AssertionError):
-        make_plan(whole[:1], 1, lambda boundary, costs: Cut(cut(1), 1), 1, NUM_UNITS, unit_bytes, durable=ask)
+        make_plan(whole[:1], Unasked(cut(1)), num_members=1, pipelines=1, num_units=NUM_UNITS)
 
 
 def test_a_step_that_nobody_has_committed_is_redone() -> None:
@@ -188,7 +204,7 @@ def test_only_a_worker_that_holds_its_gradients_commits_a_step_late(
     state, committed = WorkerState(1, control=Control(step=step, last_generation=generation)), list[Control]()
     others = Control(step=8, last_generation=2, decided_step=8, boundary=1)
 
-    catch_up(state, others, pending=pending, commit_late=committed.append)
+    catch_up(state, others, mock.Mock(pending=pending, commit_late=committed.append))
 
     assert committed == ([others] if late else [])
     level = (step, generation) == (8, 2)
@@ -201,7 +217,7 @@ def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0, gen
     return inventory.model_copy(update={"mirrors": [*inventory.mirrors, mirrored]})
 
 
-def test_when_a_stage_is_lost_the_newest_step_that_all_mirrors_hold_together_counts() -> None:
+def test_a_lost_stage_returns_to_the_newest_step_that_mirrors_hold_whole() -> None:
     survivors = [
         mirror(mirror(bring(range(2), 9), range(4), 6, boundary=1), range(2), 8),
         mirror(bring(range(4, 8), 9), range(4, 8), 6, boundary=1),
@@ -257,7 +273,7 @@ def test_what_is_no_longer_frozen_or_was_not_all_the_time_moves() -> None:
     assert [move.unit for move in plan.moves] == [2, 3, 4, 5, 6, 7]
 
 
-def test_a_joiner_that_has_read_the_frozen_units_gets_the_stage_that_needs_them() -> None:
+def test_a_joiner_gets_the_stage_whose_frozen_units_it_has_read() -> None:
     plan = plan_for(
         [bring(range(4, NUM_UNITS), 8, boundary=3), joiner_that_read(range(4), 5), bring(range(4), 8)], 2, 1
     )
@@ -304,7 +320,7 @@ def test_frozen_units_weigh_what_is_left_of_them() -> None:
     spans = [range(3), range(3, 6), range(6, 8)]
     held = [bring(range(4), 8, boundary=5), bring(range(4, 8), 8, boundary=5), bring([], -1)]
 
-    plan = make_plan(held, 3, lambda *_: Cut(spans, 1), 1, NUM_UNITS, unit_bytes, durable=lambda: None)
+    plan = make_plan(held, Sources(spans), num_members=3, pipelines=1, num_units=NUM_UNITS)
 
     assert plan.roles == [(0, 0), (0, 2), (0, 1)]
     assert sum(unit_bytes(5)[move.unit] for move in plan.moves) == 3

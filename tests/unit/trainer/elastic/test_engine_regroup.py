@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from pipetransformer.elastic.regroup import assemble
 from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
-from pipetransformer.elastic.regroup.transaction import RegroupError, RegroupTools, regroup
+from pipetransformer.elastic.regroup.tools import RegroupTools
+from pipetransformer.elastic.regroup.transaction import RegroupError, regroup
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, make_plan
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.watchdog import Watchdog
-from pipetransformer.hooks import ignore
+from pipetransformer.hooks import Hooks
 from pipetransformer.models import unit_name
 from pipetransformer.partition import Cut
 from pipetransformer.state.codec import UnitCodec
@@ -45,17 +47,15 @@ def sources(read_ahead: dict[int, ReadUnit]) -> StateSources:
     return StateSources(
         codec=CODEC,
         shells=[unit(0.0).to("meta") for _ in UNITS],
-        mirrors=Mirrors(None, never, never),
-        read_ahead=read_ahead,
-        build_units=never,
-        blank_unit=lambda _: unit(0.0).to("meta"),
-        load_unit=never,
-        load_control=never,
+        job=mock.Mock(build_units=never, blank_unit=lambda _: unit(0.0).to("meta")),
+        checkpoints=mock.Mock(load_unit=never, load_control=never),
+        mirrors=Mirrors(None, CODEC, [], CPU),
+        read_ahead=mock.Mock(units=read_ahead),
     )
 
 
 @pytest.mark.parametrize("behind", [Control(step=5), Control(step=9, last_generation=1)], ids=["step", "generation"])
-def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen_since_as_it_was_read(
+def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
     behind: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has assembled units of an earlier step, or of the same one as another generation did it."""
@@ -75,7 +75,10 @@ def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen
         ),
     ]
     count = len(UNITS)
-    plan = make_plan(inventories, 2, lambda *_: Cut([range(count)], 1), 2, count, lambda _: [1] * count, durable=never)
+    leader = mock.Mock(
+        cut=lambda *_: Cut([range(count)], 1), unit_bytes=lambda _: [1] * count, durable=never, map_of=lambda _: None
+    )
+    plan = make_plan(inventories, leader, num_members=2, pipelines=2, num_units=count)
     assert [move.unit for move in plan.moves] == [2, 3]
 
     def received(*_: object) -> dict[int, list[Tensor]]:
@@ -88,7 +91,7 @@ def test_a_joiner_whose_first_generation_broke_in_the_vote_takes_what_was_frozen
         assert torch.equal(*[state.units[index].get_parameter("weight") for state in (new, member)]), index
 
 
-def test_what_was_assembled_in_doubt_joins_only_the_same_step_of_the_same_generation() -> None:
+def test_state_in_doubt_joins_only_the_same_step_of_the_same_generation() -> None:
     held = WorkerState(LAYERS, control=Control(step=9, last_generation=2), units={1: unit(1.0)})
     for point, joined in (((9, 2), {1, 2}), ((9, 1), {1}), ((8, 2), {1})):
         control = Control(step=point[0], last_generation=point[1])
@@ -97,7 +100,7 @@ def test_what_was_assembled_in_doubt_joins_only_the_same_step_of_the_same_genera
 
 def test_a_mirror_is_of_a_step_as_one_generation_did_it() -> None:
     old, new = (Mirror(6, Control(step=6, last_generation=number).to_dict(), {}) for number in (1, 2))
-    mirrors = Mirrors(1, never, never, [old, new])
+    mirrors = Mirrors(1, CODEC, [], CPU, [old, new])
 
     assert (mirrors.at((6, 1)), mirrors.at((6, 2)), mirrors.at((6, 3))) == (old, new, None)
 
@@ -106,7 +109,7 @@ def test_a_mirror_is_of_a_step_as_one_generation_did_it() -> None:
     ("trained", "in_doubt", "patient"),
     [(False, False, True), (False, True, True), (True, False, False), (True, True, False)],
 )
-def test_a_joiner_waits_for_members_in_an_evaluation_also_where_its_first_generation_broke_in_the_vote(
+def test_a_joiner_waits_for_an_evaluation_even_with_state_in_doubt(
     trained: bool, in_doubt: bool, patient: bool
 ) -> None:
     class Handler:
@@ -125,15 +128,14 @@ def test_a_joiner_waits_for_members_in_an_evaluation_also_where_its_first_genera
         is_closed = given_up
 
     handler = Handler()
-    tools = SimpleNamespace(handler=handler, reached=ignore, watchdog=Watchdog())
+    tools = SimpleNamespace(handler=handler, hooks=Hooks(), watchdog=Watchdog())
     some = WorkerState(LAYERS, units={0: unit(1.0)})
 
     with pytest.raises(RegroupError, match="rendezvous failed"):
         regroup(
             cast(RegroupTools, tools),
             some if trained else WorkerState(LAYERS),
-            in_doubt=some if in_doubt else None,
-            pending=None,
+            mock.Mock(in_doubt=some if in_doubt else None, pending=None),
             in_group=False,
         )
 

@@ -44,9 +44,7 @@ def ended(workers: Workers, code: int = 0) -> list[dict[str, Any]]:
     return [workers.termination(number) for number in range(2)]
 
 
-def test_members_that_the_channel_tells_to_stop_end_once_their_checkpoint_is_durable(
-    workers: Workers, storage: Path
-) -> None:
+def test_members_told_to_stop_end_once_their_checkpoint_is_durable(workers: Workers, storage: Path) -> None:
     workers.channel.stop()
 
     said = ended(workers)
@@ -57,9 +55,7 @@ def test_members_that_the_channel_tells_to_stop_end_once_their_checkpoint_is_dur
     assert workers.channel.outcome is None
 
 
-def test_a_last_checkpoint_that_the_storage_does_not_take_is_written_as_soon_as_it_does(
-    workers: Workers, storage: Path
-) -> None:
+def test_a_refused_last_checkpoint_is_written_once_the_storage_takes_it(workers: Workers, storage: Path) -> None:
     take_away(storage)
     channel = workers.channel
     channel.stop()
@@ -72,9 +68,7 @@ def test_a_last_checkpoint_that_the_storage_does_not_take_is_written_as_soon_as_
     assert left is not None and [line["savedStep"] for line in said] == [left.step] * 2
 
 
-def test_members_whose_time_is_over_end_without_a_checkpoint_and_do_not_fail_their_job(
-    workers: Workers, storage: Path
-) -> None:
+def test_members_out_of_time_end_without_a_checkpoint_or_a_failed_job(workers: Workers, storage: Path) -> None:
     take_away(storage)
     channel = workers.channel
     channel.stop()

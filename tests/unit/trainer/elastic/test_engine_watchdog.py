@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_a_collective_with_a_silent_peer_fails_once_it_is_overdue(store: TCPStor
     silent.drop()
 
 
-def test_a_barrier_waits_for_work_that_takes_longer_than_any_collective_may(store: TCPStore) -> None:
+def test_a_barrier_waits_for_work_longer_than_any_collective_may(store: TCPStore) -> None:
     ours, theirs = pair(store, replace(TRANSPORT, timeout=datetime.timedelta(seconds=1)))
     passed: SimpleQueue[object] = SimpleQueue()
     waiting = threading.Thread(target=lambda: passed.put(Barrier(Watchdog()).pass_after(None, theirs)))
@@ -72,7 +73,7 @@ def test_a_barrier_waits_for_work_that_takes_longer_than_any_collective_may(stor
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_that_hangs_ends_it(
+def test_a_barrier_within_a_limit_waits_for_work_but_not_for_a_hang(
     hangs: bool, store: TCPStore, watchdog: Watchdog
 ) -> None:
     ours, theirs = pair(store)
@@ -97,7 +98,7 @@ def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_th
         if not hangs:
             other.start()
             stack.callback(other.join, 30)
-        stack.enter_context(watchdog.watching(ours.connections, deadline.is_past))
+        stack.enter_context(watchdog.watching(ours.connections, deadline))
         if hangs:
             with pytest.raises(RuntimeError):
                 Barrier(watchdog).pass_within(work, ours.world, deadline)
@@ -106,7 +107,7 @@ def test_within_what_is_watched_a_barrier_is_as_long_as_its_work_and_a_member_th
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-def test_votes_are_of_one_type_whatever_another_thread_makes_torchs_default_meanwhile(
+def test_votes_keep_their_dtype_when_another_thread_changes_the_default(
     default: torch.dtype, store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = pair(store)
@@ -173,7 +174,7 @@ def test_work_that_failed_keeps_no_group_whose_sockets_would_not_close(store: TC
     theirs.drop()
 
 
-def test_a_vote_may_take_as_long_as_a_round_however_quick_the_votes_before_were(store: TCPStore) -> None:
+def test_a_vote_may_take_as_long_as_a_round_after_quick_votes(store: TCPStore) -> None:
     ours, theirs = pair(store)
     watchdog = Watchdog(floor_seconds=0.1, first_seconds=30)
     watchdog.start()
@@ -196,7 +197,7 @@ def test_a_vote_may_take_as_long_as_a_round_however_quick_the_votes_before_were(
     theirs.drop()
 
 
-def test_what_waits_on_no_socket_is_ended_once_and_only_after_nobody_can_vote_any_more(store: TCPStore) -> None:
+def test_a_wait_without_a_socket_ends_once_after_the_sockets_are_shut(store: TCPStore) -> None:
     groups, silent = pair(store)
     votes: SimpleQueue[str] = SimpleQueue()
 
@@ -223,7 +224,7 @@ def test_a_wait_for_a_key_that_never_comes_ends_when_it_is_given_up(store: TCPSt
     given_up = threading.Event()
     threading.Thread(target=given_up.set).start()
 
-    with pytest.raises(dist.DistError), watchdog.watching(connections, given_up.is_set):
+    with pytest.raises(dist.DistError), watchdog.watching(connections, mock.Mock(is_past=given_up.is_set)):
         client.get("never")
 
     store.set("alive", "1")
@@ -252,7 +253,7 @@ def test_what_is_no_tcp_connection_and_was_opened_meanwhile_is_left_alone(store:
         assert listens.recv(5) == b"query"
 
 
-def test_a_wait_for_peers_to_connect_is_left_behind_and_what_it_makes_late_is_dropped(watchdog: Watchdog) -> None:
+def test_a_wait_for_peers_is_left_behind_and_its_late_result_dropped(watchdog: Watchdog) -> None:
     connections = Connections()
     come, dropped = threading.Event(), threading.Event()
 
@@ -294,15 +295,15 @@ def test_what_was_never_done_may_be_judged_by_what_it_is_like() -> None:
 def test_of_what_is_done_several_times_in_a_row_each_counts_by_itself() -> None:
     watchdog, began = Watchdog(floor_seconds=0, first_seconds=60), time.monotonic()
 
-    with watchdog.timing("evaluation", Connections()) as ended:
+    with watchdog.timing("evaluation", Connections()) as timing:
         for _ in range(3):
             threading.Event().wait(0.02)
-            ended()
+            timing.lap()
 
     assert watchdog.limit("evaluation") < MULTIPLE * (time.monotonic() - began)
 
 
-def test_what_was_overdue_once_has_longer_for_each_of_its_times_until_all_have_ended_well(
+def test_an_overdue_activity_has_longer_for_each_run_until_all_end_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
@@ -312,9 +313,9 @@ def test_what_was_overdue_once_has_longer_for_each_of_its_times_until_all_have_e
         now += 20
         raise ConnectionError
 
-    with watchdog.timing("evaluation", Connections()) as ended:
+    with watchdog.timing("evaluation", Connections()) as timing:
         now += 5
-        ended()
+        timing.lap()
         assert watchdog.limit("evaluation") == 2 * MULTIPLE * 5
     assert watchdog.limit("evaluation") == MULTIPLE * 5
 
@@ -325,7 +326,7 @@ def test_no_operation_of_a_group_ends_before_the_watchdog_would_end_it() -> None
     assert Transport("127.0.0.1").timeout.total_seconds() > Watchdog().limit_to_move(memory_of_a_gpu)
 
 
-def test_what_was_cut_off_may_take_twice_as_long_each_time_until_it_ends_well(watchdog: Watchdog) -> None:
+def test_the_limit_doubles_each_time_an_activity_is_cut_off(watchdog: Watchdog) -> None:
     """It may only have become slower, as a round in which all blocks train again."""
     with watchdog.timing("round", Connections()):
         pass
@@ -344,7 +345,7 @@ def test_what_was_cut_off_may_take_twice_as_long_each_time_until_it_ends_well(wa
     assert watchdog.limit("round") == limit
 
 
-def test_whoever_was_cut_off_by_a_peer_that_is_a_little_less_patient_waits_longer_next_time(
+def test_a_worker_cut_off_by_a_less_patient_peer_waits_longer_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0

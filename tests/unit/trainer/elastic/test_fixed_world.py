@@ -53,7 +53,7 @@ def shape(generation: Generation) -> tuple[int, int, int]:
     return generation.layout_generation, generation.stages, generation.pipelines
 
 
-def test_every_rank_gets_the_layout_that_the_leader_chooses_from_its_reports() -> None:
+def test_every_rank_gets_the_layout_that_the_leader_chooses() -> None:
     chooser, followers = make_chooser(Layout(2, 2))
     sources: list[GenerationSource] = [chooser, *followers]
     assert [shape(source.next_generation(0)) for source in sources] == [(1, 2, 2)] * 4
@@ -130,7 +130,7 @@ def test_a_layout_that_was_not_committed_is_chosen_again_ever_later() -> None:
         looking.join(20)
 
 
-def test_who_may_hold_state_meets_again_where_the_group_breaks_after_a_generation_that_failed() -> None:
+def test_workers_that_may_hold_state_meet_again_after_a_failed_generation() -> None:
     chooser, _ = make_chooser(Layout(4, 1))
     chooser.submit(report(1, offers=[Offer(stages=3, bytes_per_worker=60)]), urgent=True)
     smaller = chooser.next_generation(1)
@@ -141,7 +141,7 @@ def test_who_may_hold_state_meets_again_where_the_group_breaks_after_a_generatio
     assert (again.members, again.leavers) == (smaller.members, smaller.leavers)
 
 
-def test_a_rank_that_stood_still_goes_to_the_newest_generation_and_notices_when_that_is_given_up() -> None:
+def test_a_rank_that_stood_still_takes_the_newest_generation() -> None:
     chooser, followers = make_chooser(Layout(2, 2))
     handler = make_handler(followers[0])
     handler.find_next()
@@ -154,7 +154,7 @@ def test_a_rank_that_stood_still_goes_to_the_newest_generation_and_notices_when_
     assert handler.given_up()
 
 
-def test_a_rank_that_is_no_longer_named_does_not_go_to_a_generation_that_was_given_up() -> None:
+def test_a_rank_no_longer_named_joins_no_generation_that_was_given_up() -> None:
     chooser, followers = make_chooser(Layout(2, 1))
     chooser._publish(Layout(1, 4), 2, ResizeReason.PACK)
     for number in (3, 4):
@@ -169,7 +169,7 @@ def test_a_rank_that_is_no_longer_named_does_not_go_to_a_generation_that_was_giv
     assert shape(found[0]) == (5, 1, 4)
 
 
-def test_the_end_of_the_run_makes_the_newest_generation_void_for_who_waits_in_it() -> None:
+def test_the_end_of_the_run_makes_the_newest_generation_void() -> None:
     chooser, followers = make_chooser(Layout(2, 1))
     chooser.submit(report(1), urgent=True)
     handler = make_handler(followers[2])
@@ -192,7 +192,7 @@ def test_no_layout_is_chosen_that_would_train_no_step(total_steps: int, newest: 
     assert chooser.newest() == newest
 
 
-def test_a_leader_whose_stages_wait_for_each_other_has_them_cut_anew_in_the_same_layout() -> None:
+def test_uneven_stages_are_cut_anew_in_the_same_layout() -> None:
     chooser, _ = make_chooser(Layout(2, 2))
     times = [StepTime(pipelines=2, seconds=0.8)]
     offers = [Offer(stages=2, bytes_per_worker=60, step_seconds=times), Offer(stages=1, bytes_per_worker=110)]
@@ -355,7 +355,7 @@ def go_on(group: dist.ProcessGroup, port: int, folder: str) -> tuple[list[tuple[
     ],
     ids=["", "of an older release"],
 )
-def test_a_run_that_began_on_one_process_goes_on_in_the_order_of_its_data_with_as_many_pipelines_as_that_has_shards(
+def test_a_resumed_run_has_no_more_pipelines_than_its_data_have_shards(
     num_shards: int, pipelines: int, warning: list[str], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=2)

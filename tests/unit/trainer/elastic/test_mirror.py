@@ -1,5 +1,6 @@
 """What a worker keeps of its neighbour's stage, and when it lets go of it."""
 
+from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
@@ -8,7 +9,7 @@ import torch
 
 from pipetransformer.elastic.regroup import mirrors as mirror_module
 from pipetransformer.elastic.regroup.mirrors import Mirrors
-from pipetransformer.elastic.regroup.transfer import Parts
+from pipetransformer.elastic.regroup.transfer import Cargo, Parts
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -31,11 +32,12 @@ def layout(stages: int = 2, pipelines: int = 1) -> StageLayout:
 def mirrors(monkeypatch: pytest.MonkeyPatch) -> Mirrors:
     """Those of a worker whose neighbour's units always arrive."""
 
-    def arrive(moves: object, rank: int, group: object, give: object, blank: Any) -> dict[int, Parts]:
-        return {unit: blank(unit) for unit in (2, 3)}
+    def arrive(moves: object, rank: int, group: object, cargo: Cargo) -> dict[int, Parts]:
+        return {unit: cargo.blank(unit) for unit in (2, 3)}
 
     monkeypatch.setattr(mirror_module, "move_units", arrive)
-    return Mirrors(5, lambda state, unit: [torch.ones(1)], lambda unit, boundary: [torch.zeros(1)])
+    codec = mock.Mock(give=lambda *_: [torch.ones(1)], blank=lambda *_: [torch.zeros(1)])
+    return Mirrors(5, codec, [mock.Mock()] * 4, torch.device("cpu"))
 
 
 def take(mirrors: Mirrors, *steps: int) -> None:
@@ -57,8 +59,8 @@ def test_the_mirror_before_is_kept_until_all_have_voted_after_the_next(mirrors: 
 
 def test_a_round_whose_vote_fails_keeps_both_mirrors(mirrors: Mirrors) -> None:
     take(mirrors, 5, 10)
-    others = {name: mock.MagicMock() for name in Rounds.__dataclass_fields__ if name != "mirrors"}
-    others["watcher"].found.return_value = None
+    kit = mock.MagicMock(mirrors=mirrors)
+    kit.watcher.found.return_value = None
     member = mock.MagicMock()
     member.reducer.finish.return_value = [0.0]
     member.runner.train.return_value = mock.Mock(loss=1.0, weight=1.0)
@@ -66,7 +68,7 @@ def test_a_round_whose_vote_fails_keeps_both_mirrors(mirrors: Mirrors) -> None:
     policy = mock.Mock(needs_similarities=lambda step: False)
 
     with pytest.raises(RuntimeError, match="a connection broke"):
-        Rounds(mirrors=mirrors, **others).train(WorkerState(2), policy, member)
+        Rounds(kit).train(WorkerState(2), policy, member)
 
     assert kept(mirrors) == [5, 10]
 
@@ -95,8 +97,8 @@ def test_a_mirror_holds_the_workers_own_units_and_its_neighbours(mirrors: Mirror
         (10, 0, 1, 1, False),  # there is no neighbour
     ],
 )
-def test_mirrors_are_taken_regularly_and_once_a_layout_where_no_other_worker_holds_the_stage(
+def test_mirrors_are_taken_regularly_and_once_for_each_new_layout(
     step: int, first_step: int, stages: int, pipelines: int, due: bool, mirrors: Mirrors
 ) -> None:
     assert mirrors.due(step, layout(stages, pipelines), first_step) == due
-    assert not Mirrors(None, mirrors.give, mirrors.blank).due(step, layout(stages, pipelines), first_step)
+    assert not replace(mirrors, every_steps=None).due(step, layout(stages, pipelines), first_step)

@@ -100,7 +100,7 @@ class Worker:
         """Commit a generation in which this worker has the span; what it lacks arrives with moments."""
         layout = layout_of(number, span, stages)
 
-        def arrive(_: object, old: WorkerState, **__: object) -> Regrouped:
+        def arrive(_: object, old: WorkerState, *__: object, **___: object) -> Regrouped:
             before = self.held.now()
             new = self.made([index for index in span if index not in old.units])
             new.control = Control.from_dict(old.control.to_dict())
@@ -132,7 +132,7 @@ class Worker:
 
     def step(self) -> None:
         """What a round leaves: gradients and moments."""
-        committer = self.trainer._committer
+        committer = self.trainer._kit.committer
         assert committer.gradients is not None and committer._optimizer is not None
         committer.gradients.clear()
         for _, parameter in self.trainer._state.trained_parameters():
@@ -144,7 +144,7 @@ class Worker:
         assert member is not None
         state.control.boundary = boundary
         state.apply_boundary()
-        self.trainer._equip(member)
+        self.trainer._kit.equip(state, member)
 
     def needs(self) -> int:
         """Parameters, moments and gradients of the stage, once it is stepped."""
@@ -230,10 +230,10 @@ def test_a_freeze_needs_no_more_than_the_layout_that_it_leaves(
         assert held.now() == pytest.approx(worker.needs(), abs=STEP_COUNTS)
 
 
-def test_a_regroup_that_goes_back_forgets_the_mirrors_of_steps_that_did_not_happen(tmp_path: Path) -> None:
+def test_a_regroup_that_returns_to_a_step_drops_later_mirrors(tmp_path: Path) -> None:
     with Held() as held:
         worker = Worker(load_job(spec_of(SMALL, ADAMW)), tmp_path, held)
-        mirrors = worker.trainer._mirrors
+        mirrors = worker.trainer._kit.mirrors
         mirrors.kept = [Mirror(step, Control(step=step).to_dict(), {}) for step in (4, 6, 8)]
         worker.trainer._state.control.step = 6
         worker.regroup(1, range(8), 1)

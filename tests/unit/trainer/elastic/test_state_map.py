@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,11 +14,13 @@ from torch import Tensor, nn
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.regroup.mirrors import Mirrors
-from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupTools, regroup
+from pipetransformer.elastic.regroup.tools import RegroupTools
+from pipetransformer.elastic.regroup.transaction import Regrouped, regroup
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, TransferPlan, make_plan
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
+from pipetransformer.hooks import Hooks
 from pipetransformer.models import Ties, unit_name
 from pipetransformer.models.ties import Tie
 from pipetransformer.partition import Cut
@@ -112,16 +116,13 @@ def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> Tr
     inventories = [
         Inventory(units=sorted(state.units), step=state.control.step, control=state.control.to_dict()) for state in held
     ]
-    return make_plan(
-        inventories,
-        stages * pipelines,
-        lambda boundary, _: cut_halved(boundary, stages),
-        pipelines,
-        LAYERS + 2,
-        lambda _: [1] * (LAYERS + 2),
+    sources = mock.Mock(
+        cut=lambda boundary, _: cut_halved(boundary, stages),
+        unit_bytes=lambda _: [1] * (LAYERS + 2),
         durable=lambda: None,
         map_of=lambda _: Halve(),
     )
+    return make_plan(inventories, sources, num_members=stages * pipelines, pipelines=pipelines, num_units=LAYERS + 2)
 
 
 class Published:
@@ -146,30 +147,20 @@ class Published:
 
 
 def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
-    def never(*_: object) -> WorkerState:
-        raise AssertionError("nothing comes from the seed or a checkpoint, and nothing is committed late")
-
-    watchdog = Watchdog()
+    watchdog, codec = Watchdog(), UnitCodec(ADAMW, LAYERS)
     return RegroupTools(
         handler=GenerationRendezvousHandler(worker, own_store, source, timeout=TRANSPORT.timeout),
         transport=TRANSPORT,
-        codec=UnitCodec(ADAMW, LAYERS),
+        codec=codec,
         shells=[block().to("meta") for _ in range(LAYERS + 2)],
-        mirrors=Mirrors(None, never, never),  # type: ignore[arg-type]
-        read_ahead={},
-        build_units=never,  # type: ignore[arg-type]
-        blank_unit=never,  # type: ignore[arg-type]
-        load_unit=never,  # type: ignore[arg-type]
-        load_control=never,  # type: ignore[arg-type]
-        data="",
-        durable=never,  # type: ignore[arg-type]
-        kept_step=never,  # type: ignore[arg-type]
-        newest_generation=never,  # type: ignore[arg-type]
-        cut_at=cut_halved,
-        commit_late=never,  # type: ignore[arg-type]
+        job=mock.Mock(spec_set=["data_digest", "cut"], data_digest="", cut=cut_halved),  # nothing comes from the seed
+        checkpoints=mock.Mock(spec_set=[]),
+        run_dir=Path("no-record"),
+        mirrors=Mirrors(None, codec, [], CPU),
+        read_ahead=mock.Mock(units={}),
         barrier=Barrier(watchdog),
         watchdog=watchdog,
-        reached=lambda point, at: None,
+        hooks=Hooks(),
         map_of=lambda _: Halve(),
     )
 
@@ -203,7 +194,8 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
     found: dict[int, Regrouped] = {}
 
     def worker(rank: int) -> None:
-        found[rank] = regroup(tools(f"w{rank}", hosted[rank][0], source), held[rank], pending=None, in_group=True)
+        own, settled = tools(f"w{rank}", hosted[rank][0], source), mock.Mock(pending=None, in_doubt=None)
+        found[rank] = regroup(own, held[rank], settled, in_group=True)
 
     in_threads(2, worker)
 

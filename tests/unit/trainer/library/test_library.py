@@ -131,7 +131,7 @@ async def test_as_a_pods_command_the_script_is_a_worker_of_the_operator(tmp_path
     (told,) = [event for event in events if event["kind"] == "Overruled"]  # once, not in each generation
     assert (told["field"], told["script"], told["manifest"]) == ("spec.freeze.alpha", 0.5, 0.6)
     assert any(
-        "the script says spec.freeze.alpha: 0.5; the manifest says 0.6, and holds" in log for log in logs(tmp_path)
+        "the script says spec.freeze.alpha: 0.5; the manifest says 0.6, and wins" in log for log in logs(tmp_path)
     )
 
 
@@ -327,7 +327,7 @@ def test_an_agent_that_starts_several_processes_for_one_worker_is_refused(
     monkeypatch.setenv(GENERATION, json.dumps(generation))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
 
-    assert re.match(r"spec\.podTemplate: .* say --nproc-per-node 1", refusal(tmp_path, monkeypatch))
+    assert re.match(r"spec\.podTemplate: .* use --nproc-per-node 1", refusal(tmp_path, monkeypatch))
 
 
 def test_a_run_that_fails_leaves_no_thread_that_watches_for_generations(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.load import load_job
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
@@ -29,7 +30,7 @@ class Worker:
         self.run_dir = run_dir
         self.state = WorkerState(self.job.num_layers, self.job.model.ties)
         self.state.units = self.job.build_units(range(self.job.num_layers + 2))
-        self.committer = Committer(self.job, "w0", run_dir, lambda moment, at: None)
+        self.committer = Committer(self.job, "w0", run_dir, Hooks())
 
     @property
     def control(self) -> Control:
@@ -127,7 +128,7 @@ def test_the_ledger_says_what_was_trained_of_the_lost_pipelines_too(worker: Work
     assert sorted(trained) == sorted(sample for shard in worker.job.order.batch(0) for sample in shard)
 
 
-def test_a_late_commit_does_what_the_others_have_done_and_takes_over_their_control(tmp_path: Path) -> None:
+def test_a_late_commit_equals_the_others_and_takes_over_their_control(tmp_path: Path) -> None:
     late, quick = Worker(tmp_path / "late"), Worker(tmp_path / "quick")
     vote = Vote(loss_sum=1.0, weight=2.0, square_norms=[1.0])
     for worker in (late, quick):

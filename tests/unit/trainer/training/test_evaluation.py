@@ -163,7 +163,7 @@ def test_training_waits_for_callbacks_that_are_told_too_late(tmp_path: Path, mon
     assert len(ahead) == 8 and max(ahead) <= 2, "the vote of the next step has told everybody to wait"
 
 
-def test_a_callback_that_fails_while_nobody_waits_for_it_any_more_is_told_of_all_the_same() -> None:
+def test_a_callback_that_fails_late_is_reported_nevertheless() -> None:
     waited = threading.Event()
 
     class Failing(Callback):
@@ -191,7 +191,7 @@ def test_a_callback_that_fails_while_nobody_waits_for_it_any_more_is_told_of_all
     teller.close()
 
 
-def test_who_waits_for_callbacks_when_the_run_is_interrupted_waits_no_longer() -> None:
+def test_an_interrupted_run_no_longer_waits_for_callbacks() -> None:
     called, interrupted, told = threading.Event(), threading.Event(), []
 
     class Slow(Callback):
@@ -282,7 +282,7 @@ class Regression(PipelineModel):
         return ((output - target).square().mean(dim=-1) * weight).sum(), weight.sum()
 
 
-def test_what_is_no_classifier_has_no_accuracy_and_its_best_model_is_that_of_the_lowest_loss(tmp_path: Path) -> None:
+def test_a_model_without_accuracy_is_best_at_its_lowest_loss(tmp_path: Path) -> None:
     def numbers(data: TensorDataset) -> TensorDataset:
         return TensorDataset(data.tensors[0], data.tensors[0].sum(dim=1, keepdim=True))
 
@@ -335,7 +335,7 @@ class Pooled(nn.Module):
         return ((x * used).sum(dim=1, keepdim=True) / lengths[:, None, None]).expand_as(x)
 
 
-def test_a_block_of_ones_own_knows_how_long_samples_are_from_the_first_one_on(
+def test_a_custom_layer_knows_the_length_of_samples_from_the_first_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     split = PaddedTokens(torch.randint(9, (64, 6)), torch.arange(64) % 2, torch.arange(64) % 6 + 1)

@@ -39,7 +39,7 @@ from tests.testkit.trainer.watched import TRANSPORT, pair
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_who_is_told_to_stop_leaves_a_checkpoint_first_and_what_goes_on_from_it_evaluates(tmp_path: Path) -> None:
+def test_a_worker_told_to_stop_saves_first_and_the_resumed_run_evaluates(tmp_path: Path) -> None:
     micro_batches = iter(range(100))
 
     def metric(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def test_who_is_told_to_stop_in_an_evaluation_leaves_it_for_a_checkpoint(tmp_pat
     assert [event["step"] for event in events(tmp_path, "Evaluated")] == list(range(1, 9))
 
 
-def test_an_evaluation_that_was_put_off_is_no_part_of_the_pause_before_the_next_step(tmp_path: Path) -> None:
+def test_an_evaluation_that_was_put_off_does_not_count_as_pause(tmp_path: Path) -> None:
     called_at: list[float] = []
 
     def metric(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,7 +171,7 @@ def two_pipelines(
         own = groups[rank]
         member = mock.Mock(layout=layout, groups=own, world=own.world, leader=None, runner=runners[rank])
         state, barrier = WorkerState(job.num_layers, control=Control(step=5)), Barrier(watchdogs[rank])
-        done = evaluate(job, state, member, watchdogs[rank], barrier, partial(told, rank))
+        done = evaluate(job, state, member, watchdogs[rank], barrier, mock.Mock(stop_requested=partial(told, rank)))
         return done, state.control
 
     with ThreadPoolExecutor(2) as threads:
@@ -180,7 +180,7 @@ def two_pipelines(
         each.drop()
 
 
-def test_an_evaluation_ends_for_all_where_one_is_told_to_stop_though_its_own_part_is_done() -> None:
+def test_an_evaluation_ends_for_all_when_a_finished_member_is_told_to_stop() -> None:
     runners, asked = [Parts(), Parts()], iter([False, *[True] * 9])
 
     with two_pipelines([Watchdog(), Watchdog()], lambda rank: rank == 1 and next(asked), runners) as results:
@@ -216,7 +216,7 @@ def test_members_agree_after_the_first_part_of_longer_samples() -> None:
     assert reached_at_each == [1, 3, 5, 6, 8], "and begin again with one where the length changes"
 
 
-def test_a_peer_that_hangs_in_an_evaluation_is_found_before_any_round_was_measured() -> None:
+def test_a_peer_that_hangs_in_the_first_evaluation_is_found() -> None:
     released = threading.Event()
 
     def hang(part: int) -> None:

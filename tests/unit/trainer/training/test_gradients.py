@@ -133,7 +133,7 @@ def test_a_round_begins_without_the_gradients_of_the_one_before(replicas: list[R
     assert norms[0] == norms[1] and any(norms[0][0])
 
 
-def test_a_units_sum_is_under_way_before_those_below_it_have_their_gradients(replicas: list[Replica]) -> None:
+def test_a_units_sum_starts_before_lower_units_have_gradients(replicas: list[Replica]) -> None:
     seen: dict[int, list[list[int]]] = {0: [], 1: []}
 
     def round_of(rank: int) -> None:

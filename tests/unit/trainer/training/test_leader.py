@@ -13,7 +13,8 @@ from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut, StepModel, assumed_costs
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.training.leader import Leader, Offered
+from pipetransformer.training.leader import Leader
+from pipetransformer.training.leader_reports import Offered
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason
 from tests.testkit.trainer.harness import Reports

@@ -145,7 +145,7 @@ def test_measuring_leaves_no_trace(model: PipelineModel, groups: GenerationGroup
     assert all(torch.equal(a, b) for a, b in zip(weights, after, strict=True))
 
 
-def test_what_a_unit_does_to_its_input_in_place_is_not_measured_on_top_of_the_last_pass(
+def test_in_place_changes_of_inputs_do_not_add_up_between_measurements(
     model: PipelineModel, groups: GenerationGroups
 ) -> None:
     class Shifting(nn.Linear):

@@ -91,7 +91,7 @@ def test_data_without_any_target_are_found_out(tmp_path: Path) -> None:
         ([0.0, math.nan, 1.0, math.nan], 1),  # the embedding's only weight is the head's, too
     ],
 )
-def test_a_gradient_that_is_no_number_began_above_all_that_it_was_handed_down_to(
+def test_a_non_finite_gradient_began_in_the_highest_unit_that_has_it(
     square_norms: list[float], expected: int | None
 ) -> None:
     assert Vote(weight=1.0, square_norms=square_norms).non_finite_unit == expected

@@ -40,9 +40,10 @@ def _fill_use_and_release(_: dist.ProcessGroup) -> tuple[int, int, int]:
     return faults, held, _resident() - before
 
 
-def test_what_was_touched_is_used_without_faults_and_given_back_when_it_is_free() -> None:
+def test_reserved_memory_is_used_without_faults_and_returned_when_free() -> None:
     ((faults, held, left),) = run_ranks(1, _fill_use_and_release)
 
     assert faults < SIZE // PAGE // 20
-    assert 0.75 * SIZE <= held < 0.85 * SIZE, "what is in use, and no more"
+    # Three quarters are in use; the kernel counts resident pages to within a few dozen.
+    assert 0.749 * SIZE <= held < 0.85 * SIZE, "what is in use, and no more"
     assert left < 0.1 * SIZE

@@ -72,7 +72,7 @@ def weights_by_step(location: str) -> dict[int, list[dict[str, torch.Tensor]]]:
     }
 
 
-def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit(
+def test_regroups_among_freezes_change_no_number_and_no_frozen_bit(
     optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
 ) -> None:
     location = str(tmp_path / "checkpoints")
@@ -101,7 +101,7 @@ def test_regroups_among_freezes_and_unfreezes_change_no_number_and_no_frozen_bit
 @pytest.mark.parametrize(
     "step", [pytest.param(8, id="freeze"), pytest.param(11, id="unfreeze", marks=pytest.mark.slow)]
 )
-def test_a_worker_that_is_behind_a_boundary_that_moved_sends_and_gets_what_the_others_expect(
+def test_a_worker_behind_a_moved_boundary_sends_what_the_others_expect(
     behind: Callable[[int], Faults], step: int, optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
 ) -> None:
     script = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [0, 1], at_step=step)]
@@ -134,7 +134,7 @@ def test_a_restart_begins_with_the_pipeline_that_its_boundary_needs() -> None:
     [(4, 0, 4), (4, 10, 4), (4, 11, None), (2, 11, 2)],
     ids=["never fell", "cut since it fell", "cut before it fell", "packed"],
 )
-def test_a_pipeline_of_the_specs_length_is_not_too_short_for_blocks_that_were_frozen_when_it_was_cut(
+def test_a_full_pipeline_cut_while_layers_were_frozen_is_not_too_short(
     stages: int, fell_step: int, too_few: int | None
 ) -> None:
     """Otherwise the job would end as the user's error, where the next generation, cut anew, may fit."""

@@ -8,7 +8,7 @@ import pytest
 from pipetransformer.training.vote import Vote
 
 
-def test_gradients_are_divided_by_the_weight_and_clipped_by_the_norm_of_their_mean() -> None:
+def test_gradients_are_divided_by_the_weight_and_clipped_by_their_norm() -> None:
     vote = Vote(loss_sum=8.0, weight=4.0, square_norms=[9.0 * 16, 16.0 * 16])  # the mean has a norm of 5
 
     assert (vote.loss, vote.gradient_norm, vote.unit_norms) == (2.0, 5.0, [3.0, 4.0])
@@ -25,7 +25,7 @@ def test_gradients_are_divided_by_the_weight_and_clipped_by_the_norm_of_their_me
         (Vote(loss_sum=0.0, weight=0.0, square_norms=[0.0]), False),
     ],
 )
-def test_a_step_counts_only_with_a_mean_loss_and_gradients_that_are_numbers(vote: Vote, finite: bool) -> None:
+def test_a_step_counts_only_with_finite_mean_loss_and_gradients(vote: Vote, finite: bool) -> None:
     assert vote.finite == finite
 
 

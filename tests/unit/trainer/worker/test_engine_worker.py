@@ -30,7 +30,7 @@ def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]
     started.close()
 
 
-def test_a_job_packs_widens_and_leaves_a_model_even_while_the_operator_is_away(workers: Workers) -> None:
+def test_a_job_packs_widens_and_finishes_while_the_operator_is_away(workers: Workers) -> None:
     workers.start(SPEC)
     channel = workers.channel
     assert channel.wait_for(lambda: any(report.layout_generation == 2 for report in channel.reports), 120)
@@ -83,7 +83,7 @@ def test_a_job_packs_by_what_it_measured_and_learns_the_same(workers: Workers, t
 
 
 @pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER)], indirect=True)
-def test_a_released_worker_waits_for_the_end_of_the_job_and_a_checkpoint_at_the_new_boundary_is_reported(
+def test_a_released_worker_waits_and_a_checkpoint_is_reported(
     workers: Workers,
 ) -> None:
     location = str(workers.folder / "checkpoint")
@@ -111,7 +111,7 @@ def has_left(channel: StubChannel, generation: int) -> bool:
 
 
 @pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Commanded)], indirect=True)
-def test_a_worker_that_left_waits_trains_again_where_a_generation_names_it_and_goes_as_soon_as_it_is_told(
+def test_a_leaver_trains_again_when_it_is_named_and_ends_when_told(
     workers: Workers,
 ) -> None:
     epochs = {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
@@ -135,7 +135,7 @@ def test_a_worker_that_left_waits_trains_again_where_a_generation_names_it_and_g
 
 
 @pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Commanded)], indirect=True)
-def test_a_worker_that_left_goes_also_where_it_is_told_in_a_collection_of_garbage(workers: Workers) -> None:
+def test_a_leaver_ends_when_told_in_a_garbage_collection(workers: Workers) -> None:
     epochs = {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
     workers.start(SPEC | epochs | {"data": {"name": "tests.testkit.user_code.told_in_a_collection:load"}})
     assert workers.channel.wait_for(lambda: any(report.step > 0 for report in workers.channel.reports), 120)
@@ -187,7 +187,7 @@ def test_what_the_users_code_exits_with_stands_in_the_log(workers: Workers) -> N
 
 
 @pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Wide)], indirect=True)
-def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_round(workers: Workers) -> None:
+def test_a_worker_told_to_stop_saves_at_the_end_of_the_round(workers: Workers) -> None:
     long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
     workers.start(
         long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}, "evaluation": {"everySteps": 1}}
@@ -209,9 +209,7 @@ def test_a_worker_that_is_told_to_stop_leaves_a_checkpoint_at_the_end_of_the_rou
 
 
 @pytest.mark.parametrize("unheard", [["job-w0"], ["job-w1"]])
-def test_workers_of_a_job_that_has_ended_leave_a_checkpoint_whoever_hears_of_it(
-    workers: Workers, unheard: list[str]
-) -> None:
+def test_workers_of_an_ended_job_save_whichever_hears_of_it(workers: Workers, unheard: list[str]) -> None:
     long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}}
     workers.start(long | {"checkpoint": {"location": str(workers.folder / "checkpoint")}})
     channel = workers.channel
@@ -243,7 +241,7 @@ def test_a_generation_is_not_waited_for_whose_member_has_left_with_the_job(worke
     assert workers.termination(0)["reason"] == "Closed"
 
 
-def test_a_generation_of_more_pipelines_than_the_data_are_in_order_of_ends_the_job_in_clear_words(
+def test_more_pipelines_than_shards_end_the_job_with_a_clear_message(
     workers: Workers,
 ) -> None:
     freeze = {"policy": "Explicit", "boundaries": [{"step": 5, "boundary": 3}]}
@@ -282,7 +280,7 @@ class Growing(StubChannel):
 
 
 @pytest.mark.parametrize("workers", [(OnPack.RELEASE, Packing.PAPER, Growing)], indirect=True)
-def test_members_do_not_wait_for_a_joiner_that_came_first_and_left_with_the_job(workers: Workers) -> None:
+def test_members_do_not_wait_for_a_joiner_that_left_with_the_job(workers: Workers) -> None:
     long = SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}, "numShards": 3}
     workers.start(long)
     channel = workers.channel
@@ -314,14 +312,14 @@ class Late(StubChannel):
 
 
 @pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Late)], indirect=True)
-def test_a_leader_that_hears_of_the_end_before_its_report_is_acknowledged_has_finished(workers: Workers) -> None:
+def test_a_leader_that_hears_of_the_end_before_its_answer_finishes(workers: Workers) -> None:
     workers.start(SPEC | {"training": {"epochs": 1, "globalBatchSize": 100}})
 
     assert workers.wait() == [0, 0]
     assert [workers.termination(number)["outcome"] for number in range(2)] == ["Succeeded"] * 2
 
 
-def test_who_waits_for_a_worker_that_never_comes_leaves_when_the_job_has_ended(workers: Workers) -> None:
+def test_a_worker_that_waits_for_an_absent_one_leaves_with_the_job(workers: Workers) -> None:
     workers.start(SPEC, count=1)
     channel = workers.channel
     assert channel.wait_for(lambda: bool(channel.waiting), 120)
@@ -335,7 +333,7 @@ def test_who_waits_for_a_worker_that_never_comes_leaves_when_the_job_has_ended(w
     assert workers.termination(0)["reason"] == "Closed"
 
 
-def test_a_worker_that_waits_for_its_first_generation_goes_as_soon_as_it_is_told(workers: Workers) -> None:
+def test_a_worker_that_waits_for_its_first_generation_ends_when_told(workers: Workers) -> None:
     workers.start(SPEC, count=1)
     channel = workers.channel
     assert channel.wait_for(lambda: bool(channel.waiting), 120)
@@ -346,7 +344,7 @@ def test_a_worker_that_waits_for_its_first_generation_goes_as_soon_as_it_is_told
     assert workers.termination(0)["reason"] == "Stopped"
 
 
-def test_a_worker_whose_peer_died_says_so_holds_its_state_and_goes_as_soon_as_it_is_told(workers: Workers) -> None:
+def test_a_worker_whose_peer_died_reports_it_and_keeps_its_state(workers: Workers) -> None:
     workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})
     channel = workers.channel
     assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
@@ -389,7 +387,7 @@ def test_a_worker_whose_accelerator_fails_ends_alone_and_says_how(
     assert workers.wait_for(0) == 0
 
 
-def test_a_worker_that_is_told_to_stop_in_a_round_that_then_breaks_does_not_wait_for_the_next_generation(
+def test_a_worker_told_to_stop_in_a_broken_round_awaits_no_generation(
     workers: Workers,
 ) -> None:
     workers.start(SPEC | {"training": {"epochs": 10000, "globalBatchSize": 100}, "freeze": {"policy": "None"}})

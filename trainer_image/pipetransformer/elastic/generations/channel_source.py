@@ -1,6 +1,6 @@
-"""Where a worker's generations come from: notices by long-poll from the operator, the list of members from the leader.
+"""Gives a worker its generations: the notice comes from the operator by long-poll, the list of members from the leader.
 
-Who leads asks the operator for the list and hands it on; any other worker does so only when its leader is silent.
+The leader asks the operator for the list and passes it on. Any other worker asks only if its leader is silent.
 """
 
 import logging
@@ -22,20 +22,19 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=Generation | GenerationNotice)
 
 POLL_SECONDS = 20
-#: How long a leader may be silent before a worker asks the operator for the list of members; up to twice as long, so
-#: that not all ask at once.
+#: How long a leader may be silent before a worker asks the operator for the list of members. Each worker waits between
+#: one and two times as long, so that they do not all ask at once.
 LEADER_SECONDS = 5.0
 
 
 class ChannelSource:
-    """Generations by long-poll (`GenerationSource`): the notice from the operator, the list of members from the leader.
-
-    Says `ready` before each poll, because a restarted operator has forgotten it.
+    """Generations by long-poll (`GenerationSource`). Says `ready` before each poll, because an operator that has
+    restarted does not know it.
 
     Args:
-        channel: of this worker.
-        address: of the store that this worker hosts.
-        own_store: that store, in which it hands the list on when it leads.
+        channel: this worker's channel to the operator.
+        address: address of the store that this worker hosts.
+        own_store: that store; the worker passes the list on in it when it leads.
     """
 
     def __init__(self, channel: Channel, address: str, own_store: Store) -> None:
@@ -53,16 +52,16 @@ class ChannelSource:
             if (handed := self._handed_on(found)) is not None:
                 return handed
             if self._newest <= found.layout_generation:
-                logger.info("leader %s is silent: the operator is asked for the members", found.leader.name)
+                logger.info("leader %s is silent: asking the operator for the members", found.leader.name)
                 return self._ask(after, self._poll_whole)
 
     def watched(self) -> "WatchedChannel":
-        """The same generations for the present leader. It asks the operator for the whole list at once, because the
-        next leader may still be one of its followers, and learn of the generation from it."""
+        """Return the same generations for the present leader. It asks the operator for the whole list at once, because
+        the next leader may be one of its followers, and learns of the generation from it."""
         return WatchedChannel(self)
 
     def watch(self, after: int) -> Generation:
-        """As `next_generation`, for the present leader."""
+        """Do as `next_generation`, for the present leader."""
         return self._ask(after, self._poll_whole)
 
     def _ask(self, after: int, poll: Callable[[Channel, int], Answer | None]) -> Answer:
@@ -97,7 +96,7 @@ class ChannelSource:
         return generation
 
     def _handed_on(self, notice: GenerationNotice) -> Generation | None:
-        """What the leader of the generation hands on, unless it is silent or another generation is published."""
+        """Return the generation from its leader; None if the leader is silent, or a newer generation is published."""
         patience = LEADER_SECONDS * random.uniform(1, 2)
         return take_over(notice, patience, lambda: self._stop.is_set() or self._newest > notice.layout_generation)
 
@@ -105,7 +104,7 @@ class ChannelSource:
         return self._newest
 
     def saw(self, layout_generation: int) -> None:
-        """Note that a generation is published, as heartbeats and reports learn."""
+        """Note that a generation is published. Heartbeats and reports call this with what the operator answers."""
         self._newest = max(self._newest, layout_generation)
 
     def close(self) -> None:

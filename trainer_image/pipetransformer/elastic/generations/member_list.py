@@ -1,7 +1,7 @@
-"""How the members of a generation learn of each other: the leader hands the list on, so the operator sends it once.
+"""Passes the list of members from a generation's leader to its other workers, so that the operator sends it once.
 
-The leader puts the whole generation into the store that it hosts, as soon as it has it. A worker that has the notice
-reads it there. A notice and a list belong together by job, generation and nonce; the notice comes from the operator.
+The leader puts the whole generation into the store that it hosts. A worker that has the operator's notice reads it
+there. Notice and list belong together by job, generation and nonce.
 """
 
 import datetime
@@ -19,34 +19,34 @@ from pipetransformer_contract.messages import Generation, GenerationNotice
 _KEY = "members"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
 _RETRY_SECONDS = 0.02
-#: One wait in the leader's store; in between a worker looks whether it still wants the list.
+#: One wait in the leader's store. Between two waits a worker checks whether it still needs the list.
 _WAIT = datetime.timedelta(seconds=1)
 
 
 def place_of(generation: Generation | GenerationNotice, store: Store) -> Store:
-    """The part of the leader's store in which this generation meets, and no other, of this job or another."""
+    """Return the part of the leader's store that belongs to this generation alone."""
     return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", store)
 
 
 def hand_on(generation: Generation, worker: str, own_store: Store) -> None:
-    """Put the list into this worker's own store, if it leads the generation."""
+    """Put the generation into this worker's own store, if the worker leads it."""
     if generation.leader == worker:
         content = generation.model_dump_json(by_alias=True).encode()
-        place_of(generation, own_store).set(_KEY, zlib.compress(content))  # type: ignore[arg-type] # it takes bytes, too
+        place_of(generation, own_store).set(_KEY, zlib.compress(content))  # type: ignore[arg-type] # it takes bytes too
 
 
 def forget(place: Store) -> None:
-    """Drop the list once all have met: the store lives as long as its worker."""
+    """Delete the list once all have met, because the store lives as long as its worker."""
     place.delete_key(_KEY)
 
 
 def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], bool]) -> Generation | None:
-    """The generation, as its leader hands it on; None where the leader is silent or says something else.
+    """Read the generation from its leader's store. Returns None if the leader is silent or has another generation.
 
     Args:
-        notice: of the generation.
+        notice: the operator's notice of the generation.
         seconds: how long the leader may be silent.
-        unwanted: ends the wait, such as when a newer generation is published.
+        unwanted: whether to end the wait, such as when a newer generation is published.
     """
     deadline = time.monotonic() + seconds
     place: Store | None = None
@@ -59,7 +59,7 @@ def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], b
             place = None
             time.sleep(_RETRY_SECONDS)
         except dist.DistStoreError:
-            continue  # it has not handed the list on yet
+            continue  # the leader does not have the list yet
         except (ValueError, zlib.error):
             return None
         else:
@@ -72,19 +72,19 @@ def _client(address: str, seconds: float) -> TCPStore:
 
 
 def connect(address: str, timeout: datetime.timedelta) -> TCPStore:
-    """A client of the store at `address` (host:port). To be called in a thread that may be left behind: a client that
-    cannot connect tries on by itself, for seconds, and cannot be told to stop.
+    """Connect to the store at `address` (host:port). Call this in a thread that may be left behind: a client that
+    cannot connect retries for seconds and cannot be stopped.
 
     Raises:
         dist.DistNetworkError, OSError: no store listens there.
     """
     host, port = split_address(address)
-    # So the client gets little time, and is only made once somebody listens.
+    # So make the client only when the port accepts connections.
     socket.create_connection((host, port), timeout.total_seconds()).close()
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`; an IPv6 host may stand in brackets."""
+    """Split `host:port`, where an IPv6 host may be in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

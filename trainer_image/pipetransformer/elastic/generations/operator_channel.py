@@ -1,8 +1,8 @@
-"""The worker's side of the operator's channel: readiness, generations, heartbeats and reports, over plain HTTP(S).
+"""The worker's side of the operator's channel: readiness, generations, heartbeats and reports over HTTP(S).
 
-The operator may be away for minutes, and training must not notice. Nothing here runs on the training thread except the
-first wait for a generation: heartbeats and reports have a thread each, a report is the newest state and is sent again,
-with back-off, until acknowledged.
+Training continues while the operator is away. So heartbeats and reports have a thread each, and only the first wait for
+a generation runs on the training thread. The newest report is sent again, with back-off, until the operator
+acknowledges it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Protocol, TypeVar
@@ -40,13 +40,12 @@ Answer = TypeVar("Answer", bound=Wire)
 HEARTBEAT_SECONDS = 2.0
 REPORT_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 10.0
-#: Until a connection stands, TLS included: the address of a pod that is gone never answers, its successor's does.
+#: For opening a connection, TLS included. The address of a pod that is gone never answers.
 CONNECT_SECONDS = 3.0
 
 
 class ChannelUnavailableError(RuntimeError):
-    """The operator could not be asked, did not answer, or not with success; worth another try, after `retry_after`
-    seconds at least."""
+    """A request to the operator failed. Try again after `retry_after` seconds or later."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -58,12 +57,12 @@ class JobEndedError(RuntimeError):
 
 
 class _Connection(http.client.HTTPConnection):
-    """One that gives up connecting long before it gives up waiting for an answer."""
+    """A connection that waits longer for an answer than for the connection itself."""
 
     _answer_seconds: float | None = None
 
     def expect_within(self, seconds: float) -> None:
-        """Gives each of the next answers so long."""
+        """Allow each of the next answers `seconds`."""
         self._answer_seconds = seconds
         if self.sock is not None:
             self.sock.settimeout(seconds)
@@ -80,7 +79,7 @@ class _SecureConnection(_Connection, http.client.HTTPSConnection):
 
 @dataclass(slots=True)
 class _Kept:
-    """A connection that outlasts its requests."""
+    """A connection that stays open from one request to the next."""
 
     connection: _Connection | None = None
 
@@ -92,9 +91,9 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One request each. `token_file` is read again for every request, since projected tokens are rotated in place.
+    """The operator's HTTP API. Every request reads `token_file` again, because projected tokens are rotated in place.
 
-    All requests raise `ChannelUnavailableError` and `JobEndedError`, and nothing else.
+    Requests raise only `ChannelUnavailableError` and `JobEndedError`.
     """
 
     url: str
@@ -106,9 +105,9 @@ class Channel:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator["Channel"]:
-        """The same for one thread, with a connection that stays open from one request to the next: for who polls.
+        """Give a channel for one thread that polls, whose connection stays open from one request to the next.
 
-        It is given up with the first request that fails: another operator may lead by then.
+        A request that fails closes the connection, because another operator may lead by then.
         """
         kept = _Kept()
         try:
@@ -117,16 +116,18 @@ class Channel:
             kept.close()
 
     def ready(self, address: str) -> None:
-        """Say that this worker is warm and that its store listens at `address` (host:port)."""
+        """Tell the operator that this worker is warm and that its store listens at `address` (host:port)."""
         self._call("POST", Path.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
 
     def notice(self, after: int, timeout_seconds: int) -> GenerationNotice | None:
-        """Notice of the newest generation above `after` that names this worker, or None when none came in time."""
+        """Wait for the notice of the newest generation above `after` that names this worker. Returns None if none came
+        in time."""
         body = self._poll(after, timeout_seconds)
         return _read(GenerationNotice, body) if body else None
 
     def generation(self, after: int, timeout_seconds: int) -> Generation | None:
-        """The same generation with all its members: for its leader, and for whom its leader is silent."""
+        """Wait for the same generation with all its members. The leader calls this, and workers whose leader is
+        silent."""
         body = self._poll(after, timeout_seconds, "&members=true")
         return _read(Generation, body) if body else None
 
@@ -135,18 +136,18 @@ class Channel:
         return self._call("GET", path, None, timeout_seconds + 10)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Give a sign of life; returns the newest published generation, and the pace that the operator asks for."""
+        """Send a heartbeat. Returns the newest published generation and the pace that the operator asks for."""
         return _read(HeartbeatReply, self._call("POST", Path.HEARTBEAT, beat, 10))
 
     def report(self, report: Report) -> ReportReply:
-        """Send the leader's report; returns as `heartbeat` does, once the report is durable."""
+        """Send the leader's report. Returns the same as `heartbeat`, once the report is durable."""
         return _read(ReportReply, self._call("POST", Path.REPORT, report, 30))
 
     def _call(self, method: str, path: str, message: Wire | None, timeout: float) -> bytes:
         data = None if message is None else json.dumps(message.to_wire()).encode()
         try:
             response, body = self._request(method, path, data, timeout)
-        # Also of the token and the authority's file: whoever exchanges or mends them has done so by another request.
+        # Also errors of the token and the authority's file, which may be repaired before the next request.
         except (OSError, EOFError, ValueError, zlib.error, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
         if response.status == http.HTTPStatus.GONE:
@@ -193,22 +194,22 @@ class Channel:
 
 
 def _read(kind: type[Answer], body: bytes) -> Answer:
-    """An answer of success. Raises `ChannelUnavailableError` where it is none of ours, as of a proxy in between."""
+    """Parse an answer. Raises `ChannelUnavailableError` if it is not the operator's, such as a proxy's page."""
     try:
         return kind.model_validate_json(body)
     except ValueError as error:
-        raise ChannelUnavailableError(f"the answer is no {kind.__name__}: {error}") from error
+        raise ChannelUnavailableError(f"the answer is not a {kind.__name__}: {error}") from error
 
 
 def _retry_after(said: str | None) -> float:
-    """Seconds that the operator asks for, at most a minute; it sends no dates."""
+    """Return the seconds that the operator asks to wait, a minute at most. It sends no dates."""
     text = (said or "").strip()
     return min(60.0, float(text)) if text.isdecimal() else 0.0
 
 
 class Backoff:
-    """Waits that double from half a second to `MAX_BACKOFF_SECONDS`, or as long as the operator asks for, and end early
-    when `stop` is set."""
+    """Waits that double from half a second to `MAX_BACKOFF_SECONDS`. They last at least as long as the operator asks
+    for, and end early when `stop` is set."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -223,29 +224,32 @@ class Backoff:
 
 
 class Sightings(Protocol):
-    """Told which generations are published; `ChannelSource`."""
+    """Takes the numbers of published generations (`ChannelSource`)."""
 
     def saw(self, layout_generation: int) -> None: ...
 
 
-class HeartbeatSender:
-    """A thread that beats as long as this worker lives and its job has not ended, at the pace that the operator asks
-    for. `state` says what the next heartbeat tells; `ended` is called when the answer is that the job has ended, `stop`
-    each time that the answer is to leave a checkpoint and end."""
+class HeartbeatSubject(Protocol):
+    """The worker that a heartbeat speaks for."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        source: Sightings,
-        state: Callable[[], Heartbeat],
-        ended: Callable[[], None],
-        stop: Callable[[], None] = lambda: None,
-    ) -> None:
+    def heartbeat(self) -> Heartbeat:
+        """Return the next heartbeat."""
+        ...
+
+    def on_job_ended(self) -> None:
+        """The operator said that the job has ended. No heartbeat follows."""
+
+    def on_stop_asked(self) -> None:
+        """The operator asked for a last checkpoint and the worker's end. Called for each answer that says so."""
+
+
+class HeartbeatSender:
+    """A thread that sends heartbeats at the pace the operator asks for, until the worker or its job ends."""
+
+    def __init__(self, channel: Channel, source: Sightings, subject: HeartbeatSubject) -> None:
         self._channel = channel
         self._source = source
-        self._state = state
-        self._ended = ended
-        self._told_to_stop = stop
+        self._subject = subject
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -254,7 +258,7 @@ class HeartbeatSender:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """Do not wait for the next turn: a peer was lost."""
+        """Send the next heartbeat at once, such as when a peer was lost."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -266,14 +270,14 @@ class HeartbeatSender:
         while not self._stop.is_set():
             asked = 0.0
             try:
-                reply = self._channel.heartbeat(self._state())
+                reply = self._channel.heartbeat(self._subject.heartbeat())
                 self._source.saw(reply.layout_generation)
                 pause = reply.next_seconds or HEARTBEAT_SECONDS
                 if reply.stop:
-                    self._told_to_stop()
+                    self._subject.on_stop_asked()
             except JobEndedError as error:
                 logger.info("heartbeat: %s", error)
-                self._ended()
+                self._subject.on_job_ended()
                 return
             except ChannelUnavailableError as error:
                 logger.info("heartbeat: %s", error)
@@ -283,8 +287,8 @@ class HeartbeatSender:
 
 
 class ReportSender:
-    """A thread that sends the newest report: at once when urgent, else at the pace that the operator asks for, again
-    until acknowledged."""
+    """A thread that sends the newest report until the operator acknowledges it: urgent reports at once, others at the
+    pace that the operator asks for."""
 
     def __init__(self, channel: Channel, source: Sightings) -> None:
         self._channel = channel
@@ -307,12 +311,12 @@ class ReportSender:
             self._lock.notify_all()
 
     def forget(self) -> None:
-        """Send the newest report no more: another worker leads by now."""
+        """Drop the newest report, because another worker leads by now."""
         with self._lock:
             self._latest = None
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the newest report is acknowledged; whether it was, within `timeout` seconds."""
+        """Wait up to `timeout` seconds until the newest report is acknowledged. Returns whether it was."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._pending or self._stop.is_set(), timeout)
 

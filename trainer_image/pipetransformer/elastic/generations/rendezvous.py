@@ -1,9 +1,8 @@
-"""Every generation, the first too, comes to the trainer through torch elastic's `RendezvousHandler`.
+"""Workers meet in a generation through torch elastic's `RendezvousHandler`.
 
-Unlike torch's own handlers this one guesses nothing: a generation is published with its exact members, so there is no
-minimum, no last call and no wait for more. It is complete when every member and every leaver has written its key in the
-leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer` (entry-point group
-`torchrun.handlers`).
+A generation is published with its exact members. So unlike torch's own handlers this one has no minimum, and does not
+wait for more to come. The rendezvous is complete when every member and every leaver has written its key into the
+leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer` (entry point `torchrun.handlers`).
 """
 
 import contextlib
@@ -33,34 +32,34 @@ from .member_list import connect, forget, hand_on, place_of, split_address
 BACKEND = "pipetransformer"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
 _RETRY_SECONDS = 0.02
-#: For the word that this worker leaves, to a leader that may hang.
+#: For telling a leader, which may hang, that this worker leaves.
 _LEAVE_SECONDS = 5.0
 _COMES, _LEFT = "1", "0"
 
 
 class GenerationSource(Protocol):
-    """Where generations come from: the channel, or a script in tests."""
+    """Gives generations: the operator's channel, or a script in tests."""
 
     def next_generation(self, after: int) -> Generation:
-        """Block until a generation above `after` names this worker, and return the newest.
+        """Block until a generation above `after` names this worker, and return the newest such generation.
 
         Raises:
             RendezvousClosedError: the job has ended.
         """
 
     def newest(self) -> int:
-        """Number of the newest generation known to be published, 0 for none. Never blocks."""
+        """Return the number of the newest generation known to be published, 0 for none. Never blocks."""
 
     def close(self) -> None:
         """Stop waiting; a blocked `next_generation` raises `RendezvousClosedError`."""
 
 
 class LeaverError(RendezvousGracefulExitError):
-    """This worker leaves: it gives away what only it holds, then exits 0.
+    """This worker leaves with the generation, once it has sent what only it holds.
 
     Attributes:
         store: the generation's store.
-        rank: rank in the transfer group, which holds the members first, then the leavers.
+        rank: rank in the transfer group, which has the members first, then the leavers.
     """
 
     def __init__(self, generation: Generation, store: Store, rank: int) -> None:
@@ -76,15 +75,15 @@ class GenerationRendezvousHandler(RendezvousHandler):
     Args:
         worker: this worker's name.
         own_store: the TCPStore that this worker hosts, used when it leads.
-        source: where generations come from.
+        source: gives generations.
         timeout: how long the participants of a published generation may take to come.
 
     Attributes:
-        generation: the one of the last rendezvous, or that of the next once it is found; None before the first.
-        patient: whether the next rendezvous waits for the others as long as nothing newer is published: they may still
-            be training, or evaluating, when this worker comes.
-        waiting_after: while it waits for a generation above this one, that number; else None.
-        connections: those of that generation; shutting them ends a rendezvous that waits.
+        generation: the generation of the last rendezvous, or of the next one once it is found; None before the first.
+        patient: whether the next rendezvous waits until something newer is published, because the others may still be
+            training or evaluating.
+        waiting_after: the number above which this worker waits for a generation; None if it does not wait.
+        connections: sockets of the generation. Shut them to end a rendezvous that waits.
     """
 
     def __init__(
@@ -106,13 +105,13 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return BACKEND
 
     def announce(self, generation: Generation) -> None:
-        """Take a generation that the leader passed on, so that the next rendezvous need not ask the source. Joiners
-        that wait for its list find it in this worker's store, if it leads there."""
+        """Take a generation that the leader passed on, so that the next rendezvous need not ask the source. If this
+        worker leads it, joiners find the list of members in this worker's store."""
         self._announced = generation
         hand_on(generation, self._worker, self._own_store)
 
     def await_next(self) -> None:
-        """Wait until a generation after the current one names this worker, and leave it to the next rendezvous.
+        """Wait until a generation after the current one names this worker. The next rendezvous takes it.
 
         Raises:
             RendezvousClosedError: the job has ended.
@@ -128,7 +127,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 self.waiting_after = None
 
     def find_next(self) -> Generation:
-        """Wait for the generation that the next rendezvous will meet; from here on it counts as the current one.
+        """Wait for the generation that the next rendezvous will meet, and make it the current one.
 
         Raises:
             RendezvousClosedError: the job has ended.
@@ -142,17 +141,17 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return announced
 
     def given_up(self) -> bool:
-        """Whether a newer generation than the current one is published. Never blocks."""
+        """Whether a generation newer than the current one is published. Never blocks."""
         return self._source.newest() > self.current
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the generation that `find_next` found, or find one; see `RendezvousHandler`.
+        """Meet the members of the generation that `find_next` found, or find one first; see `RendezvousHandler`.
 
         Raises:
-            LeaverError: this worker is a leaver of the generation; carries the store and its rank.
+            LeaverError: this worker is a leaver of the generation. The error carries the store and the rank.
             RendezvousClosedError: the job has ended.
             RendezvousTimeoutError: a participant did not come in time.
-            RendezvousConnectionError: the leader's store is not there, or a participant has come and left.
+            RendezvousConnectionError: the leader's store cannot be reached, or a participant came and left.
             RendezvousStateError: the generation does not name this worker.
         """
         if not self._found:
@@ -183,15 +182,15 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 f"within {self._timeout.total_seconds():.0f} s"
             ) from error
         if left := [name for name, word in zip(names, said, strict=True) if word.decode() == _LEFT]:
-            raise RendezvousConnectionError(f"{', '.join(left)} came and left, for the job has ended")
+            raise RendezvousConnectionError(f"{', '.join(left)} came and left, because the job has ended")
         if rank >= len(generation.members):
             raise LeaverError(generation, store, rank)
         host, port = split_address(leader.address)
         return RendezvousInfo(store, rank, len(generation.members), RendezvousStoreInfo(host, port))
 
     def take_leave(self) -> None:
-        """Tell those who come to the rendezvous that this worker has given up: it would be waited for, for nobody
-        publishes another generation once the job has ended."""
+        """Tell the other participants that this worker leaves the rendezvous. They would wait for it forever, because
+        no further generation is published once the job has ended."""
         generation = self.generation
         assert generation is not None
         connections = Connections(self._own_store.port)  # those of the rendezvous are shut
@@ -200,12 +199,12 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     @property
     def current(self) -> int:
-        """Number of the generation of the last rendezvous, 0 before the first."""
+        """Number of the generation that was found last, 0 before the first."""
         return 0 if self.generation is None else self.generation.layout_generation
 
     def _connect(self, generation: Generation, connections: Connections, seconds: float) -> Store:
-        """A client of the leader's store. The leader, too, is one: a wait on the store that it hosts could not be ended
-        without ending the store."""
+        """Return a client of the leader's store. The leader uses a client too, because a wait on the store that it
+        hosts can only be ended with the store itself."""
         leader = generation.leader_member()
         limit = min(_CONNECT_TIMEOUT, self._timeout)
         deadline = time.monotonic() + seconds
@@ -239,12 +238,12 @@ class GenerationRendezvousHandler(RendezvousHandler):
         self._source.close()
 
     def num_nodes_waiting(self) -> int:
-        """Above 0 when a newer generation than the present one is known."""
+        """Return 1 if a newer generation is known, otherwise 0."""
         return int(self.given_up())
 
     @property
     def others(self) -> list[str]:
-        """Everybody but this worker in the present generation, members and leavers, in their order from it on."""
+        """The other members and leavers of the present generation, starting with the one that follows this worker."""
         generation = self.generation
         names = [] if generation is None else [member.name for member in [*generation.members, *generation.leavers]]
         if self._worker not in names:
@@ -261,12 +260,12 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
 
 def _key(worker: str) -> str:
-    """In the generation's store: whether the worker comes."""
+    """Key in the generation's store that says whether a worker comes."""
     return f"here/{worker}"
 
 
 def host_store(address: str, timeout: datetime.timedelta) -> tuple[TCPStore, str]:
-    """Host a store on a free port. Returns it and `address:port`, at which the other workers find it."""
+    """Host a store on a free port. Returns the store and the `address:port` where the other workers find it."""
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
     host = f"[{address}]" if ":" in address else address
     return store, f"{host}:{store.port}"

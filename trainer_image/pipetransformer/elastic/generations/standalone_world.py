@@ -1,7 +1,8 @@
-"""Generations where there is no operator: the leader chooses layouts for a fixed number of ranks.
+"""Generations without an operator, for a fixed number of ranks.
 
-Rank 0 always leads. It hears its own reports, asks the contract's `choose` as the operator would, and writes each
-generation into the store that all ranks share. Ranks that a layout leaves over wait, since a later one may name them.
+Rank 0 always leads. It takes its own reports, chooses layouts with the contract's `choose` as the operator would, and
+writes each generation into the store that all ranks share. Ranks without a role wait, because a later layout may use
+them.
 """
 
 import datetime
@@ -21,14 +22,14 @@ from pipetransformer.elastic.transport.groups import Store
 from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, change
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 
-#: Of the identity of every run in a fixed world; that of older releases, `fixed-world`, was everybody's.
+#: Prefix of the identity of every run in a fixed world.
 _FIXED = "fixed-"
-#: A follower looks so often: torch warns of each wait in its store that comes to nothing.
+#: Between two looks of a follower. It does not wait in the store, because torch warns of each wait that times out.
 _LOOK_SECONDS = 0.1
-#: What a rank needs to read how the run ended.
+#: For the other ranks to read how the run ended.
 _LEAVE = datetime.timedelta(seconds=10)
 _CLOSED = "closed"
-#: From a generation that was not committed to the next choice; doubled each time in a row, as the operator does.
+#: From a generation that was not committed to the next choice. It doubles with each such generation in a row.
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 60.0, 3600.0
 
 
@@ -48,25 +49,25 @@ class World:
 
     @classmethod
     def meet(cls, store: Store, rank: int, size: int, address: str) -> "World":
-        """Tell every rank where this one's own store listens, and wait for theirs."""
+        """Tell every rank where this rank's own store listens, and wait for the addresses of theirs."""
         store.set(f"address/{rank}", address)
         return cls(store, rank, [store.get(f"address/{other}").decode() for other in range(size)])
 
     def tell_end(self, end: Mapping[str, Any]) -> None:
-        """On rank 0: say how the run ended, JSON-able."""
+        """As rank 0, tell the others how the run ended, in JSON-able form."""
         self.store.set("end", json.dumps(end))
 
     def end(self) -> dict[str, Any]:
-        """What rank 0 has told.
+        """Wait for what rank 0 tells with `tell_end`.
 
         Raises:
-            DistError: it has gone without a word.
+            DistError: rank 0 is gone.
         """
         end: dict[str, Any] = json.loads(self.store.get("end"))
         return end
 
     def leave(self) -> None:
-        """Rank 0, whose process may hold the store, waits until all have come to this."""
+        """Leave the world. Rank 0, whose process may host the store, waits until all others have left."""
         self.store.set(f"left/{self.rank}", "")
         if self.rank == 0:
             with suppress(dist.DistStoreError):
@@ -77,20 +78,20 @@ class World:
 
 
 def run_uid(before: str) -> str:
-    """The identity of a run where there is no operator to give it one: that of the checkpoint that it goes on from, if
-    that was such a run's, else one that is drawn."""
+    """Return the identity of a run without an operator: that of the checkpoint it resumes from, if such a run wrote it,
+    otherwise a random one."""
     return before if before.startswith(_FIXED) else f"{_FIXED}{secrets.token_hex(8)}"
 
 
 def worker_name(rank: int) -> str:
-    """Name of a rank in generations and in the record."""
+    """Return the name of a rank in generations and in the record."""
     return f"rank-{rank}"
 
 
 class Follower:
-    """The generations that the leader writes (`GenerationSource`). Reports of a follower are nobody's (`ReportSink`).
+    """Reads the generations that the leader writes (`GenerationSource`), and drops reports (`ReportSink`).
 
-    A rank may have stood still while the leader gave up several: only the newest counts, wherever this rank is.
+    Only the newest generation counts, because the leader may have given up several while this rank stood still.
     """
 
     def __init__(self, world: World) -> None:
@@ -98,7 +99,7 @@ class Follower:
         self._lock = threading.Lock()
         self._num_read = 0
         self._newest: Generation | None = None
-        #: Why there will be no other generation.
+        #: Why no generation will follow; empty if one may.
         self._ended = ""
         self._stopped = threading.Event()
 
@@ -115,12 +116,14 @@ class Follower:
         raise RendezvousClosedError("the run has ended")
 
     def newest(self) -> int:
-        """Number of the newest generation. The end of the run counts as one: it makes those before it void, too."""
+        """Return the number of the newest generation. The end of the run counts as one, because it also makes those
+        before it void."""
         self._read()
         return (0 if self._newest is None else self._newest.layout_generation) + bool(self._ended)
 
     def _read(self) -> None:
-        """Read all that the leader has written since. Training and watchdog do, in a thread each."""
+        """Read what the leader has written since the last call. The training thread and the watchdog's both call
+        this."""
         store = self._world.store
         with self._lock:
             try:
@@ -145,15 +148,15 @@ class Follower:
 
 
 class Chooser:
-    """On rank 0: takes the leader's reports (`ReportSink`) and makes generations of them (`GenerationSource`).
+    """Chooses generations on rank 0 (`GenerationSource`) from the leader's reports (`ReportSink`).
 
     Args:
         world: all ranks.
         bounds: limits of layouts.
-        packing: how to choose among them.
-        first: number of the first generation, above all that a resumed run has seen.
+        packing: how to choose among layouts.
+        first: number of the first generation, above all numbers in a resumed run's history.
         run_uid: the run's identity.
-        clock: in seconds.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -174,18 +177,18 @@ class Chooser:
         self._generations: list[Generation] = []
         self._closed = False
         self._clock = clock
-        #: The newest generation that the leader has reported from, and the newest that it has come to.
+        #: The newest generation that the leader has reported from, and the newest whose rendezvous it has joined.
         self._present: Generation | None = None
         self._come_to = 0
-        #: The newest that was not committed, how many in a row, and when to choose again.
+        #: The newest generation that was not committed, how many there were in a row, and when to choose again.
         self._failed: Generation | None = None
         self._failures = 0
         self._choose_at = 0.0
         self._publish(bounds.initial, first, ResizeReason.START)
 
     def next_generation(self, after: int) -> Generation:
-        """The newest generation above `after`. A leader that asks again has lost its group: the same layout meets
-        again."""
+        """Return the newest generation above `after`. A leader that asks again has lost its group, so the same layout
+        meets again."""
         with self._condition:
             if self._closed:
                 raise RendezvousClosedError("the run has ended")
@@ -200,7 +203,7 @@ class Chooser:
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-            with suppress(dist.DistError):  # who hosts the store may have gone
+            with suppress(dist.DistError):  # the store's host may be gone
                 self._tell_followers_of_end()
 
     def submit(self, report: Report, *, urgent: bool) -> None:
@@ -229,7 +232,7 @@ class Chooser:
         return True
 
     def watched(self) -> "WatchedChooser":
-        """The same generations for a watcher, which waits for the next one instead of asking for it."""
+        """Return the same generations for a watcher, which waits for the next one instead of causing it."""
         return WatchedChooser(self)
 
     def wait(self, after: int) -> Generation:
@@ -246,8 +249,8 @@ class Chooser:
             return self._generations[-1]
 
     def _may_choose(self, report: Report) -> bool:
-        """Whether the newest generation trains, or was not committed some time ago: the leader came to it, and reports
-        from the one before."""
+        """Whether the newest generation trains, or failed long enough ago. It failed if the leader joined it and then
+        reports from the one before."""
         newest, present = self._generations[-1], self._present
         if report.layout_generation == newest.layout_generation:
             if present is not newest:
@@ -266,7 +269,7 @@ class Chooser:
         self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
 
     def _publish(self, layout: Layout, number: int, reason: ResizeReason) -> None:
-        before: list[Member] = []  # who may hold state: where the newest failed, those of the present one do
+        before: list[Member] = []  # may hold state; if the newest failed, the members of the present one do
         for generation in (self._present, *self._generations[-1:]):
             before += [] if generation is None else [each for each in generation.members if each not in before]
         members = [self._world.member(rank) for rank in range(layout.workers)]

@@ -1,4 +1,4 @@
-"""Lets a leader notice a newer generation without ever waiting for the operator on the training thread."""
+"""Tells a leader of a newer generation, without a wait for the operator on the training thread."""
 
 import threading
 
@@ -10,7 +10,7 @@ from .rendezvous import GenerationSource
 
 
 class GenerationWatcher:
-    """Asks the source in a thread for what comes after a generation."""
+    """Asks the source for the next generation, in a thread."""
 
     def __init__(self, source: GenerationSource) -> None:
         self._source = source
@@ -19,7 +19,7 @@ class GenerationWatcher:
         self._watching = -1
 
     def watch(self, after: int) -> None:
-        """Look for a generation above `after` from now on."""
+        """Begin to look for a generation above `after`."""
         with self._lock:
             if self._watching == after:
                 return
@@ -28,7 +28,7 @@ class GenerationWatcher:
         threading.Thread(target=self._run, args=(after,), name=f"watch-generation-{after}", daemon=True).start()
 
     def found(self, after: int) -> Generation | None:
-        """A generation above `after`, if one is known. Never blocks."""
+        """Return a generation above `after`, or None if none is known. Never blocks."""
         found = self._found
         return found if found is not None and found.layout_generation > after else None
 

@@ -1,10 +1,11 @@
-"""A worker's state in its new role, as a regroup's plan says: of what peers hold, or have mirrored.
+"""Assembles a worker's state for its new role from what peers hold or have mirrored, as the leader's plan says.
 
-What is made is new, but for units that stay; nothing that the worker holds is changed.
+The new state shares the units that stay with the worker's old state, and changes nothing in it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,38 @@ from pipetransformer.state.worker_state import WorkerState
 
 from .mirrors import Mirrors
 from .state_map import StateMap, sources_of
-from .transfer import Parts, move_units
+from .transfer import UNHEARD, Cargo, CopiesCargo, Parts, Progress, StateCargo, move_units
 from .transfer_plan import Origin, TransferPlan
+
+
+class UnitMaker(Protocol):
+    """Makes units of the job's model (`job.Job`)."""
+
+    def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
+        """Return the units of these indices as training starts from them, on the CPU."""
+        ...
+
+    def blank_unit(self, index: int) -> nn.Module:
+        """Return a unit on the meta device, whose tensors are to be replaced."""
+        ...
+
+
+class CheckpointReader(Protocol):
+    """Reads a checkpoint from the storage (`checkpoint.Checkpointer`). `load_control` comes before `load_unit`."""
+
+    def load_control(self, name: str) -> Control:
+        """Return the control state of the checkpoint of that name."""
+        ...
+
+    def load_unit(self, index: int) -> dict[str, Tensor]:
+        """Return a unit's tensors from the checkpoint whose control state was loaded."""
+        ...
+
+
+class ReadAhead(Protocol):
+    """Units that were read from a checkpoint so far, by index (`checkpoint.Prefetcher`)."""
+
+    units: dict[int, ReadUnit]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,53 +57,49 @@ class StateSources:
     """Where units come from.
 
     Attributes:
-        codec: of the present units.
-        shells: every unit, for shapes only.
-        mirrors: what this worker mirrored.
-        read_ahead: frozen units that it has read from storage.
-        build_units: the units of these indices as training starts from them, on the CPU.
-        blank_unit: a unit by index, whose tensors are to be replaced.
-        load_control: the control state of a checkpoint, by its name.
-        load_unit: a unit's tensors from that checkpoint.
+        codec: packs units to move them.
+        shells: all units, used for their shapes only.
+        job: makes units.
+        checkpoints: reads units from the storage.
+        mirrors: the copies that this worker keeps of earlier steps.
+        read_ahead: frozen units that this worker reads from storage while it waits.
     """
 
     codec: UnitCodec
     shells: Sequence[nn.Module]
+    job: UnitMaker
+    checkpoints: CheckpointReader
     mirrors: Mirrors
-    read_ahead: Mapping[int, ReadUnit]
-    build_units: Callable[[Collection[int]], dict[int, nn.Module]]
-    blank_unit: Callable[[int], nn.Module]
-    load_control: Callable[[str], Control]
-    load_unit: Callable[[int], dict[str, Tensor]]
+    read_ahead: ReadAhead
 
 
 def units_of(plan: TransferPlan, rank: int) -> range:
-    """What a rank of the transfer group holds in its new role; nothing for a leaver."""
+    """The units of a transfer rank's new role; an empty range for a leaver."""
     return range(*plan.spans[plan.roles[rank][1]]) if rank < len(plan.roles) else range(0)
 
 
 def put_unit(
     sources: StateSources, state: WorkerState, index: int, tensors: dict[str, Tensor], device: torch.device
 ) -> None:
-    """Hold a unit of these tensors, which are on `device` already."""
-    unit = sources.blank_unit(index)
+    """Put a unit made of these tensors, which are on `device` already, into `state`."""
+    unit = sources.job.blank_unit(index)
     state.put_unit(index, unit, tensors)
-    unit.to(device)  # what is not part of the state
+    unit.to(device)  # moves tensors that are not part of the state
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """One worker's part where state comes from peers. `alone` has the other origins.
+    """One worker's part of a regroup whose state comes from peers. `from_storage` has the other origins.
 
     Attributes:
-        state: what it holds.
-        plan: see there.
-        rank: in `transfer`.
-        transfer: members and leavers.
-        device: of training.
-        state_map: of this regroup; None when units stay what they are.
-        started: called once, when all sends and receives are under way.
-        moved: called when what was to come has come.
+        sources: where units come from.
+        state: what this worker holds.
+        plan: the leader's.
+        rank: this worker's rank in `transfer`.
+        transfer: the group of members and leavers.
+        device: where training runs.
+        state_map: makes another list of units; None if the units stay the same.
+        progress: told of the transfer.
     """
 
     sources: StateSources
@@ -82,11 +109,10 @@ class Assembly:
     transfer: dist.ProcessGroup
     device: torch.device
     state_map: StateMap | None = None
-    started: Callable[[], None] = field(default=lambda: None)
-    moved: Callable[[], None] = field(default=lambda: None)
+    progress: Progress = UNHEARD
 
     def assemble(self) -> WorkerState:
-        """The state of the new role, empty for a leaver, who only gives. All of `transfer` call this.
+        """Return the state of the new role; it is empty for a leaver, which only sends. All of `transfer` call this.
 
         Raises:
             RuntimeError: a connection broke.
@@ -111,13 +137,14 @@ class Assembly:
     def _from_mirrors(self, new: WorkerState, wanted: range) -> None:
         mirror = self.sources.mirrors.at(self._point)
         mirrored = {} if mirror is None else mirror.units
-        received = self._receive(new.control.boundary, mirrored.__getitem__, torch.device("cpu"))
+        sources = self.sources
+        received = self._move(CopiesCargo(mirrored, sources.codec, sources.shells, new.control.boundary))
         for index in wanted:
             parts = received.get(index) or mirrored[index]
             self._take(new, index, [part.to(self.device, copy=index not in received) for part in parts])
 
     def _from_peers(self, new: WorkerState, wanted: range) -> None:
-        received = self._receive(new.control.boundary, self._give, self.device)
+        received = self._move(self._held_cargo(new.control.boundary))
         for index in wanted:
             if index in received:
                 self._take(new, index, received[index])
@@ -130,9 +157,9 @@ class Assembly:
                 new.moments[name] = self.state.moments.get(name, {})
 
     def _mapped(self, new: WorkerState, wanted: range, state_map: StateMap) -> None:
-        """The new units, each made of old ones that this worker holds or receives."""
+        """Make each new unit of old ones that this worker holds or receives."""
         boundary = int(self.plan.control["boundary"])
-        received = self._receive(boundary, self._give, self.device)
+        received = self._move(self._held_cargo(boundary))
         old: dict[int, Mapping[str, Tensor]] = {}
         for index in sources_of(wanted, state_map):
             if index in received:
@@ -153,28 +180,18 @@ class Assembly:
 
     @property
     def _held(self) -> Mapping[int, nn.Module]:
-        """What the plan counts as held here: units of another step, which this worker had assembled when its first
-        generation broke in the vote, are not what was frozen and read since."""
+        """The units that the plan counts as held here. Units of another step do not count: a joiner has some if its
+        first generation broke in the vote."""
         return self.state.units if self.state.control.point == self._point else {}
 
-    def _receive(self, boundary: int, give: Callable[[int], Parts], device: torch.device) -> dict[int, Parts]:
-        codec, shells = self.sources.codec, self.sources.shells
-        received = move_units(
-            self.plan.moves,
-            self.rank,
-            self.transfer,
-            give,
-            lambda index: codec.blank(index, shells[index], boundary, device),
-            self.started,
-        )
-        self.moved()
-        return received
+    def _held_cargo(self, boundary: int) -> StateCargo:
+        return StateCargo(self.sources.codec, self.sources.shells, self.state, boundary, self.device)
+
+    def _move(self, cargo: Cargo) -> dict[int, Parts]:
+        return move_units(self.plan.moves, self.rank, self.transfer, cargo, self.progress)
 
     def _read_ahead(self, index: int) -> dict[str, Tensor]:
-        return {name: tensor.to(self.device) for name, tensor in self.sources.read_ahead[index].tensors.items()}
-
-    def _give(self, index: int) -> Parts:
-        return self.sources.codec.give(self.state, index, self.device)
+        return {name: tensor.to(self.device) for name, tensor in self.sources.read_ahead.units[index].tensors.items()}
 
     def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
         codec, shell = self.sources.codec, self.sources.shells[index]

@@ -1,10 +1,10 @@
-"""A worker's state in its new role where no peer is needed for it: from the seed, or from a checkpoint.
+"""Makes a worker's state for its new role without peers: from the seed, or from a checkpoint.
 
-Nobody knows how long that takes, so a thread does it while the workers of the regroup vote (`Barrier`). It refers to
-nothing of theirs: when their connections break, it may still be reading.
+A thread does this while the workers vote (`Barrier`), because it may take long. The thread refers to no group, because
+it may still read when the connections break.
 """
 
-from collections.abc import Callable
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -18,14 +18,15 @@ from .transfer_plan import Origin, TransferPlan
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One worker's part.
+    """One worker's part of a regroup whose state comes from no peer.
 
     Attributes:
-        new: its state, which holds nothing yet.
-        plan: of origin `FRESH` or `CHECKPOINT`.
-        wanted: units of its role.
-        device: of training.
-        given_up: whether nobody wants it any more.
+        sources: where units come from.
+        new: the state to fill.
+        plan: the leader's, of origin `FRESH` or `CHECKPOINT`.
+        wanted: units of the new role.
+        device: where training runs.
+        given_up: set when the regroup has failed.
     """
 
     sources: StateSources
@@ -33,31 +34,31 @@ class Alone:
     plan: TransferPlan
     wanted: range
     device: torch.device
-    given_up: Callable[[], bool]
+    given_up: threading.Event
 
     def make(self) -> WorkerState:
-        """The state of the new role, empty for a leaver.
+        """Return the state of the new role; it is empty for a leaver.
 
         Raises:
-            SpecError: the model cannot be built, or the checkpoint is of another one.
+            SpecError: the model cannot be built, or the checkpoint belongs to another model.
             StorageError, LookupError: a unit cannot be read from the checkpoint.
-            ConnectionAbortedError: it was given up.
+            ConnectionAbortedError: the regroup failed meanwhile.
         """
         if self.plan.origin is Origin.FRESH:
-            built = self.sources.build_units(self.wanted)
+            built = self.sources.job.build_units(self.wanted)
             self.new.units = {index: unit.to(self.device) for index, unit in built.items()}
         else:
-            self.new.control = self.sources.load_control(self.plan.checkpoint)
+            self.new.control = self.sources.checkpoints.load_control(self.plan.checkpoint)
             self.new.control.kept_step = self.plan.kept_step
             for index in self.wanted:
-                if self.given_up():
+                if self.given_up.is_set():
                     raise ConnectionAbortedError("given up before all units were read")
-                read = self.sources.load_unit(index)
+                read = self.sources.checkpoints.load_unit(index)
                 tensors = {name: tensor.to(self.device) for name, tensor in read.items()}
                 try:
                     put_unit(self.sources, self.new, index, tensors, self.device)
                 except ValueError as error:
-                    message = f"{self.plan.checkpoint} is of another model: {error}"
+                    message = f"{self.plan.checkpoint} belongs to another model: {error}"
                     raise SpecError("spec.checkpoint.location", message) from error
         self.new.apply_boundary()
         return self.new

@@ -1,33 +1,36 @@
-"""Copies of a stage in a neighbour's host memory, for a layout in which no other pipeline holds it.
+"""Copies of each stage in the next worker's host memory, for layouts with a single pipeline.
 
-All workers of a layout with one pipeline mirror the same step: each keeps a copy of its own stage as it was and gives
-one to the next worker. So when one dies, the others still hold that whole step between them, and all go back to it. A
-mirror replaces the one before only once everybody has voted after it: until then both are kept, for a worker may have
-died before its copy arrived.
+All workers mirror the same step: each keeps a copy of its own stage and sends one to the next worker. If a worker dies,
+the others together still hold that step, and all return to it. Both the new and the previous mirror are kept until all
+workers have voted again, because a worker may have died before its copy arrived.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from pipetransformer.device_copies import HostCopies
+from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
-from .transfer import Parts, move_units
+from .transfer import CopiesCargo, Parts, StateCargo, move_units
 from .transfer_plan import Mirrored, Move
 
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """What this worker keeps of one step: its own units and its neighbour's.
+    """One worker's copies of one step: its own units and its neighbour's.
 
     Attributes:
+        step: committed steps.
         control: the control state of that step, by field name.
-        units: by index, in host memory.
+        units: packed units by index, in host memory.
     """
 
     step: int
@@ -40,19 +43,22 @@ class Mirrors:
     """The mirrors of one worker, oldest first.
 
     Attributes:
-        every_steps: how often to mirror; None for never.
-        give: the parts of a unit of a state, as `UnitCodec.give`.
-        blank: parts to receive a unit in, for a boundary, in host memory.
+        every_steps: steps between two mirrors; None for no mirrors.
+        codec: packs units.
+        shells: all units, used for their shapes only.
+        device: where training runs.
+        kept: the mirrors.
     """
 
     every_steps: int | None
-    give: Callable[[WorkerState, int], Parts]
-    blank: Callable[[int, int], Parts]
+    codec: UnitCodec
+    shells: Sequence[nn.Module]
+    device: torch.device
     kept: list[Mirror] = field(default_factory=list)
 
     def due(self, step: int, layout: StageLayout, first_step: int) -> bool:
-        """Whether to mirror after `step` committed steps in a layout that began at `first_step`: regularly, and once
-        for each new layout, whose workers hold other stages."""
+        """Whether to mirror after `step` committed steps: regularly, and after a layout's first step, because its
+        workers hold other stages. The layout began at `first_step`."""
         if self.every_steps is None or layout.pipelines > 1 or layout.stages == 1:
             return False
         return step % self.every_steps == 0 or step == first_step + 1
@@ -61,33 +67,33 @@ class Mirrors:
         """Mirror the committed state. All members call this between rounds.
 
         Raises:
-            RuntimeError: a connection broke; the mirrors before still stand.
+            RuntimeError: a connection broke; earlier mirrors stay.
         """
         control = state.control.to_dict()
         host = HostCopies()
-        own = {index: [host.copy(part) for part in self.give(state, index)] for index in layout.span}
+        held = StateCargo(self.codec, self.shells, state, state.control.boundary, self.device)
+        own = {index: [host.copy(part) for part in held.give(index)] for index in layout.span}
         host.wait()
         moves = []
         for rank in range(layout.stages):
             span = layout.spans[layout.roles[rank][1]]
             moves += [Move(unit=unit, source=rank, target=(rank + 1) % layout.stages) for unit in span]
-        received = move_units(
-            moves, layout.rank, world, own.__getitem__, lambda unit: self.blank(unit, state.control.boundary)
-        )
+        cargo = CopiesCargo(own, self.codec, self.shells, state.control.boundary)
+        received = move_units(moves, layout.rank, world, cargo)
         self.kept.append(Mirror(state.control.step, control, own | received))
 
     def settle(self) -> None:
-        """Everybody has voted, so everybody has the newest mirror: drop those before."""
+        """Drop all mirrors except the newest. A vote has shown that all workers have it."""
         del self.kept[:-1]
 
     def forget_after(self, step: int) -> None:
-        """Training went back to `step`: what was mirrored later did not happen."""
+        """Drop the mirrors of later steps, because training returned to `step`."""
         self.kept = [mirror for mirror in self.kept if mirror.step <= step]
 
     def describe(self) -> list[Mirrored]:
-        """For the inventory of a regroup."""
+        """List the mirrors for the inventory of a regroup."""
         return [Mirrored(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
 
     def at(self, point: tuple[int, int]) -> Mirror | None:
-        """The mirror of that committed state, if this worker keeps one."""
+        """Return the mirror of the committed state `point`, or None."""
         return next((mirror for mirror in self.kept if Control.from_dict(mirror.control).point == point), None)

@@ -1,23 +1,23 @@
-"""Where the time of a regroup goes."""
+"""Times of a regroup, by phase."""
 
 import time
 
 
 class Phases:
-    """Laps of one regroup on one worker, from when it knew of the generation. A name may come again."""
+    """Seconds of one regroup on one worker, from when it knew of the generation. A phase may have several laps."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """What was done since the last lap was this phase."""
+        """Add the time since the last lap to a phase."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
     def leave_out(self, seconds: float) -> None:
-        """So many of those since the last lap belong to no phase."""
+        """Exclude `seconds` of the time since the last lap from all phases."""
         self._last += seconds
 
     @property

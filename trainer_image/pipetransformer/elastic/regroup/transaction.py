@@ -1,10 +1,9 @@
-"""The transaction that takes a worker from one generation to the next.
+"""Takes a worker from one generation to the next, as a transaction. A job's first generation takes the same path.
 
-Rendezvous, groups beside the old ones, inventory, the leader's plan, units into new buffers, and a commit vote of
-members and leavers. Until that vote the worker's state and its old groups are as they were, so any failure before it
-costs time only. A worker whose connections break during the vote cannot know how it went, so it keeps both what it had
-and what it had assembled until the next regroup or round settles the matter. The first generation of a job is the same
-path with nothing in the inventory.
+The workers meet, make groups beside the old ones, and tell the leader what they hold. They follow its plan, move units
+into new buffers, and vote. A failure before the vote costs only time, because state and old groups are unchanged. A
+worker whose connections break in the vote cannot know the result. It keeps its old and its assembled state until the
+next regroup or round tells which one counts.
 """
 
 import contextlib
@@ -24,36 +23,39 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
-from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.groups import GenerationGroups, Store, Transport
-from pipetransformer.elastic.transport.watchdog import ROUND, Deadline, Watchdog
+from pipetransformer.elastic.transport.groups import GenerationGroups, Store
+from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.errors import WorkersDifferError
-from pipetransformer.hooks import HookPoint, Reached
+from pipetransformer.hooks import HookPoint
 from pipetransformer.partition import Cut, ModelCosts
+from pipetransformer.record import newest_generation
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
-from .assemble import Assembly, StateSources, units_of
+from .assemble import Assembly, units_of
 from .from_storage import Alone
 from .phases import Phases
-from .state_map import MapOf, StateMap, no_map
+from .state_map import StateMap
+from .tools import RegroupTools, Unsettled, catch_up
+from .transfer import Progress
 from .transfer_plan import DurablePoint, Inventory, Origin, TransferPlan, make_plan, who_differs
 
 T = TypeVar("T")
 
-#: The leader's plan in the store; empty where the leader asks the storage before it makes one, or why there is none.
+#: Key of the leader's plan. Its value is empty while the leader asks the storage, and begins with `_NO_PLAN` and a
+#: reason if there is no plan.
 _PLAN = "plan"
 _NO_PLAN = "none: "
 _PLAN_BY_STORAGE = "plan/by-storage"
 
 
 class RegroupError(RuntimeError):
-    """The generation was not committed here; the worker's state is what it was.
+    """This worker did not commit the generation. Its state is unchanged.
 
     Attributes:
-        in_doubt: what this worker had assembled, if it broke in the vote: others may have committed it.
+        in_doubt: the state that this worker assembled, if the vote broke; other workers may have committed it.
     """
 
     def __init__(self, message: str, in_doubt: WorkerState | None = None) -> None:
@@ -61,45 +63,14 @@ class RegroupError(RuntimeError):
         self.in_doubt = in_doubt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegroupTools(StateSources):
-    """What a regroup needs besides the worker's state.
-
-    Attributes:
-        durable: the newest durable checkpoint; only the leader asks.
-        kept_step: the step of the best model that the storage keeps, 0 for none; only the leader asks.
-        newest_generation: the highest layout generation in storage or record; only the leader asks.
-        cut_at: stages and micro-batches for (boundary, stages, pipelines, measured costs).
-        commit_late: commits the pending step as those did who have this control state.
-        barrier: behind storage.
-        watchdog: ends an attempt that a newer generation has made void, or that takes too long.
-        reached: told of moments.
-        data: digest of the data, the same on all workers.
-        map_of: the map of a regroup that follows a control state.
-    """
-
-    handler: GenerationRendezvousHandler
-    transport: Transport
-    data: str
-    durable: Callable[[], DurablePoint | None]
-    kept_step: Callable[[], int]
-    newest_generation: Callable[[], int]
-    cut_at: Callable[[int, int, int, ModelCosts | None], Cut]
-    commit_late: Callable[[Control], None]
-    barrier: Barrier
-    watchdog: Watchdog
-    reached: Reached
-    map_of: MapOf = no_map
-
-
 @dataclass(frozen=True, slots=True)
 class Regrouped:
     """A committed generation.
 
     Attributes:
-        layout: None for a leaver, which is now free to go.
-        transfers: (source, target, bytes) between ranks of the transfer group, all workers'.
-        phases: goes on until the first step.
+        layout: None for a leaver, which may now leave.
+        transfers: (source, target, bytes) of all moves between ranks of the transfer group.
+        phases: times of the regroup, which continue until the first step.
     """
 
     generation: Generation
@@ -111,86 +82,87 @@ class Regrouped:
     phases: Phases
 
 
-def regroup(
-    tools: RegroupTools,
-    state: WorkerState,
-    *,
-    in_doubt: WorkerState | None = None,
-    pending: int | None,
-    in_group: bool,
-) -> Regrouped:
+def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in_group: bool) -> Regrouped:
     """Meet the next generation, receive what this worker's new role needs, and commit.
 
     Args:
-        tools: see there.
-        state: what this worker holds; changed only by a late commit of a step that others have committed.
-        in_doubt: what it has assembled for a generation of which it does not know whether others committed it.
-        pending: the lasting generation in which this worker got complete gradients of a step that it has not committed;
-            None for none.
-        in_group: whether its present generation is whole, which others count on in the next one, or for a checkpoint.
-            Who is in none leaves the rendezvous of a job that has ended.
+        tools: this worker's means to regroup.
+        state: what this worker holds. Only a late commit changes it, of a step that other workers have committed.
+        unsettled: work that the other workers may have committed.
+        in_group: whether the present generation is whole, so that its members count on this worker. If not, the worker
+            leaves the rendezvous once the job has ended.
 
     Raises:
-        RegroupError: it was not committed, for the reason in `__cause__`.
-        WorkersDifferError: on the leader, the job cannot go on: those who hold state see different data, or nobody
-            holds any yet.
+        RegroupError: this worker did not commit the generation; `__cause__` has the reason.
+        WorkersDifferError: raised on the leader when the job cannot continue, because workers that hold state see
+            different data, or members do before any worker holds state.
         RendezvousClosedError: the job has ended.
     """
     handler = tools.handler
     generation = handler.find_next()
     phases = Phases()
-    tools.reached(HookPoint.FOUND, generation.layout_generation)
-    # All come within a round, and watch each other. A joiner does not know how long an evaluation takes that may be
-    # under way, also where it has state in doubt. How long the rest may take, the plan tells.
+    tools.hooks.on_point(HookPoint.FOUND, generation.layout_generation)
+    # Members come within a round. A joiner cannot know how long they take, because they may be evaluating; this also
+    # holds for a joiner with state in doubt. The plan then tells how long the rest may take.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
     deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
-
-    def is_void() -> bool:
-        return handler.given_up() or deadline.is_past()
-
-    def leaves() -> bool:
-        return handler.is_closed() and not in_group
-
-    try:
-        with tools.watchdog.watching(handler.connections, lambda: is_void() or leaves()):
-            rank, store = _meet(handler)
-    except RegroupError:
-        if leaves():
-            handler.take_leave()
-        raise
+    rank, store = _rendezvous(tools, deadline, in_group=in_group)
     phases.lap("rendezvous")
     if handler.patient:
         deadline.put_off(tools.watchdog.limit(ROUND))
-    with tools.watchdog.watching(handler.connections, is_void):
+    with tools.watchdog.watching(handler.connections, _Void(handler, deadline)):
         groups = GenerationGroups(connections=handler.connections)
-        attempt = _Attempt(tools, state.joined(in_doubt), generation, rank, store, groups, phases, deadline)
+        joined = state.joined(unsettled.in_doubt)
+        attempt = _Attempt(tools, joined, unsettled, generation, rank, store, groups, phases, deadline)
         try:
-            plan, new_state = attempt.run(pending=pending)
+            plan, new_state = attempt.run()
         except (RuntimeError, OSError, LookupError, ValueError) as error:
             attempt.failed.set()
             attempt.groups.drop()
             if len(generation.members) + len(generation.leavers) == 1 and not handler.given_up():
-                raise  # there is nobody whose connection could have broken
+                raise  # there is no other worker whose connection could have broken
             message = f"generation {generation.layout_generation} was not committed: {error}"
             raise RegroupError(message, attempt.assembled) from error
-    tools.reached(HookPoint.AGREED, generation.layout_generation)
+    tools.hooks.on_point(HookPoint.AGREED, generation.layout_generation)
     layout = None
     if attempt.is_member:
         spans = [range(start, stop) for start, stop in plan.spans]
         layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], spans, plan.micro_batch_size)
-    return Regrouped(
-        generation,
-        layout,
-        new_state,
-        attempt.groups,
-        store,
-        attempt.transfers,
-        phases,
-    )
+    return Regrouped(generation, layout, new_state, attempt.groups, store, attempt.transfers, phases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Void:
+    """Ends an attempt once a newer generation is published or the deadline is past (`Limit`)."""
+
+    handler: GenerationRendezvousHandler
+    deadline: Deadline
+    leaves_a_closed_job: bool = False
+
+    def is_past(self) -> bool:
+        return self.handler.given_up() or self.deadline.is_past() or self.leaves
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker leaves the rendezvous: the job has ended, and no group counts on the worker."""
+        return self.leaves_a_closed_job and self.handler.is_closed()
+
+
+def _rendezvous(tools: RegroupTools, deadline: Deadline, *, in_group: bool) -> tuple[int, Store]:
+    """Meet the other workers. A worker that leaves instead says so in the generation's store."""
+    handler = tools.handler
+    void = _Void(handler, deadline, leaves_a_closed_job=not in_group)
+    try:
+        with tools.watchdog.watching(handler.connections, void):
+            return _meet(handler)
+    except RegroupError:
+        if void.leaves:
+            handler.take_leave()
+        raise
 
 
 def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
-    """Rank in the transfer group, and the generation's store."""
+    """Return the rank in the transfer group, and the generation's store."""
     try:
         info = handler.next_rendezvous()
     except LeaverError as leaving:
@@ -201,19 +173,20 @@ def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _Attempt(Progress):
     """One try to enter a generation.
 
     Attributes:
-        rank: in the transfer group: members, then leavers.
-        deadline: past it the watchdog ends the attempt.
-        transfers: (source, target, bytes) of all moves, once they are planned.
-        failed: set when it has.
-        assembled: the state of the new role, from when all of it is there until everybody has voted.
+        rank: in the transfer group, which has the members first, then the leavers.
+        deadline: when the watchdog ends the attempt.
+        transfers: (source, target, bytes) of all planned moves.
+        failed: set when the attempt has failed.
+        assembled: the complete state of the new role, None before that.
     """
 
     tools: RegroupTools
     state: WorkerState
+    unsettled: Unsettled
     generation: Generation
     rank: int
     store: Store
@@ -232,18 +205,18 @@ class _Attempt:
     def _leads(self) -> bool:
         return self.is_member and self.generation.members[self.rank].name == self.generation.leader
 
-    def run(self, *, pending: int | None) -> tuple[TransferPlan, WorkerState]:
-        """Everything from the rendezvous to the vote."""
+    def run(self) -> tuple[TransferPlan, WorkerState]:
+        """Do everything from the rendezvous to the vote."""
         tools, number = self.tools, self.generation.layout_generation
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
-        tools.reached(HookPoint.MET, number)
+        tools.hooks.on_point(HookPoint.MET, number)
         self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
-        plan = self._agree(pending)
+        plan = self._agree()
         self.phases.lap("plan")
         self._expect(plan)
         if plan.origin is Origin.PEERS and self.state.units:
-            catch_up(self.state, Control.from_dict(plan.control), pending=pending, commit_late=tools.commit_late)
+            catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
         state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
         if self.is_member:
             spans = [range(start, stop) for start, stop in plan.spans]
@@ -254,7 +227,7 @@ class _Attempt:
         self.assembled = new_state = self._assemble(plan, state_map)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations)
         self.phases.lap("assemble")
-        tools.reached(HookPoint.ASSEMBLED, number)
+        tools.hooks.on_point(HookPoint.ASSEMBLED, number)
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         if self._leads:
@@ -265,34 +238,28 @@ class _Attempt:
         return plan, new_state
 
     def _assemble(self, plan: TransferPlan, state_map: StateMap | None) -> WorkerState:
-        """The state of this worker's new role."""
+        """Return the state of this worker's new role."""
         tools, state, device = self.tools, self.state, self.tools.transport.device
         assert self.groups.transfer is not None
         if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
-            return Assembly(
-                tools,
-                state,
-                plan,
-                self.rank,
-                self.groups.transfer,
-                device,
-                state_map,
-                started=self._moving,
-                moved=lambda: self.phases.lap("move"),
-            ).assemble()
-        self._moving()
+            transfer = self.groups.transfer
+            return Assembly(tools, state, plan, self.rank, transfer, device, state_map, progress=self).assemble()
+        self.on_started()
         new = WorkerState(state.num_layers, state.ties)
-        made = self._pass(Alone(tools, new, plan, units_of(plan, self.rank), device, self.failed.is_set).make)
+        made = self.pass_barrier(Alone(tools, new, plan, units_of(plan, self.rank), device, self.failed).make)
         assert made is not None
         return made
 
-    def _moving(self) -> None:
-        self.tools.reached(HookPoint.MOVING, self.generation.layout_generation)
+    def on_started(self) -> None:
+        self.tools.hooks.on_point(HookPoint.MOVING, self.generation.layout_generation)
+
+    def on_moved(self) -> None:
+        self.phases.lap("move")
 
     def _expect(self, plan: TransferPlan) -> None:
-        """Note what will move, and so how long the vote may be away: alike on all, since they wait for each other."""
+        """Note what will move, and allow time for it. All workers allow the same, because they wait for each other."""
         if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
-            return  # votes say meanwhile who is still at it
+            return  # the barrier's votes allow time as long as a worker still reads
         codec, shells, boundary = self.tools.codec, self.tools.shells, int(plan.control["boundary"])
         sizes = {unit: codec.size(unit, shells[unit], boundary) for unit in {move.unit for move in plan.moves}}
         totals: dict[tuple[int, int], int] = defaultdict(int)
@@ -301,115 +268,122 @@ class _Attempt:
         self.transfers = [(*pair, size) for pair, size in totals.items()]
         self.deadline.put_off(self.tools.watchdog.limit_to_move(sum(totals.values())))
 
-    def _agree(self, pending: int | None) -> TransferPlan:
-        """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
+    def _agree(self) -> TransferPlan:
+        """Tell the leader what this worker holds, and return the leader's plan."""
         tools, state, store = self.tools, self.state, self.store
         control = state.control
         inventory = Inventory(
             units=sorted(state.units),
             step=control.step if state.units else -1,
-            pending=pending,
+            pending=self.unsettled.pending,
             control=control.to_dict(),
-            data=tools.data,
+            data=tools.job.data_digest,
             mirrors=tools.mirrors.describe(),
-            frozen={index: read.step for index, read in dict(tools.read_ahead).items()},
+            frozen={index: read.step for index, read in dict(tools.read_ahead.units).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         if self._leads:
-            return self._plan()
+            return self.plan_for_all()
         content = store.get(_PLAN).decode()
         if content.startswith(_NO_PLAN):
             raise RegroupError(content.removeprefix(_NO_PLAN))
         if not content:
-            self._pass(None)
+            self.pass_barrier(None)
             content = store.get(_PLAN_BY_STORAGE).decode()
         return TransferPlan.model_validate_json(content)
 
-    def _plan(self) -> TransferPlan:
-        """On the leader: the plan, which the others then find in the store."""
+    def plan_for_all(self) -> TransferPlan:
+        """As the leader, make the plan and put it into the store for the others."""
         tools, generation, store = self.tools, self.generation, self.store
         total = len(generation.members) + len(generation.leavers)
         inventories = [
             Inventory.model_validate_json(content)
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
-        for other in range(total):  # the store lives as long as this worker
+        for other in range(total):  # otherwise they would stay in the store as long as this worker lives
             store.delete_key(f"inventory/{other}")
         self._compare_data(inventories)
-        key, kept_step, earlier_generations = _PLAN, 0, 0
-
-        def ask_storage() -> DurablePoint | None:
-            nonlocal key, kept_step, earlier_generations
-            store.set(_PLAN, "")
-            key = _PLAN_BY_STORAGE
-            asked = self._pass(lambda: (tools.durable(), tools.kept_step(), tools.newest_generation()))
-            assert asked is not None
-            found, kept_step, earlier_generations = asked
-            return found
-
+        sources = _LeadersSources(self)
         plan = make_plan(
             inventories,
-            len(generation.members),
-            lambda boundary, costs: tools.cut_at(boundary, generation.stages, generation.pipelines, costs),
-            generation.pipelines,
-            len(tools.shells),
-            lambda boundary: [tools.codec.size(index, shell, boundary) for index, shell in enumerate(tools.shells)],
-            durable=ask_storage,
-            map_of=tools.map_of,
+            sources,
+            num_members=len(generation.members),
+            pipelines=generation.pipelines,
+            num_units=len(tools.shells),
         )
-        plan.kept_step, plan.earlier_generations = kept_step, earlier_generations
-        if plan.control and key == _PLAN_BY_STORAGE:  # an earlier state than the newest, whose best may be gone
-            plan.control["kept_step"] = kept_step
-        store.set(key, plan.model_dump_json())
+        plan.kept_step, plan.earlier_generations = sources.kept_step, sources.earlier_generations
+        if plan.control and sources.asked_storage:  # the state is not the newest, and its best model may be gone
+            plan.control["kept_step"] = sources.kept_step
+        store.set(_PLAN_BY_STORAGE if sources.asked_storage else _PLAN, plan.model_dump_json())
         return plan
 
     def _compare_data(self, inventories: Sequence[Inventory]) -> None:
-        """Nobody goes on where members see different data. A joiner ends no job that trains: who holds state goes back
-        to where that came from."""
+        """Refuse a generation whose members see different data. A joiner cannot end a job that trains: then the workers
+        that hold state return to the generation before."""
         generation = self.generation
         if not (differing := who_differs(inventories, len(generation.members))):
             return
         advice = (
-            "targets or their order differ between processes: seed whatever draws at random for the data, and leave the"
-            " checkpoints of a job that trains where they are"
+            "targets or their order differ between processes: seed everything random in the data, and do not move the"
+            " checkpoints of a job that trains"
         )
         if any(inventories[rank].units for rank in differing) or not any(each.units for each in inventories):
             raise WorkersDifferError(advice)
         names = ", ".join(generation.members[rank].name for rank in differing)
-        why = f"{names} would train on other data than those who train already: {advice}"
+        why = f"{names} would train on other data than the present workers: {advice}"
         self.store.set(_PLAN, _NO_PLAN + why)
         raise RegroupError(why)
 
-    def _pass(self, work: Callable[[], T] | None) -> T | None:
-        """Do what takes nobody knows how long, in a thread, while all participants vote on whether anybody is still at
-        it."""
+    def pass_barrier(self, work: Callable[[], T] | None) -> T | None:
+        """Do work of unknown length in a thread, while all participants vote on whether any of them still works."""
         transfer = self.groups.transfer
         assert transfer is not None
         return self.tools.barrier.pass_within(work, transfer, self.deadline)
 
 
-def catch_up(
-    state: WorkerState, control: Control, *, pending: int | None, commit_late: Callable[[Control], None]
-) -> None:
-    """Do what others have done and this worker broke before: commit the step, decide what follows it. What it sends is
-    then as those expect it who have. A worker that is further behind, or has done the step in another generation, is
-    sent all that it needs, and gives nothing.
+class _LeadersSources:
+    """What the leader looks up while it plans (`PlanSources`).
 
-    Args:
-        state: of this worker.
-        control: what the plan goes on from.
-        pending: the lasting generation in which this worker got complete gradients of the step after its last.
-        commit_late: see `RegroupTools`.
+    Attributes:
+        asked_storage: whether the storage was asked, because a unit was lost.
+        kept_step: step of the best model in the storage, 0 for none.
+        earlier_generations: the highest layout generation of earlier jobs, by storage and record.
     """
-    present = state.control
-    if (present.step + 1, pending) == control.point:
-        commit_late(control)
-    elif present.point == control.point and present.decided_step != control.decided_step:
-        state.go_on_from(control)
+
+    def __init__(self, attempt: _Attempt) -> None:
+        self._attempt = attempt
+        self._tools, self._generation = attempt.tools, attempt.generation
+        self.asked_storage = False
+        self.kept_step = self.earlier_generations = 0
+
+    def cut(self, boundary: int, costs: ModelCosts | None) -> Cut:
+        return self._tools.job.cut(boundary, self._generation.stages, self._generation.pipelines, costs)
+
+    def unit_bytes(self, boundary: int) -> Sequence[int]:
+        codec, shells = self._tools.codec, self._tools.shells
+        return [codec.size(index, shell, boundary) for index, shell in enumerate(shells)]
+
+    def durable(self) -> DurablePoint | None:
+        """Tell the others to wait, because storage may be slow, then ask it."""
+        self._attempt.store.set(_PLAN, "")
+        self.asked_storage = True
+        asked = self._attempt.pass_barrier(self._ask)
+        assert asked is not None
+        found, self.kept_step, self.earlier_generations = asked
+        return found
+
+    def map_of(self, control: Control) -> StateMap | None:
+        return self._tools.map_of(control)
+
+    def _ask(self) -> tuple[DurablePoint | None, int, int]:
+        checkpoints = self._tools.checkpoints
+        found, kept_step, generation = checkpoints.durable(), checkpoints.kept_step(), checkpoints.newest_generation()
+        # The record also names generations that left nothing in the storage. Without a checkpoint it is another run's.
+        return found, kept_step, max(generation, newest_generation(self._tools.run_dir)) if generation else 0
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:
-    """Members and leavers say that they have all they need; after this nobody goes back."""
+    """Vote, as a member or a leaver that has all it needs. After this vote the generation is committed."""
     votes = torch.ones(1, dtype=torch.float32)
     dist.all_reduce(votes, group=transfer)
     if int(votes.item()) != transfer.size():

@@ -1,39 +1,115 @@
-"""Moves units between workers, peer to peer, into new tensors: nothing that is held is touched before the commit."""
+"""Moves units between workers, peer to peer, into new tensors: what a worker holds stays as it is until the commit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipetransformer.elastic.transport.groups import wait_for
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.worker_state import WorkerState
 
 from .transfer_plan import Move
 
-#: Of one unit, as `UnitCodec` gives it.
+#: One unit as `UnitCodec.give` packs it.
 Parts = list[Tensor]
 _MAX_PARTS = 1 << 12
 
 
+class Cargo(Protocol):
+    """The units that one worker sends and receives."""
+
+    def give(self, unit: int) -> Parts:
+        """Return the parts of a unit that this worker sends."""
+        ...
+
+    def blank(self, unit: int) -> Parts:
+        """Return parts of the same shapes, to receive a unit in."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateCargo:
+    """The units of a worker's state (`Cargo`).
+
+    Attributes:
+        codec: packs units.
+        shells: all units, used for their shapes only.
+        state: holds the units to send.
+        boundary: tells which units carry moments.
+        device: where units are packed and received.
+    """
+
+    codec: UnitCodec
+    shells: Sequence[nn.Module]
+    state: WorkerState
+    boundary: int
+    device: torch.device
+
+    def give(self, unit: int) -> Parts:
+        return self.codec.give(self.state, unit, self.device)
+
+    def blank(self, unit: int) -> Parts:
+        return self.codec.blank(unit, self.shells[unit], self.boundary, self.device)
+
+    def num_bytes(self, unit: int) -> int:
+        """Return the bytes of a unit on the wire."""
+        return self.codec.size(unit, self.shells[unit], self.boundary)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesCargo:
+    """Units that were copied to host memory, where new ones are received too (`Cargo`).
+
+    Attributes:
+        copies: parts by unit.
+        codec: the codec that packed them.
+        shells: all units, used for their shapes only.
+        boundary: the boundary at which they were copied.
+    """
+
+    copies: Mapping[int, Parts]
+    codec: UnitCodec
+    shells: Sequence[nn.Module]
+    boundary: int
+
+    def give(self, unit: int) -> Parts:
+        return self.copies[unit]
+
+    def blank(self, unit: int) -> Parts:
+        return self.codec.blank(unit, self.shells[unit], self.boundary, torch.device("cpu"))
+
+
+class Progress:
+    """Told how a transfer proceeds; override what is of interest."""
+
+    def on_started(self) -> None:
+        """All sends and receives are under way."""
+
+    def on_moved(self) -> None:
+        """All that was to be received is here."""
+
+
+UNHEARD = Progress()
+
+
 def move_units(
-    moves: Sequence[Move],
-    rank: int,
-    group: dist.ProcessGroup,
-    give: Callable[[int], Parts],
-    blank: Callable[[int], Parts],
-    started: Callable[[], None] = lambda: None,
+    moves: Sequence[Move], rank: int, group: dist.ProcessGroup, cargo: Cargo, progress: Progress = UNHEARD
 ) -> dict[int, Parts]:
-    """Send and receive what `moves` say; every rank of `group` calls this with the same moves.
+    """Send and receive what `moves` say. Every rank of `group` calls this with the same moves.
 
     Args:
         moves: in the same order on all ranks.
         rank: this worker's rank in `group`.
         group: members, and leavers if there are any.
-        give: the parts of a unit that this worker sends.
-        blank: parts of the same shapes, to receive a unit in.
-        started: called once, when all sends and receives are under way.
+        cargo: this worker's units.
+        progress: told once all is under way, and once all is here.
 
     Returns:
-        Received parts by unit. All is there, and all that was sent has been taken.
+        Received parts by unit. They have arrived, and the others have received what this worker sent.
 
     Raises:
         RuntimeError: a connection broke or timed out.
@@ -44,17 +120,18 @@ def move_units(
     for move in moves:
         if move.source == rank:
             if move.unit not in given:
-                given[move.unit] = give(move.unit)
+                given[move.unit] = cargo.give(move.unit)
             operations += _operations(dist.isend, given[move.unit], move.unit, group, move.target)
         if move.target == rank:
-            received[move.unit] = blank(move.unit)
+            received[move.unit] = cargo.blank(move.unit)
             operations += _operations(dist.irecv, received[move.unit], move.unit, group, move.source)
     works = dist.batch_isend_irecv(operations) if operations else []
-    started()
+    progress.on_started()
     for work in works:
         work.wait()
     for device in {operation.tensor.device for operation in operations}:
         wait_for(device)
+    progress.on_moved()
     return received
 
 

@@ -1,15 +1,14 @@
-"""Decides what a regroup does: who takes which role, and which unit goes from whom to whom.
+"""Plans a regroup: which worker takes which role, and which unit moves between which workers.
 
-The leader reads what every participant holds and writes one plan; the others follow it, so nothing has to be computed
-alike in several places. Pure: no store, no tensors.
+The leader makes the one plan from what every participant holds, and the others follow it. Pure: no store, no tensors.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -19,7 +18,7 @@ from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.partition import Cut, ModelCosts
 from pipetransformer.state.control import Control
 
-from .state_map import MapOf, StateMap, no_map, sources_of
+from .state_map import StateMap, sources_of
 
 
 class Origin(StrEnum):
@@ -32,13 +31,13 @@ class Origin(StrEnum):
 
 
 class _Message(BaseModel):
-    """Control states may hold what is no number, such as a metric of nobody."""
+    """Control states may hold NaN or infinity, such as a metric over no samples."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
 
 class Mirrored(_Message):
-    """What one participant mirrored of a step: units that it held and units of its neighbour; `control` of then."""
+    """A participant's mirror of a step: units that it held, units of its neighbour, and the control state."""
 
     step: int
     units: list[int]
@@ -46,17 +45,17 @@ class Mirrored(_Message):
 
 
 class Inventory(_Message):
-    """What one participant brings.
+    """What one participant holds.
 
     Attributes:
-        units: indices of the units that it holds, complete, at `step`.
-        step: steps that it has committed; -1 when it has never trained.
-        pending: the lasting generation in which it got complete gradients of step `step`, which it has not committed;
-            None for none.
+        units: indices of the complete units that it holds, at `step`.
+        step: committed steps; -1 if it has never trained.
+        pending: the lasting generation that gave it complete gradients of step `step`, which it has not committed; None
+            if there is no such step.
         control: its `Control`, by field name.
         data: digest of the data that it sees.
-        mirrors: what it has mirrored.
-        frozen: units that it has read from a checkpoint of which they were a frozen part, and that checkpoint's step.
+        mirrors: its mirrors.
+        frozen: units that it has read from a checkpoint in which they were frozen, with the checkpoint's step.
     """
 
     units: list[int]
@@ -69,7 +68,7 @@ class Inventory(_Message):
 
 
 class Move(BaseModel):
-    """Unit `unit` goes from rank `source` of the transfer group to rank `target`."""
+    """Unit `unit` moves from rank `source` of the transfer group to rank `target`."""
 
     unit: int
     source: int
@@ -80,10 +79,17 @@ class TransferPlan(_Message):
     """The leader's decision for one generation.
 
     Attributes:
-        control: the state to go on from, as it is before a map; empty for `Fresh` and `Checkpoint`.
-        checkpoint: what to load for `Checkpoint`: all load the same, whatever becomes durable meanwhile.
-        kept_step: steps that the best model has been trained that the storage keeps, 0 for none; whatever was kept
-            when the state to go on from was. Only where the storage was asked: others know.
+        origin: where the state comes from.
+        step: committed steps of that state.
+        control: the control state to resume from, before any map; empty for `Fresh` and `Checkpoint`.
+        roles: (pipeline, stage) of each member.
+        spans: first unit of each stage, and the one after its last.
+        micro_batch_size: samples.
+        moves: units that move.
+        checkpoint: name of the checkpoint to load for `Checkpoint`. All load the same one, even if a newer one becomes
+            durable meanwhile.
+        kept_step: step of the best model that the storage keeps now, 0 for none. Set only if the storage was asked;
+            otherwise the workers know it.
         earlier_generations: the highest layout generation of earlier jobs, for `Fresh` and `Checkpoint`.
     """
 
@@ -101,16 +107,36 @@ class TransferPlan(_Message):
 
 @dataclass(frozen=True, slots=True)
 class DurablePoint:
-    """Where the newest durable checkpoint stands, and its name in the storage."""
+    """Step and boundary of the newest durable checkpoint, and its name in the storage."""
 
     step: int
     boundary: int
     name: str = ""
 
 
+class PlanSources(Protocol):
+    """What the leader looks up while it plans."""
+
+    def cut(self, boundary: int, costs: ModelCosts | None) -> Cut:
+        """Cut the units into stages for a boundary, by measured costs where there are some."""
+        ...
+
+    def unit_bytes(self, boundary: int) -> Sequence[int]:
+        """Bytes of each unit on the wire at a boundary: frozen units have no moments."""
+        ...
+
+    def durable(self) -> DurablePoint | None:
+        """Return the newest checkpoint in the storage, or None. Asked only when a unit is lost."""
+        ...
+
+    def map_of(self, control: Control) -> StateMap | None:
+        """Return the map to another list of units, which `cut` then cuts, or None if the units stay the same."""
+        ...
+
+
 @dataclass
 class _Load:
-    """Bytes that each rank sends already."""
+    """Bytes that each rank is to send so far."""
 
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -121,19 +147,19 @@ class _Load:
 def assign_roles(
     held: Sequence[set[int]], needed: Sequence[Collection[int]], pipelines: int, unit_bytes: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(pipeline, stage) of each member, so that the fewest bytes have to move (an assignment problem).
+    """Give each member a (pipeline, stage) so that the fewest bytes move (an assignment problem).
 
     Args:
         held: units that each member holds, by rank.
         needed: units that each stage is made of.
         pipelines: number of pipelines.
-        unit_bytes: weight of each unit on the wire.
+        unit_bytes: bytes of each unit on the wire.
     """
     roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(len(needed))]
     missing = [
         [sum(unit_bytes[unit] for unit in needed[stage] if unit not in units) for _, stage in roles] for units in held
     ]
-    # A tiny preference for rank order, so that a fresh start is in order.
+    # A tiny preference for rank order puts the workers of a fresh start in order.
     cost = np.array(missing, dtype=float)
     order = np.abs(np.subtract.outer(np.arange(len(held)), np.arange(len(roles))))
     ranks, columns = linear_sum_assignment(cost * 4 * len(held) ** 2 + order)
@@ -142,15 +168,15 @@ def assign_roles(
 
 
 def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes: Sequence[int]) -> list[Move]:
-    """A move for each unit that a rank wants and lacks, the sending spread over the holders.
+    """Plan a move for each unit that a rank wants and lacks, and spread the sending over the holders.
 
     Args:
         held: units by rank of the transfer group.
         wanted: units that each member needs, by rank.
-        unit_bytes: weight of each unit on the wire.
+        unit_bytes: bytes of each unit on the wire.
 
     Raises:
-        LookupError: nobody holds a wanted unit.
+        LookupError: no rank holds a wanted unit.
     """
     load = _Load()
     moves = []
@@ -160,7 +186,7 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
             if unit not in units or unit in held[rank]:
                 continue
             if not holders:
-                raise LookupError(f"nobody holds unit {unit}")
+                raise LookupError(f"no worker holds unit {unit}")
             source = load.lightest(holders)
             load.sent[source] += unit_bytes[unit]
             moves.append(Move(unit=unit, source=source, target=rank))
@@ -168,12 +194,12 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
 
 
 def who_differs(inventories: Sequence[Inventory], num_members: int) -> list[int]:
-    """Ranks of members that see other data than all who hold state, or than the first where nobody does. Who leaves and
-    holds nothing needs none.
+    """Return the ranks of members whose data differ from the data of the workers that hold state. If none holds state,
+    compare with the first worker. Leavers are not compared.
 
     Args:
         inventories: of members, then leavers.
-        num_members: how many of them are members.
+        num_members: number of members among them.
     """
     held = {inventory.data for inventory in inventories if inventory.units} or {inventories[0].data}
     return [rank for rank, inventory in enumerate(inventories) if rank < num_members and {inventory.data} != held]
@@ -181,48 +207,43 @@ def who_differs(inventories: Sequence[Inventory], num_members: int) -> list[int]
 
 def make_plan(
     inventories: Sequence[Inventory],
+    sources: PlanSources,
+    *,
     num_members: int,
-    cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
     num_units: int,
-    unit_bytes: Callable[[int], Sequence[int]],
-    *,
-    durable: Callable[[], DurablePoint | None],
-    map_of: MapOf = no_map,
 ) -> TransferPlan:
-    """The plan for participants that bring `inventories`, in the transfer group's order.
+    """Plan for participants with these `inventories`, in the order of the transfer group.
 
-    If anyone has committed a step then everyone has voted for it, and holds its complete gradients: those that have not
-    committed it do so late (`TransferPlan.step`), so the step is done everywhere. Only gradients of the generation that
-    committed it count: another one that did the same step has summed them in another order. If nobody has committed
-    it, it is redone everywhere. When a unit is lost, everybody goes back to the newest state that is whole in memory,
-    in mirrors or in a checkpoint, or to the start when there is none.
+    If one worker has committed a step, all have voted for it and hold its complete gradients. The others then commit it
+    late (`TransferPlan.step`). Only gradients of the generation that committed the step count, because another
+    generation sums them in another order. If no worker has committed the step, all redo it. If a unit is lost, all
+    return to the newest state that is whole in memory, in mirrors or in a checkpoint, or to the start.
 
     Args:
         inventories: of members, then leavers.
-        num_members: how many of them are members.
-        cut_at: cuts the units into stages for a boundary, by measured costs if there are any.
+        sources: looked up for cuts, sizes and checkpoints.
+        num_members: number of members among the participants.
         pipelines: data-parallel width.
-        num_units: of the list that the participants hold.
-        unit_bytes: weight of each unit on the wire at a boundary: frozen ones have no moments.
-        durable: looks the newest checkpoint up, None for none; only asked when a unit is lost.
-        map_of: whether another list of units is made of what the participants hold; `cut_at` then cuts that list.
+        num_units: length of the list of units that the participants hold.
     """
-    recut = partial(_from_memory, num_members=num_members, cut_at=cut_at, pipelines=pipelines, unit_bytes=unit_bytes)
+    recut = partial(_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
     found = next((each for each in _in_memory(inventories) if _whole(each.held, num_units)), None)
-    state_map = map_of(Control.from_dict(found.control)) if found is not None and found.origin is Origin.PEERS else None
+    state_map = (
+        sources.map_of(Control.from_dict(found.control)) if found is not None and found.origin is Origin.PEERS else None
+    )
     if found is not None and found.origin is Origin.PEERS and found.step == max(bring.step for bring in inventories):
         return recut(found, [_still_frozen(bring, found.control) for bring in inventories], state_map=state_map)
-    checkpoint = durable()
+    checkpoint = sources.durable()
     if found is not None and (checkpoint is None or checkpoint.step <= found.step):
         return recut(found, [set[int]() for _ in inventories], state_map=state_map)
     boundary = 0 if checkpoint is None else checkpoint.boundary
-    cut = cut_at(boundary, None)
+    cut = sources.cut(boundary, None)
     return TransferPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
         step=0 if checkpoint is None else checkpoint.step,
         control={},
-        roles=assign_roles([set()] * num_members, cut.spans, pipelines, unit_bytes(boundary)),
+        roles=assign_roles([set()] * num_members, cut.spans, pipelines, sources.unit_bytes(boundary)),
         spans=[(span.start, span.stop) for span in cut.spans],
         micro_batch_size=cut.micro_batch_size,
         moves=[],
@@ -231,7 +252,7 @@ def make_plan(
 
 
 def _still_frozen(inventory: Inventory, control: dict[str, Any]) -> set[int]:
-    """Units that a participant has read and that nobody has trained since."""
+    """Return the units that a participant has read and that have stayed frozen since."""
     frozen = range(first_trainable(int(control["boundary"])))
     return {unit for unit, step in inventory.frozen.items() if unit in frozen and step >= control.get("fell_step", 0)}
 
@@ -242,7 +263,7 @@ def _whole(held: Sequence[set[int]], num_units: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _InMemory:
-    """A committed state of which participants hold units, by rank; maybe not all units."""
+    """A committed state; the participants hold some or all of its units (`held`, by rank)."""
 
     origin: Origin
     step: int
@@ -251,7 +272,7 @@ class _InMemory:
 
 
 def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
-    """Newest first; what is held as it trains comes before mirrors of the same."""
+    """Yield the committed states, newest first; the units that train come before mirrors of the same state."""
     committed: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     mirrored: dict[tuple[int, int], dict[str, Any]] = {}
     for inventory in inventories:
@@ -260,7 +281,7 @@ def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
         mirrored |= {_point(mirror): mirror.control for mirror in inventory.mirrors}
     for point in sorted({*committed, *mirrored}, reverse=True):
         if controls := committed.get(point):
-            # One may have broken before it did what follows the step, and another not.
+            # One participant may have broken before it finished what follows the step, and another after.
             control = max(controls, key=lambda one: (one.get("decided_step", -1), one.get("evaluated_step", 0)))
             held = [set(bring.units) if _has_done(bring, point) else set[int]() for bring in inventories]
             yield _InMemory(Origin.PEERS, point[0], control, held)
@@ -272,12 +293,12 @@ def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
 
 
 def _point(brought: Inventory | Mirrored) -> tuple[int, int]:
-    """As `Control.point`."""
+    """Return the same as `Control.point`."""
     return brought.step, int(brought.control.get("last_generation", 0))
 
 
 def _has_done(inventory: Inventory, point: tuple[int, int]) -> bool:
-    """Whether a participant has committed this, or can, late."""
+    """Whether a participant has committed this state, or can commit it late."""
     return point in (_point(inventory), (inventory.step + 1, inventory.pending))
 
 
@@ -285,20 +306,19 @@ def _from_memory(
     found: _InMemory,
     read: Sequence[set[int]],
     *,
+    sources: PlanSources,
     num_members: int,
-    cut_at: Callable[[int, ModelCosts | None], Cut],
     pipelines: int,
-    unit_bytes: Callable[[int], Sequence[int]],
-    state_map: StateMap | None = None,
+    state_map: StateMap | None,
 ) -> TransferPlan:
     control, held = found.control, found.held
     before = Control.from_dict(control)
     after = before if state_map is None else state_map.control(before)
     costs = ModelCosts.model_validate(after.costs) if after.costs else None
-    cut = cut_at(after.boundary, costs)
+    cut = sources.cut(after.boundary, costs)
     needed = [set(span) if state_map is None else sources_of(span, state_map) for span in cut.spans]
     there = [units | more for units, more in zip(held, read, strict=True)]
-    sizes = unit_bytes(before.boundary)
+    sizes = sources.unit_bytes(before.boundary)
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)
     wanted = [needed[stage] - read[rank] for rank, (_, stage) in enumerate(roles)]
     return TransferPlan(

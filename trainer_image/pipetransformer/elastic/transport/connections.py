@@ -1,12 +1,9 @@
-"""The TCP connections that a generation opens, so that another thread can break what waits on them.
+"""Finds the TCP connections that a generation opens, so that another thread can end waits on them. Linux only.
 
-A blocked call of gloo or of a TCPStore notices a closed connection at once, and nothing else: aborting a gloo group
-unblocks nobody while anyone refers to it. So whoever must end such a wait shuts the sockets down, and every blocked
-call fails as if a peer had died. torch hands out no file descriptors, so they are found by what was opened meanwhile.
-Linux only.
-
-One wait has no socket that could be shut: a group that is being made waits for its peers to connect, five times as long
-as its timeout says. It waits in a thread, which is left behind.
+A blocked call of gloo or a TCPStore ends only when its connection closes; aborting a gloo group does not end it. Shut
+sockets make every blocked call fail as if a peer had died. torch gives no file descriptors, so they are found by
+comparing what was open before and after. A group in the making has no socket to shut, and waits for peers five times
+its timeout. It therefore waits in a thread that can be left behind.
 """
 
 import contextlib
@@ -27,14 +24,14 @@ _LOOK_SECONDS = 0.05
 
 
 class Connections:
-    """Sockets opened inside of `opening`. One thread opens, any may `shut`.
+    """Sockets that were opened in `opening`. One thread opens them; any thread may `shut` them.
 
     Args:
-        own_port: port of the store that this process hosts, whose accepted connections belong to others.
+        own_port: port of the store that this process hosts. The connections that it accepts belong to others.
 
     Attributes:
-        after_shut: ends waits that hang on no socket. It is called once, in a thread of its own, for it may hang; and
-            only after the sockets are shut, so that nobody who waits so can tell others of something that never came.
+        after_shut: ends waits that use no socket. It is called once, in a thread of its own because it may hang, and
+            after the sockets are shut, so that a wait that ends cannot report a success to others.
     """
 
     def __init__(self, own_port: int = 0) -> None:
@@ -47,7 +44,7 @@ class Connections:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Own every connection that is made inside."""
+        """Own every connection that is made in the block."""
         with self._lock:
             self._before = _sockets()
         try:
@@ -58,12 +55,12 @@ class Connections:
                 self._before = None
 
     def connect(self, make: Callable[[], T], drop: Callable[[T], None], seconds: float = math.inf) -> T:
-        """What `make` makes, with every connection that it opens.
+        """Return the result of `make`, and own every connection that it opens.
 
         Args:
             make: waits for peers to connect.
-            drop: takes what `make` made after nobody wanted it any more.
-            seconds: how long to wait for it.
+            drop: drops a result that came too late.
+            seconds: how long to wait for the result.
 
         Raises:
             ConnectionAbortedError: `shut` was called meanwhile.
@@ -84,11 +81,11 @@ class Connections:
 
     @property
     def is_shut(self) -> bool:
-        """Whether `shut` was called: nothing new shall be opened."""
+        """Whether `shut` was called, after which nothing may be opened."""
         return self._shut_once.is_set()
 
     def shut(self) -> None:
-        """Break what is open, and what is being opened just now."""
+        """Break all open connections, and those that are just being opened."""
         self._shut_once.set()
         with self._lock:
             present = _sockets()
@@ -110,7 +107,7 @@ class Connections:
 def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
     try:
         made.set_result(make())
-    except BaseException as error:  # noqa: BLE001 - it is raised where the result is wanted
+    except BaseException as error:  # noqa: BLE001 - raised where the result is read
         made.set_exception(error)
 
 
@@ -120,14 +117,14 @@ def _drop_late(drop: Callable[[T], None], made: Future[T]) -> None:
 
 
 def _is_tcp(opened: socket.socket) -> bool:
-    """Whether it is a TCP connection. Other threads open sockets, too: to a process that reads samples, or of an event
-    loop."""
+    """Whether a socket is a TCP connection. Other threads open other sockets, such as to a process that reads
+    samples."""
     inet = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
     return inet and not opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def _sockets() -> set[tuple[int, str]]:
-    """(descriptor, inode) of every open socket: a descriptor's number alone may be used again."""
+    """Return (descriptor, inode) of every open socket, because a descriptor's number may be reused."""
     found = set()
     for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - half the time of pathlib, and it is in the pause
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""All-gathers of few bytes by messages between pairs.
+"""All-gathers of a few hundred bytes between rounds, by messages between pairs.
 
-gloo's own collectives hand the work to a thread of theirs, which has to be woken for each message. Here the caller
-sends and receives, which is what counts for a few hundred bytes between rounds (`docs/decisions/0015`).
+gloo's own collectives work in a thread that has to wake for each message. Here the caller sends and receives, which is
+quicker for few bytes (`docs/decisions/0015`).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-#: Tags of the messages. State that moves between ranks of the same group (`transfer`) has those from 0 on.
+#: Tags of the messages. State that moves in the same group (`transfer`) uses the tags from 0.
 BALLOTS = 2**31 - 1
 SIMILARITIES = 2**31 - 2
 EVALUATION = 2**31 - 3
@@ -21,9 +21,9 @@ class Exchange:
     """All-gathers one after another, each in ceil(log2(ranks)) rounds (the concatenation of Bruck et al., 1997).
 
     Args:
-        group: all of its ranks make one, and call it alike.
-        values: float64 numbers of each rank.
-        tag: of the messages, in this group of no other's.
+        group: each of its ranks makes an exchange, and calls it as often as the others.
+        values: number of float64 values that each rank gives.
+        tag: tag of the messages; nothing else in this group may use it.
     """
 
     def __init__(self, group: dist.ProcessGroup, values: int, tag: int) -> None:
@@ -34,8 +34,8 @@ class Exchange:
         self._receiving: list[Any] = []
 
     def expect(self) -> None:
-        """Begin to receive what the others give the next time: gloo hands a message at once to who waits for it, and
-        else has its sender asked for it.
+        """Begin to receive the next values of the others. gloo delivers a message at once to a rank that waits for it,
+        and otherwise asks the sender for it first.
 
         Raises:
             RuntimeError: a connection broke.
@@ -52,10 +52,10 @@ class Exchange:
             held += taken
 
     def __call__(self, row: Tensor) -> Tensor:
-        """What each rank gives.
+        """Gather the rows of all ranks.
 
         Args:
-            row: (values,), float64, on the CPU.
+            row: this rank's values: (values,), float64, on the CPU.
 
         Returns:
             (ranks, values), by rank.
@@ -77,7 +77,7 @@ class Exchange:
         return torch.roll(rows, rank, dims=0)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks, added one after another in the order of ranks: the same bits on every processor.
+        """Sum over all ranks. Rows are added in the order of ranks, which gives the same bits on every processor.
 
         Raises:
             RuntimeError: as for a call.

@@ -1,12 +1,10 @@
 """Process groups that belong to a generation instead of to the process.
 
-`torch.distributed` knows one default group whose ranks and size are fixed for the life of the process, while a worker
-here lives through many generations with other ranks and sizes. So the default group is a constant one-rank group that
-nobody uses, and each generation owns standalone groups over its own store prefix, made beside those of the generation
-before: nothing of the old is destroyed until the new has committed.
+`torch.distributed` has one default group, whose ranks and size stay fixed. Here it is a constant group of one rank that
+is never used. Each generation makes groups of its own under its own store prefix, beside those of the generation
+before, which stay until the new generation has committed.
 
-This is the only file that uses private names of `torch.distributed`; `test_engine_groups.py` fails when
-torch changes one of them.
+Only this file uses private names of `torch.distributed`; `test_engine_groups.py` fails when torch changes them.
 """
 
 import contextlib
@@ -38,15 +36,16 @@ __all__ = [
     "wait_for",
 ]
 
-#: More than the watchdog grants, but to moves above 178 GB: it ends hangs, and this those that nobody watches. Not
-#: longer, since a group that is being made waits five times as long for a peer that never connects (`connections`).
+#: Ends hangs that the watchdog does not watch. It is longer than the watchdog's limits, except for moves above 178 GB,
+#: and no longer, because a group in the making waits five times as long for a peer that never connects.
 OPERATION_TIMEOUT = datetime.timedelta(hours=1)
-#: Global ranks of the other members: any number that is not 0, the rank of this process in the default group.
+#: Global ranks of the other members: any numbers except 0, the rank of this process in the default group.
 _OTHERS = 1 << 20
 
 
 def ensure_default_group() -> None:
-    """Make the constant one-rank default group, which c10d's functions look up before they look at the group given."""
+    """Make the constant default group of one rank, which c10d's functions look up before the group that they are
+    given."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
@@ -55,7 +54,10 @@ def ensure_default_group() -> None:
 class Transport:
     """How the groups of this process reach the others.
 
-    `address` is the one that the other workers use for this one; gloo binds to it. `timeout` bounds every operation.
+    Attributes:
+        address: where the other workers reach this one; gloo binds to it.
+        timeout: bounds every operation.
+        device: where training runs.
     """
 
     address: str
@@ -64,7 +66,7 @@ class Transport:
 
 
 def make_group(store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
-    """A group of `size` ranks that meet under the prefix `tag` of `store`; tensors of the CPU go by gloo, of CUDA by
+    """Make a group of `size` ranks that meet under the prefix `tag` of `store`. CPU tensors use gloo, CUDA tensors
     NCCL.
 
     All `size` ranks must call this. `torch.distributed` functions take the result as their `group`, with ranks of the
@@ -83,14 +85,14 @@ def make_group(store: Store, tag: str, rank: int, size: int, transport: Transpor
     group._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
     config = "cpu:gloo"
     if transport.device.type == "cuda":
-        # Else torch ends this process when a peer dies; `torchrun` asks for that, so it may be set already.
+        # Otherwise torch ends this process when a peer dies. `torchrun` asks for that, so it may be set already.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         nccl_options = dist.ProcessGroupNCCL.Options()
         nccl_options._timeout = transport.timeout
         nccl = dist.ProcessGroupNCCL(PrefixStore(f"{tag}/nccl", store), rank, size, nccl_options)
         if size > 1:
-            # torch makes NCCL's communicator in the first operation, in which all ranks must take part (documentation
-            # of `batch_isend_irecv`), while state moves between some of them only. Here all are, and can be given up.
+            # torch makes NCCL's communicator in the first operation, which must include all ranks (documentation of
+            # `batch_isend_irecv`). State moves only between some ranks, so all take part in this operation first.
             first = torch.zeros(1, dtype=torch.float32, device=transport.device)
             nccl.allreduce([first]).wait()  # type: ignore[attr-defined]
             wait_for(transport.device)
@@ -101,14 +103,14 @@ def make_group(store: Store, tag: str, rank: int, size: int, transport: Transpor
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until what this worker has started on the device is done: `wait` of an operation of NCCL only keeps later
-    work on the device from beginning before it, so what is said to others after `wait` alone may not be true yet."""
+    """Wait until all work that this worker has started on the device is done. An NCCL operation's own `wait` only
+    orders it before later work on the device, so a worker must not report the result to others after that alone."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: int, config: str, store: Store) -> None:
-    """Let c10d's functions, and `PipelineStage`, accept the group: they translate ranks through these maps."""
+    """Enter the group into the maps through which c10d's functions and `PipelineStage` translate ranks."""
     group._set_group_name(name)
     world = c10d._world
     world.pg_map[group] = ("gloo", store)
@@ -118,16 +120,16 @@ def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: i
 
 
 def drop_group(group: dist.ProcessGroup) -> None:
-    """Forget the group and abort what waits in it. Its sockets close once the caller's last reference is gone, too."""
+    """Forget the group and abort what waits in it. Its sockets close with the caller's last reference."""
     world = c10d._world
     for entries in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
         entries.pop(group, None)
-    with contextlib.suppress(RuntimeError):  # of a backend that is broken already: then there is nothing to abort
+    with contextlib.suppress(RuntimeError):  # the backend is broken already, and has nothing to abort
         group.abort()
 
 
 class _NCCL(Protocol):
-    """What is used here of torch's `ProcessGroupNCCL`."""
+    """The methods of torch's `ProcessGroupNCCL` that are used here."""
 
     def _group_start(self) -> None: ...
     def _group_end(self) -> None: ...
@@ -135,8 +137,8 @@ class _NCCL(Protocol):
 
 
 def abort_together(backends: Sequence[_NCCL]) -> None:
-    """End what waits on the device, as `torch.distributed` ends all groups: aborts of several communicators may wait
-    for each other unless they are one operation of NCCL."""
+    """End what waits on the device. Several communicators are aborted in one NCCL operation, as `torch.distributed`
+    does, because separate aborts may wait for each other."""
     if backends:
         backends[0]._group_start()
         for backend in backends:
@@ -149,14 +151,13 @@ class GenerationGroups:
     """The groups of one generation.
 
     Attributes:
-        transfer: members, then leavers, so that a member's rank is the same here and in `world`; state moves through
-        it.
-        world: the members; the vote. The same object as `transfer` when nobody leaves; None for a leaver.
+        transfer: members, then leavers; state moves through it. A member has the same rank here and in `world`.
+        world: the members, which vote. The same object as `transfer` if there are no leavers; None for a leaver.
         pipeline: the stages of this worker's pipeline, in stage order. None before roles are given.
         data_parallel: the workers that hold this worker's stage, in pipeline order. None before roles are given.
-        tied: for each set of stages that share a parameter and that this worker's stage belongs to, the workers that
-            hold one of them, in the order of ranks.
-        connections: what they talk through.
+        tied: groups of the workers whose stages share a parameter, in the order of ranks, by these stages. Only for
+            sets that include this worker's stage.
+        connections: the sockets of all groups.
     """
 
     transfer: dist.ProcessGroup | None = None
@@ -167,7 +168,7 @@ class GenerationGroups:
     connections: Connections = field(default_factory=Connections)
 
     def meet(self, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport) -> None:
-        """Make the groups that do not depend on roles. Called by all members and leavers; a leaver's rank is not below
+        """Make the groups that do not depend on roles. All members and leavers call this; leavers have the ranks from
         `num_members`."""
         self.transfer = self._make(store, "transfer", rank, num_members + num_leavers, transport)
         if num_leavers == 0:
@@ -187,7 +188,7 @@ class GenerationGroups:
 
         Args:
             roles: (pipeline, stage) by rank.
-            tied_stages: the stages that hold a copy, for each parameter that several units share.
+            tied_stages: for each parameter that several units share, the stages that hold a copy.
         """
         pipeline, stage = roles[rank]
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]
@@ -210,17 +211,17 @@ class GenerationGroups:
         return group
 
     def _abort_on_device(self) -> None:
-        """For any thread. What was summed or received on the device means nothing afterwards."""
+        """Abort from any thread. Sums and received tensors on the device are not valid afterwards."""
         cuda = torch.device("cuda")
         abort_together([group._get_backend(cuda) for group in self._distinct()])  # type: ignore[misc]
 
     def release_transfer(self) -> list[dist.ProcessGroup]:
-        """Let go of the leavers once the generation is committed; the caller drops what this returns."""
+        """Forget the group with the leavers once the generation is committed. The caller drops what this returns."""
         transfer, self.transfer = self.transfer, self.world
         return [transfer] if transfer is not None and transfer is not self.world else []
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Forget all groups; the caller drops them."""
+        """Forget all groups. The caller drops them."""
         groups = self._distinct()
         self.transfer = self.world = self.pipeline = self.data_parallel = None
         self.tied = {}

@@ -1,0 +1,144 @@
+"""What a worker does between two rounds: freeze, evaluate, measure, save, and finish the job.
+
+All members of a generation do this alike, because each decision follows from the vote and the control state.
+"""
+
+import logging
+import time
+
+from pipetransformer.checkpoint.best_model import load_best
+from pipetransformer.errors import StorageError
+from pipetransformer.freeze import PolicyCopy
+from pipetransformer.state.worker_state import WorkerState
+from pipetransformer_contract.choose import Packing
+from pipetransformer_contract.messages import DurableCheckpoint, ResizeReason
+
+from .after_step import check_progress, is_done, move_boundary
+from .cost_measurement import measure_costs, measurement_due
+from .evaluation import evaluate, evaluation_due, rehearse
+from .final_model import gather_model, write_final_model
+from .kit import Kit
+from .membership import Membership
+from .non_finite import find_beginning
+from .vote import Vote
+
+logger = logging.getLogger(__name__)
+
+
+class BetweenRounds:
+    """One worker's work between rounds, through all generations.
+
+    Attributes:
+        left_at: steps that were committed when this worker left its last checkpoint; None before.
+    """
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self.left_at: int | None = None
+
+    def rehearse(self, state: WorkerState, member: Membership) -> None:
+        """Before the first step of a run, score a few held-out samples: what fails in an evaluation fails at once."""
+        job, step = self._kit.job, state.control.step
+        begins = member.layout.generation.reason is ResizeReason.START and step == member.first_step
+        if (begins or step == 0) and len(job.dataset.test):
+            rehearse(job, member, self._kit.watchdog)
+
+    def check_finite(self, state: WorkerState, member: Membership, vote: Vote) -> None:
+        """If the step was skipped, find where its numbers stopped being finite, and end a run that diverges.
+
+        Raises:
+            SpecError: too many steps in a row were skipped.
+        """
+        if vote.finite:
+            return
+        kit, control = self._kit, state.control
+        began = find_beginning(kit.job, control, vote, member, kit.watchdog)
+        if member.leader is not None:
+            member.leader.on_skipped(control, began.unit or began.what)
+        check_progress(kit.job, control, began)
+
+    def decide(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> bool:
+        """Ask the freeze policy after the last step or before the first, once even if generations break in between.
+        Returns whether the boundary moved.
+
+        The evaluation comes first, because it may end the training. Layers that froze then would never train frozen.
+        """
+        job, control = self._kit.job, state.control
+        if control.decided_step == control.step or is_done(job, control):
+            return False
+        moved = move_boundary(job, policy, state)
+        if moved:
+            self._kit.equip(state, member)
+            if member.leader is not None:
+                member.leader.on_frozen(control)
+        return moved
+
+    def evaluate(self, state: WorkerState, member: Membership) -> bool:
+        """Evaluate after the last step, if that is due. False if a member was told to stop before it was done."""
+        kit = self._kit
+        if not evaluation_due(kit.job, state.control):
+            return True
+        began = time.perf_counter()
+        done = evaluate(kit.job, state, member, kit.watchdog, kit.barrier, kit.hooks)
+        if not member.stepped:
+            member.leave_out_of_pause(time.perf_counter() - began)
+        return done
+
+    def measure(self, state: WorkerState, member: Membership, round_seconds: float) -> None:
+        """Measure what the units cost, where cuts follow measurements and it is time."""
+        kit, control = self._kit, state.control
+        if kit.job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
+            split = kit.job.dataset.train
+            with kit.watchdog.timing("measurement", member.groups.connections):
+                costs = measure_costs(member.runner, member.layout, member.groups, split, control, round_seconds)
+            control.costs = costs.model_dump()
+
+    def mirror(self, state: WorkerState, member: Membership) -> None:
+        """Mirror the committed state to the next worker, where that is due."""
+        kit = self._kit
+        if kit.mirrors.due(state.control.step, member.layout, member.first_step):
+            with kit.watchdog.timing("mirror", member.groups.connections):
+                kit.mirrors.take(state, member.layout, member.world)
+
+    def leave_checkpoint(self, state: WorkerState, member: Membership) -> None:
+        """Write a checkpoint and wait until it is durable, because a member was told to stop."""
+        kit = self._kit
+        try:
+            checkpoint = kit.checkpointer.save_now(state, member.layout, member.groups, kit.barrier)
+        except StorageError as error:
+            logger.error("the steps since the newest checkpoint are lost: %s", error)
+            return
+        self.left_at = state.control.step
+        _note_durable(state, member, checkpoint)
+
+    def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
+        """Continue the checkpoint that is being written, and begin one that is due, such as when the boundary moved."""
+        checkpointer, leads = self._kit.checkpointer, member.leader is not None
+        wanted = moved or checkpointer.due(state.control.step, vote.save)
+        _note_durable(state, member, checkpointer.advance(vote.writing, leads=leads))
+        if wanted:
+            checkpointer.want()
+        checkpointer.begin(state, member.layout, member.groups, self._kit.barrier)
+
+    def finish(self, state: WorkerState, member: Membership) -> None:
+        """Make the model durable, the best if that is kept. All members wait until it is."""
+        kit, groups, leader, control = self._kit, member.groups, member.leader, state.control
+        _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
+        kit.checkpointer.begin(state, member.layout, groups, kit.barrier)  # one that was asked for meanwhile
+        _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
+        best = control.best_is_kept
+        tensors = {} if best else gather_model(kit.job, state, kit.codec, member, kit.transport.device, kit.watchdog)
+
+        def write() -> None:
+            kit.teller.catch_up()
+            steps = control.best_step if best else control.step
+            write_final_model(kit.job, load_best(kit.job) if best else tensors, kit.run_dir, steps=steps)
+
+        kit.barrier.pass_after(None if leader is None else write, groups)
+        if leader is not None:
+            leader.on_finished(control)
+
+
+def _note_durable(state: WorkerState, member: Membership, checkpoint: DurableCheckpoint | None) -> None:
+    if member.leader is not None and checkpoint is not None:
+        member.leader.on_checkpoint(state.control, checkpoint)

@@ -1,0 +1,76 @@
+"""The parts that a worker keeps as long as it lives, through all generations."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipetransformer.callbacks.callback import Teller
+from pipetransformer.checkpoint.checkpointer import Checkpointer
+from pipetransformer.data import Readers
+from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
+from pipetransformer.elastic.generations.watcher import GenerationWatcher
+from pipetransformer.elastic.regroup.mirrors import Mirrors
+from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.groups import Transport
+from pipetransformer.elastic.transport.watchdog import Watchdog
+from pipetransformer.errors import RunningModel
+from pipetransformer.hooks import Hooks
+from pipetransformer.job.job import Job
+from pipetransformer.metrics import Meter
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.worker_state import WorkerState
+
+from .cache_handover import WorkerCache
+from .commit import Committer
+from .leader_reports import ReportSink
+from .membership import Membership
+from .memory_reserve import Reserve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """One worker's lasting parts.
+
+    Attributes:
+        job: that trains.
+        handler: meets the members of a generation.
+        watcher: tells the leader of a newer generation.
+        transport: how groups reach the others, and the device of training.
+        reports: take the leader's reports to the operator.
+        run_dir: of the record.
+        hooks: of the process.
+        watchdog: ends waits for a peer that hangs.
+        meter: of this worker's metrics.
+        committer: makes committed state of what all voted for.
+        checkpointer: writes and reads checkpoints.
+        cache: of what frozen layers made.
+        mirrors: of the neighbour's stage.
+        codec: packs units that move.
+        readers: processes that read samples ahead; None where there are none.
+        teller: of the program's callbacks.
+        barrier: behind storage.
+        reserve: of host memory.
+    """
+
+    job: Job
+    handler: GenerationRendezvousHandler
+    watcher: GenerationWatcher
+    transport: Transport
+    reports: ReportSink
+    run_dir: Path
+    hooks: Hooks
+    watchdog: Watchdog
+    meter: Meter
+    committer: Committer
+    checkpointer: Checkpointer
+    cache: WorkerCache
+    mirrors: Mirrors
+    codec: UnitCodec
+    readers: Readers | None
+    teller: Teller
+    barrier: Barrier
+    reserve: Reserve = field(default_factory=Reserve)
+
+    def equip(self, state: WorkerState, member: Membership) -> None:
+        """Make the stage, its optimizer and the reduction of its gradients, at the present boundary."""
+        with RunningModel("making a stage and its optimizer"):  # no connection can have broken in it
+            member.equip(self.job, state, self.committer, self.cache.activations, self.readers, self.transport.device)

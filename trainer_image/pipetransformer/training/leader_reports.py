@@ -1,0 +1,251 @@
+"""The leader's reports to the operator, and the predictions that they carry."""
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pipetransformer.job.job import Job
+from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts, StepModel
+from pipetransformer.state.control import Control
+from pipetransformer.state.layout import StageLayout
+from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
+
+from .leader_events import (
+    BoundaryMoved,
+    CheckpointWritten,
+    Failed,
+    Finished,
+    FirstStepTaken,
+    GenerationBegun,
+    LeaderEvent,
+    StepTaken,
+)
+
+_STEPS_MEASURED = 20
+#: Between reports that only say that training continues: the operator hears of it every few seconds.
+_REPORT_SECONDS = 1.0
+#: Steps after a change of layout or boundary until its times are worth an offer.
+_STEPS_TO_OFFER = 5
+#: The pauses of these generations say little about the cost of a planned change: members may have waited for a pod.
+_UNPLANNED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
+_FAILURE_SECONDS = 30.0
+
+
+class ReportSink(Protocol):
+    """Takes reports to the operator; `operator_channel.ReportSender`, or a list in tests."""
+
+    def submit(self, report: Report, *, urgent: bool) -> None: ...
+
+    def flush(self, timeout: float | None = None) -> bool: ...
+
+
+@dataclass
+class Offered:
+    """What this worker offered last while it led. Which lengths fit depends on the boundary alone, so its next
+    generation begins with them: nothing is predicted while all wait for the first step.
+
+    Attributes:
+        boundary: that the offers are for; None before the first.
+    """
+
+    boundary: int | None = None
+    offers: list[Offer] = field(default_factory=list)
+
+    def lengths(self) -> list[Offer]:
+        """The offers without their times, which were scaled by another layout's."""
+        return [offer.model_copy(update={"step_seconds": []}) for offer in self.offers]
+
+
+class Pace:
+    """Seconds of the newest steps in one layout, at one boundary."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_STEPS_MEASURED)
+        #: The boundary of the steps that are measured.
+        self.boundary = 0
+
+    def note(self, boundary: int, seconds: float) -> None:
+        """Note a step. A change of the boundary discards the steps before."""
+        if boundary != self.boundary:
+            self._seconds.clear()
+            self.boundary = boundary
+        self._seconds.append(seconds)
+
+    @property
+    def median(self) -> float | None:
+        """Seconds of a step; None before the first."""
+        return statistics.median(self._seconds) if self._seconds else None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether enough steps are measured."""
+        return len(self._seconds) >= _STEPS_TO_OFFER
+
+    @property
+    def is_just_measured(self) -> bool:
+        """Whether the newest step was the one that made them enough."""
+        return len(self._seconds) == _STEPS_TO_OFFER
+
+    def seconds_left(self, control: Control, total_steps: int) -> float | None:
+        """Seconds until the last step, in the present layout; None until enough of its steps are measured."""
+        if not self.is_measured or self.median is None:
+            return None
+        return max(0, total_steps - control.step) * self.median
+
+
+def held_out(job: Job, control: Control) -> HeldOut | None:
+    """The newest evaluation; None before the first, or where its value is not finite."""
+    metric = job.spec.evaluation.best_metric
+    value = control.metrics.get(metric)
+    if value is None or not math.isfinite(value):
+        return None
+    return HeldOut(metric=metric, value=value, step=control.evaluated_step)
+
+
+class Forecast:
+    """Predicts steps in the present layout and in others.
+
+    Attributes:
+        idle_share: of a step in the present layout, as `StepModel` predicts it; None before the first prediction.
+        step_seconds: of the present layout; None until its steps are measured.
+        pause_seconds: what a planned change of the layout costs.
+    """
+
+    def __init__(self, job: Job, layout: StageLayout, pace: Pace, offered: Offered) -> None:
+        self._job, self._layout, self._pace, self._offered = job, layout, pace, offered
+        self._cut = Cut(layout.spans, layout.micro_batch_size)
+        self._costs: dict[str, Any] | None = None
+        self.idle_share: float | None = None
+        self.step_seconds: float | None = None
+        self.pause_seconds = ASSUMED_PAUSE_SECONDS
+
+    @property
+    def offers(self) -> list[Offer]:
+        """Layouts that the operator may choose from."""
+        return self._offered.offers
+
+    def begin(self, control: Control) -> None:
+        """Begin with the offers that this worker made before, where they still hold."""
+        if self._offered.boundary == control.boundary:
+            self._offered.offers = self._offered.lengths()
+            self._predict_present(control, self._job.choice_model(_costs(control)), scale=None)
+        else:
+            self.predict(control)
+
+    def note_pause(self, seconds: float, phases: Mapping[str, float], *, moved: bool) -> None:
+        """Learn from the present generation's pause how long the next may be. `moved` tells whether state moved."""
+        reason = self._layout.generation.reason
+        if reason not in _UNPLANNED:
+            self.pause_seconds = seconds
+        elif reason is not ResizeReason.START:
+            # Without transfers, "assemble" is time to read from storage, because no worker had the state.
+            self.pause_seconds = sum(phases[name] for name in phases if moved or name != "assemble")
+
+    def is_stale(self, control: Control) -> bool:
+        """Whether the step that was just measured, or new costs, call for another prediction."""
+        return self._pace.is_just_measured or (self._pace.is_measured and control.costs != self._costs)
+
+    def predict(self, control: Control) -> None:
+        """Predict the step in the present layout and in others, in seconds as soon as both are measured."""
+        job, costs = self._job, _costs(control)
+        model = job.choice_model(costs)
+        scale = self._scale(model) if job.cuts_by_paper or costs is not None else None
+        self._costs = control.costs
+        self._offered.boundary = control.boundary
+        self._offered.offers = job.offers(control.boundary, costs, scale=scale, pause_seconds=self.pause_seconds)
+        self._predict_present(control, model, scale)
+
+    def _predict_present(self, control: Control, model: StepModel, scale: float | None) -> None:
+        pipelines = self._layout.pipelines
+        self.idle_share = model.idle_share(control.boundary, self._cut, pipelines)
+        present = model.step_seconds(control.boundary, self._cut, pipelines)
+        self.step_seconds = None if scale is None else scale * present
+
+    def _scale(self, model: StepModel) -> float | None:
+        """Return the factor for predictions that makes the present layout take the measured seconds."""
+        if self._pace.median is None:
+            return None
+        return self._pace.median / model.step_seconds(self._pace.boundary, self._cut, self._layout.pipelines)
+
+
+def _costs(control: Control) -> ModelCosts | None:
+    return None if control.costs is None else ModelCosts.model_validate(control.costs)
+
+
+class OperatorReports:
+    """Reports the generation to the operator: at once what it may act on, otherwise once a second at most."""
+
+    def __init__(self, job: Job, layout: StageLayout, sink: ReportSink, pace: Pace, forecast: Forecast) -> None:
+        self._job, self._layout, self._sink = job, layout, sink
+        self._pace, self._forecast = pace, forecast
+        self._checkpoint: DurableCheckpoint | None = None
+        self._loss: float | None = None
+        self._submitted_at = 0.0
+
+    def on_event(self, event: LeaderEvent) -> None:
+        control = event.control
+        match event:
+            case GenerationBegun(checkpoint=checkpoint):
+                self._checkpoint = checkpoint
+                self._forecast.begin(control)
+                self._submit(control)
+            case FirstStepTaken(pause_seconds=pause, phases=phases, transfers=transfers):
+                self._forecast.note_pause(pause, phases, moved=bool(transfers))
+            case StepTaken(line=line):
+                self._loss = line["loss"]
+                stale = self._forecast.is_stale(control)
+                if stale:
+                    self._forecast.predict(control)
+                if stale or time.monotonic() >= self._submitted_at + _REPORT_SECONDS:
+                    self._submit(control, urgent=stale)
+            case BoundaryMoved():
+                self._forecast.predict(control)
+                self._submit(control)
+            case CheckpointWritten(checkpoint=checkpoint):
+                self._checkpoint = checkpoint
+                self._submit(control)
+            case Finished():
+                self._submit(control, outcome=Outcome.SUCCEEDED, reason="TrainingFinished")
+                self._sink.flush()
+            case Failed(reason=reason, message=message):
+                self._submit(control, outcome=Outcome.FAILED, reason=reason, message=message)
+                self._sink.flush(timeout=_FAILURE_SECONDS)
+
+    def _submit(
+        self,
+        control: Control,
+        *,
+        urgent: bool = True,
+        outcome: Outcome | None = None,
+        reason: str = "",
+        message: str = "",
+    ) -> None:
+        self._submitted_at = time.monotonic()
+        job, layout, seconds = self._job, self._layout, self._pace.median
+        report = Report(
+            job_uid=layout.generation.job_uid,
+            layout_generation=layout.number,
+            step=control.step,
+            epoch=job.order.epoch(control.step),
+            boundary=control.boundary,
+            boundary_step=control.boundary_step,
+            num_layers=job.num_layers,
+            stage_layers=[len(range(max(s.start, 1), min(s.stop, job.num_layers + 1))) for s in layout.spans],
+            bytes_budget=job.bytes_budget,
+            offers=self._forecast.offers,
+            checkpoint=self._checkpoint,
+            loss=self._loss,
+            samples_per_second=job.order.global_batch / seconds if seconds else None,
+            step_seconds=self._forecast.step_seconds,
+            total_steps=job.total_steps,
+            seconds_left=self._pace.seconds_left(control, job.total_steps),
+            held_out=held_out(job, control),
+            outcome=outcome,
+            reason=reason,
+            message=message[:1024],
+        )
+        self._sink.submit(report, urgent=urgent)
