@@ -194,7 +194,7 @@ def _copies() -> str:
 def _stage(drawing: Sketch, x: float, y: float, name: str, *, width: float = 120, lost: bool = False) -> None:
     drawing.box(x, y, width, 66, fill="none" if lost else "white", line="#c2452d" if lost else FREED, dashed=lost)
     drawing.words(x + 10, y + 22, name)
-    drawing.blocks(x + 10, y + 36, ["#edf2f6" if lost else ACTIVE] * 4, by_row=4, size=13)
+    drawing.squares(x + 10, y + 36, ["#edf2f6" if lost else ACTIVE] * 4, by_row=4, size=13)
 
 
 def _architecture() -> str:
