@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.requests import jobs_path as jobs_path  # `as`: `kueue` imports it from here
 from pipetransformer_contract.api.schema import missing_fields, pruned, root_schema
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.plan import PlanEvent
@@ -116,11 +117,6 @@ async def served(api: Api) -> bool:
             "the CRD of %s is older than this operator, apply the newer one: no %s", PLURAL, ", ".join(missing)
         )
     return not missing
-
-
-def jobs_path(namespace: str) -> str:
-    """Path of the jobs of a namespace."""
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
 
 
 def _same(known: PipeTrainingJob, body: Mapping[str, Any]) -> bool:

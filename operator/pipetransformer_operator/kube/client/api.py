@@ -14,12 +14,15 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from kubernetes.aio import client, config
 
+from pipetransformer_contract.api.requests import APPLY_PATCH as APPLY_PATCH  # `as`: other rooms import it from here
+from pipetransformer_contract.api.requests import JSON, failure_message
+from pipetransformer_contract.api.requests import MERGE_PATCH as MERGE_PATCH
+from pipetransformer_contract.api.requests import Object as Object
 from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.controller.slots import Slots
 
 from .verbs import describe, namespace_of
 
-Object = dict[str, Any]
 Query = Mapping[str, str]
 NO_QUERY: Query = MappingProxyType({})
 TIMEOUT_SECONDS = 15
@@ -31,9 +34,6 @@ LISTED_AT_ONCE = 250
 BOOKMARK_SECONDS = 60
 #: At once from a connection: a long event of a watch is one line.
 READ_BYTES = 2**21
-JSON = "application/json"
-MERGE_PATCH = "application/merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
 #: Of a list: the objects' metadata alone.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "pipetransformer-operator"
@@ -204,7 +204,7 @@ class Api:
             finally:
                 self._count(*describe(method, path), code, time.perf_counter() - started)
         if not 200 <= code <= 299:
-            raise _sorted(code, f"{method} {path}: {code} {_message(data) or answer.reason}")
+            raise _sorted(code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
         result: Object = json.loads(data)
         return result
 
@@ -263,10 +263,3 @@ def _sorted(status: int, message: str) -> Exception:
     if 400 <= status <= 500 and status != 429:
         return Refused(message)
     return Unavailable(message)
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return ""
