@@ -5,7 +5,9 @@ An operator that waits for the lease listens already, so that its metrics show, 
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +15,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from pipetransformer_contract.api import PLURAL
+from pipetransformer_contract.api import PLURAL, PipeTrainingJob
 
 from .channel.app import Channel
 from .channel.limits.entrance import Entrance, allow_files, listen, serve
@@ -57,7 +59,7 @@ class _Watching(Protocol):
 
 
 class Service:
-    """See the module. The watch of nodes calls `node_changed`.
+    """See the module. The watch of nodes calls `on_node_changed`.
 
     Attributes:
         health: is to be told of each watch that is opened.
@@ -103,28 +105,16 @@ class Service:
             ValueError: the mounted certificate cannot be used.
         """
         buffers.shrink()
-        metrics = Metrics(
-            lambda: controller.jobs(),
-            lambda: lease.held,
-            lambda: health.opened_times,
-            lambda: entrance.open,
-            avoided=lambda: nodes.avoided,
-        )
-        entrance = Entrance(allow_files(), metrics.shut_out)
+        metrics = Metrics()
+        entrance = Entrance(allow_files(), metrics.on_shut_out)
         # A pool of its own, so that the lease never waits behind other requests.
-        own = await Api.connect(count=metrics.asked)
+        own = await Api.connect(listener=metrics)
         identity = f"{settings.namespace}/{settings.identity}"
-        lease = Lease(
-            own,
-            settings.lease_namespace,
-            identity,
-            seconds=settings.lease_seconds,
-            gained=lambda: controller.wake_known(None),  # jobs whose writes failed meanwhile wait ever longer
-        )
-        health = Health([PLURAL, "pods"], lambda: lease.held, patience=WATCH_PATIENCE_SECONDS)
+        lease = Lease(own, settings.lease_namespace, identity, seconds=settings.lease_seconds)
+        health = Health([PLURAL, "pods"], lease, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         await certificate.refresh()
-        api = await Api.connect(lambda: lease.held, metrics.asked)
+        api = await Api.connect(lease, metrics)
         tokens = TokenReviewer(api)
         publisher = Publisher(api, lambda: certificate.trusted)
         nodes = Nodes(appeared=lambda: controller.released(), signals=settings.signals)
@@ -165,8 +155,8 @@ class Service:
             pod_gone,
             lambda key: controller.released(key),
             attend,
-            health.opened,
-            health.refused,
+            health.on_watch_opened,
+            health.on_watch_refused,
             None if settings.namespaces else free,
         )
         others = None if settings.namespaces else OtherPods(api, free, released=lambda: controller.released())
@@ -184,13 +174,15 @@ class Service:
         controller = Controller(
             store,
             pool,
-            recorder=metrics,
+            metrics=metrics,
             quota=quota,
             waiting=others.waiting if others and settings.yields else None,
             weigh_namespaces=settings.weigh_namespaces,
         )
+        lease.add(controller)
+        metrics.show(_State(controller, lease, health, entrance, nodes))
         keeper = Keeper(api, settings.namespaces, pool.protection, publisher, controller.wake_known)
-        channel = Channel(controller.boards, tokens, metrics.requested, metrics.refused, entrance.most_polls)
+        channel = Channel(controller.boards, tokens, metrics.on_request, metrics.on_refusal, entrance.most_polls)
         guarded = entrance.guard(listen(settings.host, settings.channel_port))
         runners = [
             await serve(channel.application(), guarded, certificate.context),
@@ -256,12 +248,42 @@ class Service:
         except (Refused, Unavailable, TimeoutError) as error:
             logger.warning("budgets of jobs are left, and refuse evictions while no operator runs: %r", error)
 
-    def node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
+    def on_node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its end."""
         news = self._nodes.note(node, deleted=deleted)
         self._free.note_node(node, deleted=deleted)  # it asks `Nodes` whether the node takes pods
         if news:
             self._controller.wake_known(None)
+
+
+@dataclass(frozen=True)
+class _State:
+    """See `OperatorState`."""
+
+    controller: Controller
+    lease: Lease
+    health: Health
+    entrance: Entrance
+    nodes: Nodes
+
+    def jobs(self) -> Iterator[PipeTrainingJob]:
+        return self.controller.jobs()
+
+    @property
+    def leads(self) -> bool:
+        return self.lease.held
+
+    @property
+    def watches(self) -> Mapping[str, float]:
+        return self.health.opened_times
+
+    @property
+    def connections(self) -> int:
+        return self.entrance.open
+
+    @property
+    def avoided_nodes(self) -> Mapping[str, datetime]:
+        return self.nodes.avoided
 
 
 def _certificate(api: Api, settings: Settings) -> Certificate:

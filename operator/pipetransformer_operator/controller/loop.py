@@ -27,9 +27,9 @@ from .ports import (
     Invalid,
     JobKey,
     JobStore,
+    LoopMetrics,
     NameConflict,
     Quota,
-    Recorder,
     Refused,
     TurnResult,
     Unavailable,
@@ -64,7 +64,7 @@ class JobLoop:
         pool: where workers run.
         clock: the present time, aware of its zone.
         pace: how quickly to turn.
-        recorder: told what the loop does.
+        metrics: told what the loop does.
         pulse: of all jobs' workers.
         writes: taken for each creation or deletion, of all jobs: in turn, so that one job's workers exist before the
             next job's, and few workers wait for others of theirs; but slow ones of one namespace do not stop the rest.
@@ -79,7 +79,7 @@ class JobLoop:
         pool: WorkerPool,
         clock: Callable[[], datetime],
         pace: Pace,
-        recorder: Recorder,
+        metrics: LoopMetrics,
         pulse: Pulse,
         writes: Slots,
         quota: Quota | None = None,
@@ -91,7 +91,7 @@ class JobLoop:
         self._pool = pool
         self._clock = clock
         self._pace = pace
-        self._recorder = recorder
+        self._metrics = metrics
         self._quota = quota
         self._noticed = asyncio.Event()
         self._noticed.set()
@@ -164,7 +164,7 @@ class JobLoop:
             else:
                 result, retry, conflict = TurnResult.DONE, self._pace.first_retry, self._pace.debounce
                 pause = self._pace.resync if requeue is None else min(requeue, self._pace.resync)
-            self._recorder.turned(result, time.perf_counter() - started)
+            self._metrics.on_turned(result, time.perf_counter() - started)
 
     async def turn(self, job: PipeTrainingJob) -> float | None:
         """One turn on the job as it was read; returns after how many seconds time alone asks for another.
@@ -215,7 +215,7 @@ class JobLoop:
             await self._store.write_status(job, decided.status)
             self._written = asyncio.get_running_loop().time()
         self._waits_for_nodes = decided.status.waits_for_nodes_since is not None
-        self._recorder.decided(job, observed, decided, seconds)
+        self._metrics.on_decided(job, observed, decided, seconds)
         return decided, words_wait
 
     def _words_wait(self, job: PipeTrainingJob, decided: Plan) -> float:

@@ -13,7 +13,7 @@ from pipetransformer_operator.plan import Waiting, allocate, claims_of, demand_o
 
 from .gangs import FREE, Gangs
 from .loop import JobLoop, Pace
-from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
+from .ports import JobKey, JobStore, LoopMetrics, Quota, WorkerPool
 from .releases import Releases
 from .slots import Slots
 from .yielding import Yielding
@@ -34,7 +34,7 @@ class Controller:
         pool: where workers run.
         clock: the present time, aware of its zone.
         pace: how quickly loops turn.
-        recorder: told what loops do.
+        metrics: told what loops do.
         quota: whom jobs with a queue ask for their workers; None where no queue decides.
         waiting: pods of others that jobs yield claimed workers to; None where they do not.
         weigh_namespaces: jobs' weights count between namespaces as well.
@@ -47,7 +47,7 @@ class Controller:
         *,
         clock: Callable[[], datetime] = utc_now,
         pace: Pace | None = None,
-        recorder: Recorder | None = None,
+        metrics: LoopMetrics | None = None,
         quota: Quota | None = None,
         waiting: Callable[[], Sequence[Waiting]] | None = None,
         weigh_namespaces: bool = False,
@@ -56,7 +56,7 @@ class Controller:
         self._pool = pool
         self._clock = clock
         self._pace = pace or Pace()
-        self._recorder = recorder or Recorder()
+        self._metrics = metrics or LoopMetrics()
         self._quota = quota
         self._weigh_namespaces = weigh_namespaces
         self._yielding = Yielding(waiting) if waiting is not None else None
@@ -86,7 +86,7 @@ class Controller:
                 self._pool,
                 self._clock,
                 self._pace,
-                self._recorder,
+                self._metrics,
                 self._pulse,
                 self._writes,
                 self._quota,
@@ -102,6 +102,10 @@ class Controller:
         for known, loop in self._loops.items():
             if key in (None, known):
                 loop.notice()
+
+    def on_lease_gained(self) -> None:
+        """This operator may write again: jobs whose writes failed meanwhile try at once."""
+        self.wake_known(None)
 
     def released(self, by: JobKey | None = None) -> None:
         """Accelerators were released by pods of the job, or by anything else (None): a pod of another owner that had
@@ -172,7 +176,7 @@ class Controller:
     def _forget(self, key: JobKey) -> None:
         self._loops.pop(key).board.close()
         del self._tasks[key]
-        self._recorder.gone(key)
+        self._metrics.on_gone(key)
         self.wake(key)  # a job of the same name may have come meanwhile
 
 

@@ -186,14 +186,14 @@ class TurnResult(StrEnum):
     ERROR = "Error"  #: a fault of ours; tried again later
 
 
-class Recorder:
+class LoopMetrics:
     """Is told what the loops do, for figures; nothing depends on it. This one forgets."""
 
-    def decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
+    def on_decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
         """A plan's status is durable. `job` and `observed` are what it was made from, in so many seconds."""
 
-    def turned(self, result: TurnResult, seconds: float) -> None:
+    def on_turned(self, result: TurnResult, seconds: float) -> None:
         """A turn has ended."""
 
-    def gone(self, key: JobKey) -> None:
+    def on_gone(self, key: JobKey) -> None:
         """The job is gone, or another has its name."""

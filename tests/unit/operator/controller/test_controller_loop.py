@@ -18,8 +18,8 @@ from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import (
     Conflict,
     Invalid,
+    LoopMetrics,
     NameConflict,
-    Recorder,
     Refused,
     TurnResult,
     Unavailable,
@@ -31,13 +31,13 @@ from tests.testkit.operator.controller import KEY, NOW, make_loop
 from tests.testkit.operator.shared_cluster import Cluster
 
 
-class Turns(Recorder):
+class Turns(LoopMetrics):
     """Those that a loop took and that nobody has waited for."""
 
     def __init__(self) -> None:
         self._taken = asyncio.Semaphore(0)
 
-    def turned(self, result: TurnResult, seconds: float) -> None:
+    def on_turned(self, result: TurnResult, seconds: float) -> None:
         self._taken.release()
 
     async def taken(self, count: int = 1) -> None:
@@ -132,8 +132,8 @@ async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_
     cluster = Contested(4, make_job().workers(4).job())
     turns: list[TurnResult] = []
 
-    class Told(Recorder):
-        def turned(self, result: TurnResult, seconds: float) -> None:
+    class Told(LoopMetrics):
+        def on_turned(self, result: TurnResult, seconds: float) -> None:
             turns.append(result)
             assert result is not TurnResult.CONFLICT or not cluster.workers["digits"], "pods without a durable status"
 
@@ -327,7 +327,7 @@ async def test_a_namespace_that_does_not_take_what_workers_need_is_asked_once_a_
     cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
     cluster.error = error
     writes = Slots(1)
-    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes)
 
     turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
     await cluster.asked.wait()
@@ -411,7 +411,7 @@ class Slow(Cluster):
 
 async def test_a_namespace_whose_creations_take_long_keeps_no_other_from_writing() -> None:
     cluster, writes = Slow(8, make_job().workers(8).job()), Slots(4)
-    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes)
     turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
     await cluster.asked.wait()
     async with writes.of("another"):
@@ -455,7 +455,7 @@ class TakenAtFirst(Cluster):
 
 async def test_a_taken_name_is_forgotten_once_the_job_goes_on_under_other_names() -> None:
     cluster = TakenAtFirst(9, make_job().workers(2).job())
-    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), Recorder(), Pulse(), Slots(2))
+    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), LoopMetrics(), Pulse(), Slots(2))
 
     async def admitted() -> str:
         for _ in range(4):

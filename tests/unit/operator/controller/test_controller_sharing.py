@@ -9,23 +9,23 @@ import pytest
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.manager import Controller
-from pipetransformer_operator.controller.ports import JobKey, Recorder
+from pipetransformer_operator.controller.ports import JobKey, LoopMetrics
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shared_cluster import PACE, Cluster
 
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_of_a_job_that_is_gone_the_recorder_is_told() -> None:
+async def test_of_a_job_that_is_gone_the_metrics_is_told() -> None:
     gone: asyncio.Queue[JobKey] = asyncio.Queue()
 
-    class Told(Recorder):
-        def gone(self, key: JobKey) -> None:
+    class Told(LoopMetrics):
+        def on_gone(self, key: JobKey) -> None:
             gone.put_nowait(key)
 
     cluster = Cluster(1, make_job().workers(1).job())
     (key,) = cluster.jobs
-    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE, recorder=Told())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE, metrics=Told())
     controller.wake(key)
     await cluster.next_change()
     assert gone.empty()

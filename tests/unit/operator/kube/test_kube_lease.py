@@ -20,6 +20,17 @@ class Clock:
         return self.now
 
 
+class Gains:
+    """When the lease was gained."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.times: list[float] = []
+        self._clock = clock
+
+    def on_lease_gained(self) -> None:
+        self.times.append(self._clock.now)
+
+
 def lease(api: Api, identity: str, clock: Clock, seconds: int = SECONDS) -> Lease:
     return Lease(api, "system", identity, seconds=seconds, clock=clock)
 
@@ -80,8 +91,8 @@ async def test_one_that_starts_again_under_its_name_goes_on_at_once() -> None:
 
 async def test_nothing_is_written_while_the_server_is_away_and_again_once_it_is_back() -> None:
     api, clock = FakeApi(), Clock()
-    gained: list[float] = []
-    first = Lease(api, "system", "a", seconds=SECONDS, gained=lambda: gained.append(clock.now), clock=clock)
+    gains, first = Gains(clock), lease(api, "a", clock)
+    first.add(gains)
     await first.acquire()
     for _ in range(2):
         clock.now += 1
@@ -91,10 +102,10 @@ async def test_nothing_is_written_while_the_server_is_away_and_again_once_it_is_
         clock.now += 1
         assert await first.attempt() == ""
     assert not first.held
-    assert gained == [0], "a renewal gains nothing"
+    assert gains.times == [0], "a renewal gains nothing"
     api.away = False
     assert await first.attempt() == "a"
-    assert gained == [0, 2 + SECONDS], "whoever could not write meanwhile may try again at once"
+    assert gains.times == [0, 2 + SECONDS], "a loop that could not write may try again at once"
     assert first.held
 
 
