@@ -19,6 +19,7 @@ from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.wire import Path
+from pipetransformer_operator.channel.listener import ChannelListener
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.controller.ports import JobKey, Recorder, TurnResult
 from pipetransformer_operator.plan import Observed, Plan, WorkerPhase
@@ -36,7 +37,7 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Metrics(Recorder):
+class Metrics(Recorder, ChannelListener):
     """All metrics of one operator, in a registry of their own.
 
     Args:
@@ -144,17 +145,17 @@ class Metrics(Recorder):
         self._pending.pop(key, None)
         self._resizes.gone(key)
 
-    def requested(self, path: str, code: int, seconds: float) -> None:
+    def on_request(self, path: str, code: int, seconds: float) -> None:
         """Counts a request to the channel."""
         self._requests.labels(path, str(code)).inc()
         if path == Path.REPORT and code == 200:
             self._report_seconds.observe(seconds)
 
-    def refused(self, kind: Refusal) -> None:
+    def on_refusal(self, kind: Refusal) -> None:
         """Counts a request that was not served."""
         self._refusals.labels(kind.label).inc()
 
-    def shut_out(self) -> None:
+    def on_shut_out(self) -> None:
         """Counts a connection to the channel that was closed at once."""
         self._shut_out.inc()
 

@@ -187,8 +187,8 @@ def test_turns_and_requests_count_by_how_they_ended() -> None:
     metrics.asked("update", "pipetrainingjobs/status", 409, 0.01)
     metrics.asked("create", "pods", None, 15.0)
     metrics.asked("watch", "pods", 200, 0.01)
-    metrics.requested("/v1/report", 200, 0.02)
-    metrics.requested("/v1/report", 503, 10.0)
+    metrics.on_request("/v1/report", 200, 0.02)
+    metrics.on_request("/v1/report", 503, 10.0)
     assert figure(metrics, "reconciles_total", result="Conflict") == 1
     assert figure(metrics, "api_requests_total", verb="create", resource="pods", code="NoAnswer") == 1
     assert figure(metrics, "api_request_seconds_count", verb="watch") is None
