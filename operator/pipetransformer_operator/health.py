@@ -13,9 +13,10 @@ from aiohttp import web
 
 from .clocks import Stopwatch
 from .kube.client.api import Leadership
+from .kube.events import ClusterListener
 
 
-class Health:
+class Health(ClusterListener):
     """See the module.
 
     Args:
@@ -41,12 +42,12 @@ class Health:
         self._refused: set[str] = set()
 
     def on_watch_opened(self, path: str) -> None:
-        """The watch at this path was opened, after a list of its objects."""
+        """See `ClusterListener`."""
         self._opened[path] = self._clock()
         self._refused.discard(path)
 
     def on_watch_refused(self, path: str) -> None:
-        """The API server refused the watch: the namespace may be gone, and with it the right to watch it."""
+        """See `ClusterListener`."""
         self._refused.add(path)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer_contract.api import GROUP
+from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.__main__ import release
 from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, NotFound, Object
@@ -21,7 +21,6 @@ from tests.testkit.operator.namespace import Namespace, until
 from tests.testkit.operator.operating import Operator
 
 pytestmark = pytest.mark.timeout(180)
-JOB_LABEL = f"{GROUP}/job"
 
 
 async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_replacements(

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from pipetransformer_contract.api.labels import WORKER_LABEL
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
 from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
-from pipetransformer_operator.kube.workers.pods import WORKER_LABEL
 from tests.testkit import forked
 from tests.testkit.operator import kubelet
 

@@ -32,8 +32,6 @@ KIND = "PipeTrainingJob"
 PLURAL = "pipetrainingjobs"
 #: `managedBy` of jobs that are ours; absent means the same.
 MANAGER = f"{GROUP}/operator"
-#: A job with this label waits for a queue, and may be told to stop: it needs a checkpoint.
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 TRAINER_CONTAINER = "trainer"
 #: Of a spec's fields in each other: what a pod has is a dozen.
 _MAX_DEPTH = 100

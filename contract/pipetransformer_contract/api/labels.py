@@ -1,12 +1,26 @@
-"""What a job's labels forbid: CEL does not see them, so the operator looks for itself."""
+"""Every label of this project, and what a job's labels forbid: CEL does not see labels, so the operator checks them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .job import QUEUE_LABEL, JobSpec
+from .job import GROUP, JobSpec
 
-#: On all objects that belong to a job: its name.
-JOB_LABEL = "training.pipetransformer.io/job"
+#: Name of the job, on all objects that belong to it.
+JOB_LABEL = f"{GROUP}/job"
+#: Id of the worker, on its pod.
+WORKER_LABEL = f"{GROUP}/worker-id"
+#: Workers of one group are placed close together, see `kube/workers/placement.py`.
+PLACEMENT_GROUP_LABEL = f"{GROUP}/placement-group"
+#: On all objects that the operator creates for a job.
+MANAGED_BY = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
+#: Kueue's: the queue that a job waits in. Kueue may stop the job, so the job needs a checkpoint.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+#: Kueue's: UID of the job that a Workload is for.
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+#: Kueue's: the WorkloadPriorityClass of a job.
+PRIORITY_CLASS_LABEL = "kueue.x-k8s.io/priority-class"
+#: Kubernetes' own: name of a namespace, on the namespace.
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +35,7 @@ class FieldError:
 
 
 def label_errors(labels: Mapping[str, str], spec: JobSpec) -> list[FieldError]:
-    """What the API server had to let through: a queue may stop a job that has no checkpoint to start from."""
+    """Refuses a job that names a queue and has no checkpoint, because the queue may stop it."""
     if QUEUE_LABEL not in labels or spec.checkpoint is not None:
         return []
     message = "a queue may stop the job, which needs spec.checkpoint: without one all training is lost"

@@ -86,7 +86,7 @@ class JobLoop:
         released: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self.key = key
-        self.board = Board(self.wake, clock, pulse, self._workers)
+        self.board = Board(self, clock, pulse)
         self._store = store
         self._pool = pool
         self._clock = clock
@@ -262,7 +262,7 @@ class JobLoop:
             reach=room.reach,
         )
 
-    def _workers(self) -> Iterable[Worker]:
+    def workers(self) -> Iterable[Worker]:
         job = self._store.read(self.key)
         return self._pool.list(job) if job else ()
 

@@ -103,10 +103,6 @@ class Controller:
             if key in (None, known):
                 loop.notice()
 
-    def on_lease_gained(self) -> None:
-        """This operator may write again: jobs whose writes failed meanwhile try at once."""
-        self.wake_known(None)
-
     def released(self, by: JobKey | None = None) -> None:
         """Accelerators were released by pods of the job, or by anything else (None): a pod of another owner that had
         some ended, or a node appeared or takes pods again. Other jobs that wait for nodes wake."""

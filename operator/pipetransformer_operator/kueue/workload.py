@@ -4,15 +4,13 @@ from datetime import datetime
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, JOB_UID_LABEL, PRIORITY_CLASS_LABEL
 from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
 from pipetransformer_operator.kube.workers.rendering import Assignment, owner_reference
 from pipetransformer_operator.plan import Answer, worker_name
 
 Object = dict[str, Any]
 API = "kueue.x-k8s.io/v1beta2"
-JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-PRIORITY_CLASS_LABEL = "kueue.x-k8s.io/priority-class"
 #: Keeps the quota until we drop it: Kueue lets a deleted Workload's quota go at once, and pods take longer to end.
 FINALIZER = f"{GROUP}/pods-gone"
 POD_SET = "workers"

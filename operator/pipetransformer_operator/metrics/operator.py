@@ -20,6 +20,7 @@ from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.wire import Path
+from pipetransformer_operator.channel.listener import ChannelListener
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import JobKey, LoopMetrics, TurnResult
@@ -58,7 +59,7 @@ class OperatorState(JobSource, Protocol):
         ...
 
 
-class Metrics(LoopMetrics):
+class Metrics(LoopMetrics, ChannelListener):
     """All metrics of one operator, in a registry of their own. `show` adds those that are read at each scrape.
 
     Args:
@@ -166,17 +167,17 @@ class Metrics(LoopMetrics):
         self._resizes.on_gone(key)
 
     def on_request(self, path: str, code: int, seconds: float) -> None:
-        """The channel answered a worker's request with the HTTP status code."""
+        """See `ChannelListener`."""
         self._requests.labels(path, str(code)).inc()
         if path == Path.REPORT and code == 200:
             self._report_seconds.observe(seconds)
 
     def on_refusal(self, kind: Refusal) -> None:
-        """The channel refused a worker's request."""
+        """See `ChannelListener`."""
         self._refusals.labels(kind.label).inc()
 
     def on_shut_out(self) -> None:
-        """The channel closed a connection at once, because too many were open."""
+        """See `ChannelListener`."""
         self._shut_out.inc()
 
     def on_api_request(self, verb: str, resource: str, code: int | None, seconds: float) -> None:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from pipetransformer_contract.api.labels import WORKER_LABEL
 from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
-from pipetransformer_operator.kube.workers.pods import WORKER_LABEL
 from tests.testkit.forked import Forked
 from tests.testkit.operator import scripted_trainer
 from tests.testkit.operator.kubelet import environment as environment_of

@@ -1,6 +1,6 @@
 """Jobs that ask a queue for their workers."""
 
-from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import Condition, ConditionType
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.fake_queue import QUEUE, FakeQueue

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pipetransformer_contract.api import GROUP, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL
 
-GROUP_LABEL = f"{GROUP}/placement-group"
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -54,8 +53,8 @@ def _length(group: str) -> int:
 def proximity(job: PipeTrainingJob, group: str) -> dict[str, Any]:
     """Kinds of affinity by which a worker lies near its group, and far from the others. Preferences only: a worker in
     the wrong place is better than none."""
-    mine = {JOB_LABEL: job.metadata.name, GROUP_LABEL: group}
-    others = [{"key": GROUP_LABEL, "operator": "NotIn", "values": [group]}]
+    mine = {JOB_LABEL: job.metadata.name, PLACEMENT_GROUP_LABEL: group}
+    others = [{"key": PLACEMENT_GROUP_LABEL, "operator": "NotIn", "values": [group]}]
     return {
         "podAffinity": {
             PREFERRED: [

@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from pipetransformer_contract.api import GROUP, KIND, PipeTrainingJob
+from pipetransformer_contract.api import KIND, PipeTrainingJob
+from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import NOT_SET_UP, Worker, WorkerPhase
 from pipetransformer_operator.plan.last_words import MAX_WORDS, last_words, report_in
 
-from .placement import GROUP_LABEL
-
-WORKER_LABEL = f"{GROUP}/worker-id"
-_LABELS = (WORKER_LABEL, GROUP_LABEL)
+_LABELS = (WORKER_LABEL, PLACEMENT_GROUP_LABEL)
 _CONDITIONS = ("PodScheduled", "DisruptionTarget", "PodReadyToStartContainers")
 _STATUSES = ("initContainerStatuses", "containerStatuses")
 

@@ -12,15 +12,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, NAMESPACE_LABEL
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound, Object
 
 from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference
-
-#: Label of what the operator made for a job.
-MANAGED = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
 
 
 class _Applied(NamedTuple):
@@ -94,7 +91,7 @@ class Protection:
             return seen if seen["spec"] == body["spec"] else await self._patch(path, body, seen["metadata"]["uid"])
         name = f"{body['kind']} {body['metadata']['name']}"
         if is_of(seen, job):
-            raise Unavailable(f"{name} of a deleted job of this name is still there")
+            raise Unavailable(f"{name} of a deleted job of the same name still exists")
         raise Refused(f"{name} exists and belongs to someone else: delete or rename it, or the job")
 
     async def _patch(self, path: str, body: Object, uid: str) -> Object:
@@ -137,7 +134,7 @@ async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
         Refused, Unavailable: some are left.
     """
     folders = [f"/apis/policy/v1/namespaces/{name}" for name in namespaces] or ["/apis/policy/v1"]
-    query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED.items())))}
+    query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED_BY.items())))}
     for folder in folders:
         async for part in api.list(f"{folder}/poddisruptionbudgets", query):
             await asyncio.gather(*(_delete(api, budget["metadata"]) for budget in part["items"]))
@@ -155,7 +152,7 @@ def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
     own = {"matchLabels": {JOB_LABEL: job.metadata.name}}
     ingress: list[Object] = [{"from": [{"podSelector": own}]}]
     if scraper:
-        namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scraper}}}
+        namespace = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: scraper}}}
         ingress.append({"from": [namespace], "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]})
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -188,6 +185,6 @@ def _metadata(job: PipeTrainingJob) -> Object:
     return {
         "name": f"{job.metadata.name}-workers",
         "namespace": job.metadata.namespace,
-        "labels": {JOB_LABEL: job.metadata.name, **MANAGED},
+        "labels": {JOB_LABEL: job.metadata.name, **MANAGED_BY},
         "ownerReferences": [owner_reference(job)],
     }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipetransformer_contract.api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.job import ClaimFrom
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, PLACEMENT_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_contract.api.template import CHANNEL_FOLDER
 from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
@@ -19,8 +19,7 @@ from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.plan import worker_name
 
-from .placement import GROUP_LABEL, PREFERRED, REQUIRED, none_of, off, proximity
-from .pods import WORKER_LABEL
+from .placement import PREFERRED, REQUIRED, none_of, off, proximity
 
 SCRATCH_FOLDER = "/scratch"
 SHARED_MEMORY = "/dev/shm"
@@ -123,8 +122,8 @@ def render(
                 **assignment.labels,
                 JOB_LABEL: job.metadata.name,
                 WORKER_LABEL: str(worker_id),
-                GROUP_LABEL: group,
-                "app.kubernetes.io/managed-by": "pipetransformer-operator",
+                PLACEMENT_GROUP_LABEL: group,
+                **MANAGED_BY,
             },
             "ownerReferences": [owner_reference(job)],
             **({"finalizers": metadata["finalizers"]} if metadata.get("finalizers") else {}),

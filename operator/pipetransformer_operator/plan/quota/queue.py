@@ -7,7 +7,7 @@ time; where they replace some of the starting size theirs is no claim. Nor is wh
 pods on a lost node. As long as nothing is known of the queue, nothing changes.
 """
 
-from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import layouts

@@ -3,7 +3,7 @@
 import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.workers.placement import GROUP_LABEL, PREFERRED
+from pipetransformer_operator.kube.workers.placement import PREFERRED
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.protection import disruption_budget, network_policy
 from pipetransformer_operator.kube.workers.rendering import PriorityClasses, render
@@ -151,9 +152,9 @@ def test_a_job_has_a_folder_of_its_own_in_the_output_and_its_record_there_if_tha
 
 def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() -> None:
     pod = render(make_job().job(), 3, JobStatus(), channel_url=CHANNEL, group="2-1")
-    assert pod["metadata"]["labels"][GROUP_LABEL] == "2-1"
+    assert pod["metadata"]["labels"][PLACEMENT_GROUP_LABEL] == "2-1"
     near = pod["spec"]["affinity"]["podAffinity"][PREFERRED]
-    assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][GROUP_LABEL] == "2-1"
+    assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][PLACEMENT_GROUP_LABEL] == "2-1"
     container = {"name": "trainer", "image": "x"}
     assert pod_of(with_containers(container, affinity={"podAffinity": {}}))["spec"]["affinity"] == {"podAffinity": {}}
     assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]

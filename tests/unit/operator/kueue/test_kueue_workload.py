@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api.labels import PRIORITY_CLASS_LABEL
 from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
 from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.kueue import workload as workloads
@@ -50,7 +51,7 @@ def test_a_workload_that_somebody_deleted_is_withdrawn_although_it_is_admitted()
 
 
 def test_of_two_claims_the_newer_goes_first_and_both_before_any_job() -> None:
-    job = make_job().label(workloads.PRIORITY_CLASS_LABEL, "low").job()
+    job = make_job().label(PRIORITY_CLASS_LABEL, "low").job()
     base = workloads.render(job, REQUEST, claimed=False, class_value=-100)["spec"]
     older, newer = (
         workloads.render(job, REQUEST.model_copy(update={"name": name}), claimed=True, class_value=-100)["spec"]

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, JobStatus, State
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.plan import WorkerPhase, plan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pipetransformer_contract.api import JobStatus
-from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, PublishedPlan, Reason, Share, State
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
 from pipetransformer_operator.plan import Plan, Worker, WorkerPhase, worker_name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer_contract.api.job import QUEUE_LABEL
+from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionStatus, ConditionType, State
 from pipetransformer_contract.messages import Offer, Outcome
 from tests.testkit.operator.builders import make_job
