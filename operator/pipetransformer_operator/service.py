@@ -103,7 +103,7 @@ class Service:
         buffers.shrink()
         metrics = Metrics()
         entrance = Entrance(allow_files(), metrics)
-        # A pool of its own, so that the lease never waits behind other requests.
+        # A separate connection pool, so that the lease never waits behind other requests.
         own = await Api.connect(listener=metrics)
         identity = f"{settings.namespace}/{settings.identity}"
         lease = Lease(own, settings.lease_namespace, identity, seconds=settings.lease_seconds)
@@ -132,7 +132,7 @@ class Service:
             pool,
             metrics=metrics,
             quota=quota,
-            waiting=cluster.others.waiting if cluster.others and settings.yields else None,
+            others=cluster.others if settings.yields else None,
             weigh_namespaces=settings.weigh_namespaces,
         )
         waker = _Waker(controller, cluster.jobs)
@@ -237,11 +237,11 @@ class _Waker(ClusterListener):
 
     def on_accelerators_released(self, by: JobKey | None) -> None:
         """See `ClusterListener`."""
-        self._controller.released(by)
+        self._controller.note_release(by)
 
     def on_accelerators_free(self) -> None:
         """See `ClusterListener`."""
-        self._controller.accelerators_freed()
+        self._controller.wake_waiting()
 
     def on_quota_changed(self, key: JobKey | None) -> None:
         """See `ClusterListener`."""

@@ -8,6 +8,7 @@ from pipetransformer_operator.controller.ports import (
     JobKey,
     LoopMetrics,
 )
+from pipetransformer_operator.controller.releases import Releases
 from pipetransformer_operator.controller.slots import Slots
 from tests.testkit.operator.shared_cluster import Cluster
 
@@ -25,6 +26,6 @@ def make_loop(
     *,
     writes: int = 1,
 ) -> JobLoop:
-    """The loop of the cluster's job, with so many writes at a time."""
+    """The loop of the cluster's job, with this many writes at a time."""
     told, others = metrics or LoopMetrics(), pulse or Pulse()
-    return JobLoop(KEY, cluster, cluster, lambda: NOW, pace or Pace(), told, others, Slots(writes))
+    return JobLoop(KEY, cluster, cluster, lambda: NOW, pace or Pace(), told, others, Slots(writes), Releases())

@@ -29,7 +29,7 @@ class LeaseListener(Protocol):
     """Is told when this operator becomes the writer."""
 
     def on_lease_gained(self) -> None:
-        """This operator may write, for the first time or again after an outage."""
+        """This operator may write: its first gain, or the end of an outage."""
         ...
 
 

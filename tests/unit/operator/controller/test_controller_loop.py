@@ -24,6 +24,7 @@ from pipetransformer_operator.controller.ports import (
     TurnResult,
     Unavailable,
 )
+from pipetransformer_operator.controller.releases import Releases
 from pipetransformer_operator.controller.slots import Slots
 from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
 from tests.testkit.operator.builders import make_job
@@ -327,7 +328,7 @@ async def test_a_namespace_that_does_not_take_what_workers_need_is_asked_once_a_
     cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
     cluster.error = error
     writes = Slots(1)
-    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes, Releases())
 
     turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
     await cluster.asked.wait()
@@ -411,7 +412,7 @@ class Slow(Cluster):
 
 async def test_a_namespace_whose_creations_take_long_keeps_no_other_from_writing() -> None:
     cluster, writes = Slow(8, make_job().workers(8).job()), Slots(4)
-    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes, Releases())
     turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
     await cluster.asked.wait()
     async with writes.of("another"):
@@ -455,7 +456,7 @@ class TakenAtFirst(Cluster):
 
 async def test_a_taken_name_is_forgotten_once_the_job_goes_on_under_other_names() -> None:
     cluster = TakenAtFirst(9, make_job().workers(2).job())
-    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), LoopMetrics(), Pulse(), Slots(2))
+    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), LoopMetrics(), Pulse(), Slots(2), Releases())
 
     async def admitted() -> str:
         for _ in range(4):

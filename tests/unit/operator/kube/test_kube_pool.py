@@ -186,7 +186,7 @@ async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> 
     ("owner", "error", "words"),
     [
         ("digits", Refused, "pod digits-w0 of a deleted job of the same name still exists"),
-        ("other", NameConflict, "digits-w0 exists and belongs to someone else"),
+        ("other", NameConflict, "digits-w0 already exists and is not a worker of this job"),
     ],
 )
 async def test_a_pod_of_a_deleted_job_of_this_name_is_awaited_and_one_of_another_has_the_name(
