@@ -11,7 +11,7 @@ from pipetransformer_operator.plan import Gang, prefer
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Place:
     """A job's place among those that wait.
 
     Attributes:
@@ -24,7 +24,7 @@ class Turn:
 
 
 #: The place of a job that neither gives way nor is preferred.
-FREE = Turn()
+FREE = Place()
 
 
 class Gangs:
@@ -33,12 +33,12 @@ class Gangs:
     def __init__(self) -> None:
         self._preferred: dict[str, datetime] = {}
 
-    def look(self, gangs: Sequence[Gang], now: datetime) -> dict[str, Turn]:
+    def look(self, gangs: Sequence[Gang], now: datetime) -> dict[str, Place]:
         """Returns the place of each job that gives way or is preferred, by its key."""
         there = {gang.key for gang in gangs if gang.eligible or gang.fresh}
         before = {key: since for key, since in self._preferred.items() if key in there}
         giving = prefer(gangs, before)
         self._preferred = {key: before.get(key, now) for key in {*before, *giving.values()}}
-        turns = {key: Turn(gives_way_to=to) for key, to in giving.items()}
-        turns |= {key: Turn(preferred_since=since) for key, since in self._preferred.items()}
-        return turns
+        places = {key: Place(gives_way_to=to) for key, to in giving.items()}
+        places |= {key: Place(preferred_since=since) for key, since in self._preferred.items()}
+        return places

@@ -23,7 +23,7 @@ from pipetransformer_operator.plan import Observed, Plan, Worker, plan
 
 from .apply import Applier
 from .deletions import Deletions
-from .gangs import FREE, Turn
+from .gangs import FREE, Place
 from .ports import (
     Conflict,
     Invalid,
@@ -100,7 +100,7 @@ class JobLoop:
         self._deletions = Deletions(pace.first_retry, pace.longest_retry)
         self._applier = Applier(key, store, pool, slots, quota, self._deletions)
         self._grant: tuple[Share | None] | None = None
-        self._turn = FREE
+        self._place = FREE
         self._written = float("-inf")
         self._waits_for_accelerators = False
 
@@ -124,10 +124,10 @@ class JobLoop:
             self._grant = (share,)
             self.notice()
 
-    def take_turn(self, turn: Turn) -> None:
+    def take_place(self, place: Place) -> None:
         """Sets the job's place among jobs that wait for their first workers."""
-        if turn != self._turn:
-            self._turn = turn
+        if place != self._place:
+            self._place = place
             self.notice()
 
     async def run(self) -> None:
@@ -244,8 +244,8 @@ class JobLoop:
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,
             released=self._releases.for_job(self.key),
-            gives_way_to=self._turn.gives_way_to,
-            preferred_since=self._turn.preferred_since,
+            gives_way_to=self._place.gives_way_to,
+            preferred_since=self._place.preferred_since,
             nonce=secrets.token_hex(16),
             since=self.board.since,
             nodes=self._pool.nodes,

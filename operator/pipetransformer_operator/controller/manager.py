@@ -149,10 +149,10 @@ class Controller:
         }
         if self._yielding is not None:
             shares |= self._yielding.look([claim for claim in claims if claim is not None])
-        turns = self._gangs.look([gang for gang in gangs if gang is not None], now)
+        places = self._gangs.look([gang for gang in gangs if gang is not None], now)
         for name, (loop, _) in looks.items():
             loop.grant(shares.get(name))
-            loop.take_turn(turns.get(name, FREE))
+            loop.take_place(places.get(name, FREE))
 
     async def _keep_sharing(self) -> None:
         while True:

@@ -125,7 +125,7 @@ def job(namespace: str) -> Object:
     return {"metadata": metadata}
 
 
-async def test_a_job_that_a_new_list_lacks_is_gone_though_kopf_says_nothing_of_it(server: Server, api: Api) -> None:
+async def test_a_job_that_a_new_list_lacks_is_gone_although_kopf_is_silent(server: Server, api: Api) -> None:
     server.jobs = [job("a")]
     watched = Watched(api)
     await server.watched.acquire()

@@ -34,7 +34,7 @@ async def test_of_a_job_that_is_gone_the_metrics_is_told() -> None:
     assert await gone.get() == key
 
 
-async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_more_has_not(
+async def test_a_job_that_waits_for_nodes_shares_and_a_content_job_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(manager, "allocate", lambda demands, weigh_namespaces: {demand.key: 0 for demand in demands})
@@ -54,7 +54,7 @@ async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_m
     await controller.stop()
 
 
-async def test_what_another_job_releases_wakes_one_that_sleeps_because_it_found_no_nodes() -> None:
+async def test_another_jobs_release_wakes_a_job_that_found_no_nodes() -> None:
     cluster = Cluster(2, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
     controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
     first, second = cluster.jobs

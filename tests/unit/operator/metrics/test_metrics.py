@@ -1,4 +1,4 @@
-"""Metrics: per-job series live as long as the job, and each change of layout counts once, by how it went."""
+"""Metrics: series of a job end with the job, and each change of layout counts once, by its result."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -149,7 +149,7 @@ RESULTS = [
     (COMMITTING, published(3, confirmed=2), Result.COMMITTED),  # and the next one was published in the same turn
     (COMMITTING, published(3, confirmed=1, reason=ResizeReason.UNDO), Result.UNDONE),
     (COMMITTING, published(3, confirmed=1, reason=ResizeReason.FAILURE), Result.SUPERSEDED),
-    (COMMITTING, JobStatus(layout_generation=2), Result.SUPERSEDED),  # nobody is left
+    (COMMITTING, JobStatus(layout_generation=2), Result.SUPERSEDED),  # no worker is left
     (resizing(published(2, confirmed=2), ResizePhase.CLEAN), published(2, confirmed=2), None),
     (published(2, confirmed=2), published(3, confirmed=2), None),
 ]
