@@ -53,14 +53,19 @@ programs: $(STAMP) ## Obtain what the tests run, once; refuses where root or dis
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
 	$(BIN)/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) tests/unit $(SELECT)
 
+# With the oldest versions only what uses other libraries is tested: plans of the operator are pure, and the engine needs torch
+# alone. torch has the bound that .venv installs, because an older one is gigabytes to download: raise both together.
 FLOOR := .venv-floor
+FLOOR_TESTS := $(addprefix tests/unit/,contract operator client) --ignore tests/unit/operator/plan \
+	$(addprefix tests/unit/trainer/,storage metrics record data/test_data.py data/test_data_columns.py data/test_data_huggingface.py \
+	checkpoint/test_checkpoint.py models/test_huggingface.py training/test_evaluation.py)
 .PHONY: test-floor
-test-floor: $(STAMP) ## Unit tests of what uses other libraries, with the oldest versions that our packages allow.
+test-floor: $(STAMP) ## Unit tests of what uses other libraries, with the oldest versions that our packages allow (2 min).
 	test -d $(FLOOR) || $(PYTHON) -m venv $(FLOOR)
 	$(UV) pip install --quiet --python $(FLOOR)/bin/python --constraint constraints-floor.txt --requirement requirements-dev.txt
-	$(FLOOR)/bin/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) $(SELECT) tests/unit/operator tests/unit/client \
-		tests/unit/contract tests/unit/trainer/storage $(addprefix tests/unit/trainer/,checkpoint/test_checkpoint.py data/test_data.py \
-		data/test_data_huggingface.py models/test_huggingface.py)
+	$(FLOOR)/bin/python -c 'import importlib, pkgutil, pipetransformer as trainer; \
+		[importlib.import_module(found.name) for found in pkgutil.walk_packages(trainer.__path__, "pipetransformer.")]'
+	$(FLOOR)/bin/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) $(SELECT) $(FLOOR_TESTS)
 
 .PHONY: packages
 packages: $(STAMP) ## Build the four Python packages into dist/, and check them as the package index would.
@@ -82,9 +87,9 @@ e2e-install: programs ## A new user's path on real kubelets: docs/install.md's c
 	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
 
 .PHONY: pictures
-pictures: programs ## The documentation's pictures: a run of examples/shared-cluster on real kubelets, and its front page (root, 5 min).
+pictures: programs demo ## The documentation's pictures: the demo, and examples/shared-cluster on real kubelets (root, 10 min).
+	$(BIN)/python -m tools.pictures runs/vit-digits
 	$(BIN)/pytest tests/e2e/test_shared_cluster.py --pictures docs/images
-	$(BIN)/python -m tools.pictures
 
 .PHONY: test-full
 test-full: ## All tests, those that take long as well (about 2 hours).
@@ -131,10 +136,11 @@ docs: $(STAMP) ## Build the documentation into site/; a link that leads nowhere 
 RESOLVE = $(UV) pip compile --quiet --no-annotate --no-header --python-platform linux --python-version 3.11 \
 	$(foreach package,-contract -operator -client,--no-emit-package pipetransformer$(package)) --no-emit-package pipetransformer
 .PHONY: constraints
-constraints: ## Resolve the versions that CI and the two commands use, and the oldest that the packages allow.
-	$(RESOLVE) --upgrade requirements-dev.txt --output-file constraints.txt
+constraints: ## Resolve the versions that CI and the two commands use, and the oldest that the packages allow (UPGRADE=1: the newest).
+	$(RESOLVE) $(if $(UPGRADE),--upgrade) requirements-dev.txt --output-file constraints.txt
 	sed -i '1i # Versions that CI and the commands of the README use. `make constraints` resolves them again.' constraints.txt
 	grep '^-e' requirements-dev.txt > $(VENV)/packages.in
+	rm -f $(VENV)/floor.txt
 	$(RESOLVE) --resolution lowest-direct $(VENV)/packages.in --output-file $(VENV)/floor.txt
 	cp constraints.txt constraints-floor.txt
 	$(RESOLVE) --constraint $(VENV)/floor.txt requirements-dev.txt --output-file constraints-floor.txt

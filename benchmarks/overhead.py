@@ -26,8 +26,8 @@ from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousH
 from pipetransformer.elastic.generations.standalone_world import Chooser, Follower, World, worker_name
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import PrefixStore, TCPStore, Transport, make_group
-from pipetransformer.hooks import Hooks, Moment
-from pipetransformer.job.job import Job
+from pipetransformer.hooks import HookPoint, Hooks
+from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.worker.trainer import Trainer
 from pipetransformer_contract.choose import Bounds, Layout, Packing
@@ -108,8 +108,8 @@ class Alternating:
         self._steps = steps_a_block
         self._since = Seconds.now()
 
-    def reached(self, moment: Moment, number: int) -> None:
-        if moment is not Moment.ENDED or (number + 1) % self._steps:
+    def reached(self, point: HookPoint, number: int) -> None:
+        if point is not HookPoint.ENDED or (number + 1) % self._steps:
             return
         ended = Seconds.now()
         for _ in range(self._steps):
@@ -123,7 +123,7 @@ def _rank(rank: int, port: int, case: Case, run_dir: str, pipe: Connection) -> N
     torch.set_num_threads(1)
     spec, layout = case.spec(), case.layout
     store = TCPStore(_ADDRESS, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
-    job = Job.load(spec, Parts(data=make_data(case.global_batch)))
+    job = load_job(spec, Parts(data=make_data(case.global_batch)))
     own_store, listens_at = host_store(_ADDRESS, _TIMEOUT)
     transport = Transport(_ADDRESS, _TIMEOUT)
     world = World.meet(store, rank, layout.workers, listens_at)

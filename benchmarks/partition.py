@@ -15,11 +15,11 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, make_group
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut, partition
 from pipetransformer.pipeline import StageRunner, StageSpec
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer.training.cost_measurement import LARGEST_SHARE, measure_costs
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
@@ -57,7 +57,7 @@ def measuring() -> dict[str, float]:
         }
     )
     torch.set_num_threads(1)
-    job = Job.load(spec)
+    job = load_job(spec)
     transport = Transport("127.0.0.1", datetime.timedelta(seconds=60))
     group = make_group(HashStore(), "bench", 0, 1, transport)
     groups = GenerationGroups(group, group, group, group)

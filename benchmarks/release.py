@@ -113,7 +113,7 @@ async def _release(
         journal.first(job, lambda status: status.get("frozen", "").startswith(f"{boundary}/")),
         journal.first(job, lambda status: status.get("layoutGeneration", 0) > old),
         committed["time"] - committed["phases"]["first step"],
-        journal.first(job, lambda status: status.get("plan", {}).get("confirmedGeneration", 0) > old),
+        journal.first(job, lambda status: status.get("generation", {}).get("confirmedGeneration", 0) > old),
         journal.first(
             job, lambda status: status.get("layoutGeneration", 0) > old and len(status["workerIds"]) < len(pods)
         ),
@@ -178,7 +178,7 @@ def _runs(pod: Object) -> bool:
 
 
 def _trains(status: Object) -> bool:
-    return bool(status.get("plan", {}).get("confirmedGeneration"))
+    return bool(status.get("generation", {}).get("confirmedGeneration"))
 
 
 def _jobs() -> str:

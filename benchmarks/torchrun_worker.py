@@ -21,7 +21,7 @@ from pipetransformer.models import build_model, build_units
 from pipetransformer.partition import spans
 from pipetransformer.pipeline import StageRunner, StageSpec, schedule_class
 from pipetransformer.state.optimizer import make_optimizer
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.spec import TrainerSpec
 
 

@@ -16,7 +16,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from pipetransformer import Evaluation, train
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.library.forecast import Forecast, measure_here
 from pipetransformer.partition import ModelCosts
 from pipetransformer_client.dry_run import phases, savings
@@ -97,7 +97,7 @@ def main() -> int:
         for alpha in ALPHAS:
             freeze = {"policy": "PaperSchedule", "alpha": alpha, "startAfterEpochs": epochs, "intervalEpochs": 1}
             policies[f"alpha {alpha:.2g} after {epochs} epochs"] = freeze
-    costs = measure_here(Job.load(trainer_spec(job_spec({"policy": "None"}, 0), num_shards=1)))
+    costs = measure_here(load_job(trainer_spec(job_spec({"policy": "None"}, 0), num_shards=1)))
     cases: dict[str, Any] = {}
     for name, freeze in policies.items():
         found = [accuracy(job_spec(freeze, seed)) for seed in seeds]

@@ -9,6 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,23 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 def top_files() -> Figure:
     files = sorted(path.name for path in PACKAGES["pipetransformer"].glob("*.py"))
     return Figure("files at the top of the trainer's package", len(files), 6)
+
+
+def layer_arrows() -> Figure:
+    """Imports against the layers that `pyproject.toml` gives the rooms."""
+    contracts = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    graph = grimp.build_graph(*PACKAGES)
+    found: list[str] = []
+    for contract in contracts:
+        if contract["type"] != "layers" or contract["layers"][0].startswith("tests."):
+            continue
+        layers = [
+            grimp.Layer(*layer.split(" : "), independent=False) if " : " in layer else grimp.Layer(*layer.split(" | "))
+            for layer in contract["layers"]
+        ]
+        wrong = graph.find_illegal_dependencies_for_layers(layers, containers=set(contract.get("containers", ())))
+        found += [f"{one.importer} -> {one.imported}" for one in wrong]
+    return Figure("arrows against the layers", len(found), 0, "; ".join(sorted(found)))
 
 
 def import_circles() -> Figure:
@@ -204,6 +222,7 @@ def names_with_two_meanings() -> Figure:
 
 FIGURES = (
     top_files,
+    layer_arrows,
     import_circles,
     folder_circles,
     turns,

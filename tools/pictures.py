@@ -1,27 +1,31 @@
-"""The documentation's pictures of real runs and pages; `make pictures` makes them."""
+"""The documentation's pictures of real runs, each also narrow for a phone; `make pictures` makes them."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
-from matplotlib.figure import Figure
-from PIL import Image, ImageChops
 from rich.console import Console, RenderableType
 
-from tools.devcluster import debian
+from pipetransformer_client.timeline import draw, read
+from pipetransformer_client.timeline.drawing import FAINT, INK, Drawing
+from pipetransformer_client.timeline.scale import Scale, time_ticks
 from tools.devcluster.layout import REPOSITORY
 
 TERMINAL_WIDTH = 100
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-_PIXELS_A_POINT = 2
-_LONGEST = 3000  #: points of a page that is shown whole
-_MARGIN = 40  #: pixels below it
+_WIDTHS = {"": 860.0, "-narrow": 340.0}
+_COLOURS = ("#2a7fb8", "#e0902f", "#5a9e6f")
+_LEFT, _RIGHT, _TOP, _TALL, _AXIS = 28.0, 12.0, 44.0, 120.0, 32.0
+
+
+def write(folder: Path, name: str, drawn: Callable[[float], str]) -> None:
+    """Writes what `drawn` makes of a width as NAME.svg and, for a phone, NAME-narrow.svg."""
+    for suffix, width in _WIDTHS.items():
+        (folder / f"{name}{suffix}.svg").write_text(drawn(width), encoding="utf-8")
 
 
 def terminal(shown: RenderableType, title: str) -> str:
@@ -31,78 +35,47 @@ def terminal(shown: RenderableType, title: str) -> str:
     return _FONTS.sub("", console.export_svg(title=title, unique_id="terminal"))
 
 
-def gpus_by_job(samples: Sequence[tuple[float, Mapping[str, int]]], capacity: int) -> Figure:
-    """GPUs that each job holds, stacked, over the seconds since the first sample.
+def gpus_by_job(samples: Sequence[tuple[float, Mapping[str, int]]], capacity: int, width: float) -> str:
+    """An SVG of the GPUs that each job holds, stacked, over the seconds since the first sample.
 
     Args:
         samples: seconds, and GPUs by the job's name; a job that is missing holds none.
         capacity: GPUs that there are for all of them.
+        width: of the drawing, in pixels.
     """
-    start = samples[0][0]
+    start, end = samples[0][0], samples[-1][0]
     before = [None, *(held for _, held in samples)]
     changes = [one for one, held in zip(samples, before, strict=False) if one[1] != held]
-    samples = [*changes, samples[-1]]
-    times = [time - start for time, _ in samples]
-    jobs = list(dict.fromkeys(job for _, held in samples for job in held))
-    figure = Figure(figsize=(9.0, 3.2), facecolor="white")
-    axes = figure.subplots()
-    rows = [[held.get(job, 0) for _, held in samples] for job in jobs]
-    axes.stackplot(times, rows, labels=jobs, step="post", colors=["#2a7fb8", "#e0902f", "#5a9e6f"], alpha=0.85)
-    axes.axhline(capacity, color="#22303c", linewidth=1.0, linestyle="--")
-    axes.annotate(f"{capacity} GPUs", (0, capacity), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    axes.set(xlim=(0, times[-1]), ylim=(0, capacity * 1.25), xlabel="seconds", ylabel="GPUs held")
-    axes.set_yticks(range(capacity + 1))
-    axes.legend(loc="upper right", ncols=len(jobs), fontsize=9, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    return figure
+    colours = dict(zip(dict.fromkeys(job for _, held in samples for job in held), _COLOURS, strict=False))
+    drawing = Drawing("GPUs held by job", width, _TOP + _TALL + _AXIS)
+    x, y = Scale(0, end - start, _LEFT, width - _RIGHT), Scale(0, capacity, _TOP + _TALL, _TOP)
+    drawing.label(_LEFT, 22, "GPUs held by", bold=True)
+    for place, (job, colour) in enumerate(colours.items()):
+        left = _LEFT + 110 + 80 * place
+        drawing.box(left, 12, 12, 12, fill=colour, line="none", radius=3)
+        drawing.label(left + 17, 22, job)
+    for (time, held), (until, _) in zip(changes, [*changes[1:], samples[-1]], strict=True):
+        below = 0
+        for job, colour in colours.items():
+            count = held.get(job, 0)
+            left, top = x.at(time - start), y.at(below + count)
+            tall = y.at(below) - top
+            drawing.box(left, top, x.at(until - start) - left, tall, fill=colour, line="none", radius=0)
+            below += count
+    drawing.polyline([(_LEFT, _TOP), (width - _RIGHT, _TOP)], colour=INK, width=1, dashes="5 4")
+    for count in range(capacity + 1):
+        drawing.label(_LEFT - 6, y.at(count) + 4.5, str(count), colour=FAINT, anchor="end")
+    for seconds, words in time_ticks(end - start, int(width / 75)):
+        drawing.polyline([(x.at(seconds), y.start), (x.at(seconds), y.start + 4)], colour=FAINT, width=1)
+        drawing.label(x.at(seconds), y.start + 22, words, colour=FAINT, anchor="middle")
+    return drawing.text()
 
 
-def browser(profile: Path) -> list[str]:
-    """Chromium without a window and without a network; `profile` is its own folder. Runs in `debian.environment()`."""
-    debian.obtain(debian.BROWSER)
-    return [
-        str(debian.program("chromium")), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-        f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
-    ]  # fmt: skip
-
-
-def screenshot(page: Path, picture: Path, *, width: int, height: int | None = None) -> None:
-    """Writes what a browser shows of a file, in points, as a PNG; without a height all of it.
-
-    Raises:
-        ValueError: the page is longer than any that was thought of.
-    """
-    _shoot(page, picture, width, height or _LONGEST)
-    if height is None:
-        with Image.open(picture) as shown:
-            whole = shown.convert("RGB")
-        box = ImageChops.difference(
-            whole, Image.new("RGB", whole.size, whole.getpixel((0, whole.height - 1)))
-        ).getbbox()
-        end = whole.height if box is None else box[3] + _MARGIN
-        if end > whole.height:
-            raise ValueError(f"{page}: longer than {_LONGEST} points")
-        whole.crop((0, 0, whole.width, end)).save(picture, optimize=True)
-
-
-def _shoot(page: Path, picture: Path, width: int, height: int) -> None:
-    with tempfile.TemporaryDirectory() as profile:
-        look = [
-            f"--window-size={width},{height}", f"--force-device-scale-factor={_PIXELS_A_POINT}",
-            f"--screenshot={picture.resolve()}", page.resolve().as_uri(),
-        ]  # fmt: skip
-        command = [*browser(Path(profile)), *look]
-        subprocess.run(command, env=debian.environment(), check=True, capture_output=True)
-
-
-def main() -> None:
-    """Writes docs/images/front-page.png: the documentation as it is now, in a browser."""
-    with tempfile.TemporaryDirectory() as site:
-        build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", site]
-        subprocess.run(build, cwd=REPOSITORY, check=True)
-        screenshot(Path(site) / "index.html", REPOSITORY / "docs" / "images" / "front-page.png", width=1280, height=900)
+def main(folder: Path) -> None:
+    """Writes docs/images/timeline.svg: the record of `make demo` in `folder`."""
+    record = read(folder)
+    write(REPOSITORY / "docs" / "images", "timeline", lambda width: draw(record, f"Timeline of {folder.name}", width))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

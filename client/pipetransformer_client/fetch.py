@@ -113,10 +113,10 @@ def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder
 @contextmanager
 def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
     """(name, container) of a pod that can read the results."""
-    plan = job.status.plan
+    generation = job.status.generation
     pods = f"/api/v1/namespaces/{job.namespace}/pods"
-    if plan is not None and not job.finished and _phase(kube, f"{pods}/{plan.leader}") == "Running":
-        yield plan.leader, job.trainer
+    if generation is not None and not job.finished and _phase(kube, f"{pods}/{generation.leader}") == "Running":
+        yield generation.leader, job.trainer
         return
     if not job.on_volume:
         raise NothingToFetch(f"{job.name} has no spec.output on a volume: what it left there went with its pods")

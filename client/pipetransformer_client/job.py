@@ -76,7 +76,7 @@ class Job:
 
     def rank(self, worker: str) -> int | None:
         """Rank of a worker in the published generation; None of one that is not in it."""
-        members = self.status.plan.members if self.status.plan else []
+        members = self.status.generation.members if self.status.generation else []
         return next((rank for rank, member in enumerate(members) if member.name == worker), None)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .layout import Layout as Layout
 from .messages import Offer
 
 #: A narrower layout may be this much slower than the present one before releasing its workers counts as a loss.
@@ -37,18 +38,6 @@ class Packing(StrEnum):
 
     PAPER = "Paper"  #: halve while the largest stage needs no more memory than at the start (PipeTransformer, Eq. 2)
     MEASURED = "Measured"  #: the least time to the end, by what was measured
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """`stages` workers a pipeline (K) times `pipelines` (R)."""
-
-    stages: int
-    pipelines: int
-
-    @property
-    def workers(self) -> int:
-        return self.stages * self.pipelines
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,19 @@ A report is the whole state of the job as its leader knows it. It is sent again 
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from .layout import Layout
 from .wire import Wire
 
 MAX_OFFERS = 16
 MAX_MESSAGE = 1024
 MAX_LOST_PEERS = 64
+MAX_MEMBERS = 8192
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -69,22 +72,52 @@ class GenerationNotice(Wire):
 
 
 class Generation(Wire):
-    """One published layout and its members, in rank order. Written once, never changed.
+    """One published layout and its members, in rank order. It stands in the job's status before the channel shows it.
 
     `leavers` hold state until the members have committed this generation; then they wait for one that names them, or
     for their end. The leader hosts the store of the rendezvous; `nonce` keeps the keys of two generations, or of two
-    jobs that got the same address, apart.
+    jobs that got the same address, apart. A checkpoint must know `boundary` before leavers are given back. Below
+    `layout_generation` the `confirmed_generation` says that the change is still under way. Workers do not get the
+    last three fields, which the operator changes.
     """
 
-    job_uid: Name
-    layout_generation: Positive
-    stages: Positive
-    pipelines: Positive
-    members: list[Member] = Field(min_length=1, max_length=8192)
-    leavers: list[Member] = Field(default_factory=list, max_length=8192)
-    leader: Name
-    nonce: Name
+    job_uid: Name = Field(description="Of the job that it belongs to.")
+    layout_generation: Positive = Field(description="Number of the generation.")
+    stages: Positive = Field(description="Workers a pipeline (K).")
+    pipelines: Positive = Field(description="Data-parallel width (R).")
+    members: list[Member] = Field(min_length=1, max_length=MAX_MEMBERS, description="Workers in rank order.")
+    leavers: list[Member] = Field(
+        default_factory=list, max_length=MAX_MEMBERS, description="Workers that hold state until the members committed."
+    )
+    leader: Name = Field(description="Member that hosts the rendezvous and reports.")
+    nonce: Name = Field(description="Keeps the keys of two rendezvous apart; no secret.")
     reason: ResizeReason
+    boundary: Count = Field(default=0, description="Frozen blocks that the layout was chosen for.")
+    boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
+    confirmed_generation: Count = Field(default=0, description="Newest generation that the leader reported committed.")
+    published_time: datetime | None = Field(default=None, description="When it was published.")
+    broken_before: Count = Field(
+        default=0, description="Generations in a row before it in which no step was made, although all members live."
+    )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.stages, self.pipelines)
+
+    @property
+    def confirmed(self) -> bool:
+        return self.confirmed_generation >= self.layout_generation
+
+    def covered_by(self, checkpoint: "DurableCheckpoint | None") -> bool:
+        """Whether a restart from the checkpoint would know the boundary that the layout was chosen for, or come from
+        the layout itself (after a failure it may start at an earlier step)."""
+        return checkpoint is not None and (
+            checkpoint.step >= self.boundary_step or checkpoint.layout_generation >= self.layout_generation
+        )
+
+    def for_workers(self) -> "Generation":
+        """What the channel hands to members and leavers: it never changes."""
+        return self.model_copy(update={"confirmed_generation": 0, "published_time": None, "broken_before": 0})
 
     def notice(self) -> GenerationNotice:
         """What each worker of it is told first.

@@ -71,8 +71,8 @@ class Place:
 
     def member(self) -> Object:
         """The pod of a member that does not lead, if there is one."""
-        plan = self.status["plan"]
-        names = sorted((m["name"] for m in plan["members"]), key=lambda name: name == plan["leader"])
+        generation = self.status["generation"]
+        names = sorted((m["name"] for m in generation["members"]), key=lambda name: name == generation["leader"])
         return self.kube.get("pod", names[0])
 
     def signal(self, number: int, name: str) -> None:
@@ -89,10 +89,10 @@ class Place:
         """Returns once a layout that began at `step` or later trains."""
 
         def resumed(job: Object) -> bool:
-            plan = job["status"].get("plan")
+            generation = job["status"].get("generation")
             events = (self.shared / "output" / JOB / "events.jsonl").read_text().splitlines()
             begun = [json.loads(event) for event in events if "GenerationCommitted" in event]
-            return bool(plan) and _confirmed(plan) and begun[-1]["firstStep"] >= step
+            return bool(generation) and _confirmed(generation) and begun[-1]["firstStep"] >= step
 
         self.wait(f"it trains from step {step} on", resumed)
 
@@ -169,7 +169,7 @@ def drain(place: Place) -> None:
     finally:
         place.kube.run("uncordon", pod["spec"]["nodeName"])
     assert pod["metadata"]["name"] in said
-    assert place.status["plan"]["reason"] == "Drain"
+    assert place.status["generation"]["reason"] == "Drain"
 
 
 def drain_without_room(place: Place) -> None:
@@ -219,8 +219,12 @@ def lose_node(place: Place) -> None:
         lost = {p["metadata"]["uid"] for p in place.kube.list("pods", JOB_LABEL) if p["spec"].get("nodeName") == name}
 
         def goes_on(job: Object) -> bool:
-            plan = job["status"].get("plan")
-            return bool(plan) and _confirmed(plan) and not lost & {member["uid"] for member in plan["members"]}
+            generation = job["status"].get("generation")
+            return (
+                bool(generation)
+                and _confirmed(generation)
+                and not lost & {member["uid"] for member in generation["members"]}
+            )
 
         place.wait("it goes on without the node", lambda job: _complete(job) or goes_on(job))
     finally:
@@ -234,7 +238,7 @@ def suspend(place: Place) -> None:
     step = place.status["checkpoint"]["step"]
     assert step > 0
     place.patch({"suspend": False})
-    job = place.wait("it trains again", lambda job: _complete(job) or bool(job["status"].get("plan")))
+    job = place.wait("it trains again", lambda job: _complete(job) or bool(job["status"].get("generation")))
     assert job["status"]["checkpoint"]["step"] >= step
 
 
@@ -276,7 +280,7 @@ def without_operator(place: Place) -> Iterator[None]:
 def end_without_operator(place: Place) -> None:
     """Nobody hears that the model is written, for then its leader is killed: the operator that comes later finds it."""
     with without_operator(place):
-        leader = place.status["plan"]["leader"]
+        leader = place.status["generation"]["leader"]
 
         def phases() -> list[tuple[bool, str]]:
             pods = place.kube.list("pods", JOB_LABEL)
@@ -321,7 +325,7 @@ def lose_one_of_two_operators(place: Place) -> None:
         system.run("delete", "pod", first, "--grace-period=0", "--force", "--wait=false")
         place.wait("another leads", lambda _: len(leading()) == 1 and leading() != [first])
         place.patch({"elasticPolicy": {"maxWorkers": 3}})
-        place.wait("the other acts", lambda job: _complete(job) or len(job["status"]["plan"]["members"]) == 3)
+        place.wait("the other acts", lambda job: _complete(job) or len(job["status"]["generation"]["members"]) == 3)
     finally:
         system.run("scale", "deployment", "--selector", OPERATOR_LABELS, "--replicas=1")
 
@@ -368,8 +372,8 @@ def _complete(job: Object) -> bool:
     return has_condition("Complete")(job)
 
 
-def _confirmed(plan: Object) -> bool:
-    return bool(plan.get("confirmedGeneration", 0) >= plan["layoutGeneration"])
+def _confirmed(generation: Object) -> bool:
+    return bool(generation.get("confirmedGeneration", 0) >= generation["layoutGeneration"])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.strike.__name__)

@@ -150,7 +150,7 @@ def test_released_gpus_let_somebody_elses_pending_pod_run_while_the_job_still_tr
 
 
 def _has_confirmed_two(job: Object) -> bool:
-    return bool(job.get("status", {}).get("plan", {}).get("confirmedGeneration", 0) >= 2)
+    return bool(job.get("status", {}).get("generation", {}).get("confirmedGeneration", 0) >= 2)
 
 
 def _has_released_two(job: Object) -> bool:

@@ -48,9 +48,9 @@ def _pods(kube: Kube) -> set[str]:
 
 def _trains_on(pipelines: int) -> Callable[[Object], bool]:
     def holds(job: Object) -> bool:
-        plan = job.get("status", {}).get("plan", {})
-        settled = plan.get("confirmedGeneration") == plan.get("layoutGeneration")
-        return bool(settled and plan.get("pipelines") == pipelines)
+        generation = job.get("status", {}).get("generation", {})
+        settled = generation.get("confirmedGeneration") == generation.get("layoutGeneration")
+        return bool(settled and generation.get("pipelines") == pipelines)
 
     return holds
 
@@ -87,7 +87,7 @@ def test_a_pod_of_higher_priority_gets_the_accelerator_that_a_job_claimed_by(
         kube.wait("pod", "urgent", _runs, "Running", seconds=120)
         found = kube.wait("pipetrainingjob", JOB, _trains_on(1), "one pipeline", seconds=30, never=_failed)
         assert not has_condition("Complete")(found), "the job had ended before the pod ran"
-        assert not claimed & {member["name"] for member in found["status"]["plan"]["members"]}, (
+        assert not claimed & {member["name"] for member in found["status"]["generation"]["members"]}, (
             "the pipeline went whole"
         )
         wait_until(lambda: not claimed & _pods(kube), "its pods are gone", seconds=60)

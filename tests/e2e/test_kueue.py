@@ -177,9 +177,9 @@ def test_a_claim_gives_way_to_another_job_and_nobody_stops_while_kueue_is_killed
 
 def _has_pipelines(number: int) -> Any:
     def holds(job: Object) -> bool:
-        plan = job.get("status", {}).get("plan", {})
+        generation = job.get("status", {}).get("generation", {})
         # not while leavers wait for their checkpoint
-        return bool(job.get("status", {}).get("state") == "Running" and plan.get("pipelines") == number)
+        return bool(job.get("status", {}).get("state") == "Running" and generation.get("pipelines") == number)
 
     return holds
 

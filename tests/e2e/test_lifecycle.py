@@ -32,9 +32,9 @@ def _trains_on(workers: int) -> Callable[[Object], bool]:
     """Whether a job's newest layout is confirmed and has so many workers."""
 
     def holds(job: Object) -> bool:
-        plan = job.get("status", {}).get("plan")
-        confirmed = bool(plan) and plan.get("confirmedGeneration", 0) >= plan["layoutGeneration"]
-        return confirmed and len(plan["members"]) == workers
+        generation = job.get("status", {}).get("generation")
+        confirmed = bool(generation) and generation.get("confirmedGeneration", 0) >= generation["layoutGeneration"]
+        return confirmed and len(generation["members"]) == workers
 
     return holds
 

@@ -1,6 +1,6 @@
 """examples/shared-cluster: a job gives back what its frozen blocks no longer need; another, waiting, starts on it.
 
-With `--pictures FOLDER` (`make pictures`) the run is drawn there: GPUs by job over time, `watch`, and the timeline.
+With `--pictures FOLDER` (`make pictures`) the run is drawn there: GPUs by job over time, and `watch`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pipetransformer_client.cli.watch import follow
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.cluster.kube import Kube, Object, has_condition
 from tests.testkit.cluster.manifests import idle_pod
-from tests.testkit.cluster.terminal import Terminal
 from tools import pictures
 from tools.devcluster.layout import REPOSITORY
 
@@ -36,7 +35,6 @@ def test_a_job_that_waits_starts_because_another_gives_gpus_back(
     kube: Kube,
     cluster: Cluster,
     storage: Path,
-    tmp_path: Path,
     pictures_folder: Path | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -62,7 +60,8 @@ def test_a_job_that_waits_starts_because_another_gives_gpus_back(
     assert samples[0][1] == {"first": 4}, "the second job did not have to wait"
     assert {"first": 2, "second": 2} in [held for _, held in samples], "no GPU went over while the first trained"
     if pictures_folder is not None:
-        _draw(pictures_folder, samples, watched, Terminal(cluster, kube.namespace), tmp_path)
+        pictures.write(pictures_folder, "shared-cluster", lambda width: pictures.gpus_by_job(samples, FREE_GPUS, width))
+        (pictures_folder / "watch.svg").write_text(watched)
 
 
 def _example(name: str, image: str) -> Object:
@@ -93,17 +92,11 @@ def _watch_while_two_stages(client: Client, name: str) -> str:
     picture = ""
     with LiveView(Console(width=pictures.TERMINAL_WIDTH, force_terminal=True, file=StringIO())) as view:
         for job in follow(client, name, view, timeout=JOB_SECONDS):
-            if job.status.plan is not None and job.status.plan.stages == 2 and job.status.last_report is not None:
+            if (
+                job.status.generation is not None
+                and job.status.generation.stages == 2
+                and job.status.last_report is not None
+            ):
                 picture = pictures.terminal(view, f"kubectl pipetransformer watch {name}")
     assert picture, "it never had two stages"
     return picture
-
-
-def _draw(
-    folder: Path, samples: list[tuple[float, Counter[str]]], watched: str, terminal: Terminal, scratch: Path
-) -> None:
-    figure = pictures.gpus_by_job(samples, FREE_GPUS)
-    figure.savefig(folder / "shared-cluster.svg", metadata={"Date": None})
-    (folder / "watch.svg").write_text(watched)
-    terminal.run("timeline", "first", str(scratch))
-    pictures.screenshot(scratch / "timeline.html", folder / "timeline.png", width=1240)

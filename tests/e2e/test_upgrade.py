@@ -99,7 +99,7 @@ def _wait_for_resize(kube: Kube, job: str, *, after: int) -> None:
     """Returns once a layout that was published after that generation trains."""
 
     def confirmed(found: Object) -> bool:
-        return bool(found.get("status", {}).get("plan", {}).get("confirmedGeneration", 0) > after)
+        return bool(found.get("status", {}).get("generation", {}).get("confirmedGeneration", 0) > after)
 
     kube.wait(
         "pipetrainingjob", job, confirmed, f"a generation after {after} trains", seconds=JOB_SECONDS,

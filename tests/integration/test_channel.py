@@ -17,7 +17,7 @@ from pipetransformer_operator.channel.authenticator import TokenTable
 from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.entrance import listen, serve
 from pipetransformer_operator.channel.tls.certificate import load_new_certificate, new_authority, server_context
-from tests.testkit.operator.channel import TOKENS, new_board, plan, show
+from tests.testkit.operator.channel import TOKENS, generation, new_board, show
 from tests.testkit.operator.channel_load import measure
 from tests.testkit.operator.operating import free_port
 
@@ -63,6 +63,6 @@ async def test_a_poll_that_the_operators_restart_cut_off_is_answered_by_the_next
         while not channel.polls:  # noqa: ASYNC110 - it waits for a thread
             await asyncio.sleep(0.01)
         assert not asks.done()
-    await show(board := new_board(), published := plan(7, "digits-w0", "digits-w1"))
+    await show(board := new_board(), published := generation(7, "digits-w0", "digits-w1"))
     async with serving(board, port):
-        assert await asks == published.generation("job")
+        assert await asks == published

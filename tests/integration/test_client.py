@@ -67,7 +67,7 @@ async def test_a_job_is_submitted_watched_and_described_from_the_command_line(
     assert code == 0
     assert "pipeline 3" in text and "TrainingSucceeded" in text
     code, machine, _ = await command(namespace, "describe", "digits", "-o", "json")
-    assert json.loads(machine)["status"]["plan"]["pipelines"] == 4
+    assert json.loads(machine)["status"]["generation"]["pipelines"] == 4
 
 
 async def test_the_client_streams_a_jobs_life_and_waits_for_its_end(
@@ -93,7 +93,7 @@ async def test_the_client_streams_a_jobs_life_and_waits_for_its_end(
     assert sorted(set(generations)) == [0, 1, 2, 3] and generations == sorted(generations)
     ended = await asyncio.to_thread(client.wait, "digits", timeout=5)
     assert ended.finished and ended.failure == ""
-    assert ended.rank(ended.status.plan.members[2].name if ended.status.plan else "") == 2
+    assert ended.rank(ended.status.generation.members[2].name if ended.status.generation else "") == 2
 
     async def told() -> bool:
         return "TrainingSucceeded" in {event.reason for event in await asyncio.to_thread(client.events, ended)}

@@ -219,7 +219,7 @@ async def test_a_claimed_pipeline_gives_way_to_another_job_and_the_first_trains_
     assert await namespace.layout(1, "other") == (2, 1)
     assert await namespace.layout(3) == (2, 1)
     status = await namespace.status()
-    assert {member["name"] for member in status["plan"]["members"]} == {"digits-w0", "digits-w1"}
+    assert {member["name"] for member in status["generation"]["members"]} == {"digits-w0", "digits-w1"}
     assert (status["state"], status.get("failures", 0)) == ("Running", 0)
     assert await admitted(namespace, "digits") == ("True", "QuotaReserved")
     assert "digits-q1" not in await queue.workloads()
@@ -243,7 +243,7 @@ async def test_a_job_that_is_preempted_itself_comes_back_in_the_size_of_its_chec
     assert await namespace.layout(1, "other") == (4, 1)
     status = await namespace.status()
     assert (status["state"], status.get("failures", 0)) == ("Pending", 0)
-    assert "plan" not in status
+    assert "generation" not in status
     assert await admitted(namespace, "digits") == ("False", "WaitingForQuota")
 
     namespace.advance(30, "other")
@@ -276,7 +276,7 @@ async def test_while_kueue_is_away_jobs_train_and_recover_and_others_wait_withou
         await namespace.layout(2)
         status = await namespace.status()
         assert await admitted(namespace, "digits") == before
-        assert len(status["plan"]["members"]) == 4
+        assert len(status["generation"]["members"]) == 4
         assert len(await namespace.pods()) == 4
     finally:
         kueue.start(layout)

@@ -78,9 +78,13 @@ async def test_a_killed_worker_is_replaced_by_a_new_pod(
     kubelet.processes[victim].send_signal(signal.SIGKILL)
 
     async def regrown() -> bool:
-        plan = (await namespace.status())["plan"]
-        names = {member["name"] for member in plan["members"]}
-        return plan["confirmedGeneration"] == plan["layoutGeneration"] and len(names) == 4 and "digits-w4" in names
+        generation = (await namespace.status())["generation"]
+        names = {member["name"] for member in generation["members"]}
+        return (
+            generation["confirmedGeneration"] == generation["layoutGeneration"]
+            and len(names) == 4
+            and "digits-w4" in names
+        )
 
     await until("a new worker took the place", regrown)
     assert (await namespace.status())["failures"] == 1

@@ -167,7 +167,7 @@ async def test_a_watch_that_dies_without_a_word_is_opened_again(
     await namespace.apply(packing_job())
 
     async def seen() -> bool:
-        return bool((await namespace.status()).get("plan"))
+        return bool((await namespace.status()).get("generation"))
 
     await until("the job is seen", seen, timeout=120)  # the API server sends bookmarks each minute
     assert cut_off.running

@@ -33,7 +33,7 @@ async def test_a_claim_that_gets_no_node_is_withdrawn_and_says_why(
     namespace.advance(30)
     status = await namespace.state("Complete")
     assert status.get("failures", 0) == 0
-    assert status["plan"]["layoutGeneration"] == 1
+    assert status["generation"]["layoutGeneration"] == 1
 
 
 async def test_a_preempted_worker_makes_the_job_narrower_and_is_no_failure(
@@ -48,7 +48,7 @@ async def test_a_preempted_worker_makes_the_job_narrower_and_is_no_failure(
     assert await namespace.layout(3) == (1, 2), "its starting size is taken back"
     status = await namespace.status()
     assert status.get("failures", 0) == 0
-    assert {member["name"] for member in status["plan"]["members"]} == {"digits-w0", "digits-w2"}
+    assert {member["name"] for member in status["generation"]["members"]} == {"digits-w0", "digits-w2"}
     await namespace.told("WorkerDrained")
     namespace.advance(30)
     await namespace.state("Complete")

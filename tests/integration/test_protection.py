@@ -135,10 +135,10 @@ async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
     await namespace.api.request("PATCH", f"/api/v1/nodes/{node}", cordon, content_type=MERGE_PATCH)
 
     assert await namespace.layout(2) == (4, 1)
-    plan = (await namespace.status())["plan"]
-    names = [member["name"] for member in plan["members"]]
+    generation = (await namespace.status())["generation"]
+    names = [member["name"] for member in generation["members"]]
     assert sorted(names) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
-    assert plan["reason"] == "Drain"
+    assert generation["reason"] == "Drain"
     await namespace.told("WorkersDraining", "GenerationConfirmed")
     namespace.advance(30)
     assert (await namespace.state("Complete")).get("failures", 0) == 0
@@ -262,9 +262,12 @@ async def test_where_nodes_are_not_seen_the_only_copy_of_a_stage_may_be_evicted_
         await api.request("DELETE", pod, {"gracePeriodSeconds": 0})
 
         async def whole_again() -> bool:
-            plan = (await namespace.status())["plan"]
-            stays = "digits-w1" in {member["name"] for member in plan["members"]}
-            return not stays and (plan["stages"], plan["confirmedGeneration"]) == (4, plan["layoutGeneration"])
+            generation = (await namespace.status())["generation"]
+            stays = "digits-w1" in {member["name"] for member in generation["members"]}
+            return not stays and (generation["stages"], generation["confirmedGeneration"]) == (
+                4,
+                generation["layoutGeneration"],
+            )
 
         await until("others hold all four stages", whole_again)
         await namespace.told("WorkerDrained")
@@ -298,7 +301,7 @@ async def test_a_replacement_that_was_bound_to_a_dead_node_is_replaced_in_its_tu
     await until("another replacement", lambda: created("digits-w3"))
     kubelet.room = 8192
     assert await namespace.layout(3) == (1, 2)
-    names = {member["name"] for member in (await namespace.status())["plan"]["members"]}
+    names = {member["name"] for member in (await namespace.status())["generation"]["members"]}
     assert names == {"digits-w0", "digits-w3"}
     namespace.advance(30)
     assert (await namespace.state("Complete")).get("failures", 0) == 0
@@ -325,4 +328,4 @@ async def test_a_worker_of_a_job_that_starts_is_replaced_when_its_node_is_delete
     await until("the worker is given up", given_up)
     kubelet.room = 8192
     assert await namespace.layout(1) == (1, 2)
-    assert name not in {member["name"] for member in (await namespace.status())["plan"]["members"]}
+    assert name not in {member["name"] for member in (await namespace.status())["generation"]["members"]}

@@ -64,8 +64,8 @@ async def test_a_claimed_worker_goes_when_a_pod_of_higher_priority_wants_its_acc
     assert await namespace.layout(3) == (1, 1)
 
     status = await namespace.status()
-    assert status["plan"]["reason"] == "Release"
-    assert [member["name"] for member in status["plan"]["members"]] == ["digits-w0"]
+    assert status["generation"]["reason"] == "Release"
+    assert [member["name"] for member in status["generation"]["members"]] == ["digits-w0"]
     await namespace.told("ShareChanged")
     await others.clear()
     namespace.advance(30)

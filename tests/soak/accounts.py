@@ -89,7 +89,7 @@ class Account:
             self.said_held += self._status.get("gpus", {}).get("held", 0) * seconds
             if "gpuSecondsTime" in self._status:
                 pipelines = self._status["initialWorkers"] // self.stages
-                spared = pipelines * (self.stages - self._status["plan"]["stages"])
+                spared = pipelines * (self.stages - self._status["generation"]["stages"])
                 fewer = min(spared, pipelines * self.stages - len(self._pods))
                 self.saved += max(0, fewer) * seconds
         self._time = time

@@ -197,12 +197,12 @@ class Slot:
 
     def _members(self) -> list[Worker]:
         """The published generation's members that run and stay, its leader first."""
-        plan, workers = self._status.get("plan"), self._workers()
-        if not plan:
+        generation, workers = self._status.get("generation"), self._workers()
+        if not generation:
             return []
-        members = [workers[m["uid"]] for m in plan["members"] if m["uid"] in workers]
+        members = [workers[m["uid"]] for m in generation["members"] if m["uid"] in workers]
         staying = [worker for worker in members if not worker.deleted.is_set()]
-        return sorted(staying, key=lambda worker: worker.name != plan["leader"])
+        return sorted(staying, key=lambda worker: worker.name != generation["leader"])
 
     async def _trains(self, what: str, timeout: float, *, step: int) -> None:
         """Waits until all members of a confirmed generation live and make steps past `step`."""
@@ -210,10 +210,10 @@ class Slot:
         def well() -> bool:
             if self._ended:
                 return True
-            plan = self._status.get("plan")
-            if not plan or plan.get("confirmedGeneration", 0) < plan["layoutGeneration"]:
+            generation = self._status.get("generation")
+            if not generation or generation.get("confirmedGeneration", 0) < generation["layoutGeneration"]:
                 return False
-            return len(self._members()) == len(plan["members"]) and self._step > step
+            return len(self._members()) == len(generation["members"]) and self._step > step
 
         await self._world.jobs.until(f"{self._name} {what}", well, timeout)
 
@@ -260,11 +260,13 @@ class Slot:
 
     async def _move_ceiling(self) -> None:
         """Lets the job grow if it has its starting size, else takes back what it has beyond that."""
-        job, plan = self._world.jobs.named(self._name), self._status.get("plan")
+        job, generation = self._world.jobs.named(self._name), self._status.get("generation")
         if job is None:
             raise NotHit
         elastic = job["spec"]["elasticPolicy"]
-        workers, stages = (plan["stages"] * plan["pipelines"], plan["stages"]) if plan else (0, 1)
+        workers, stages = (
+            (generation["stages"] * generation["pipelines"], generation["stages"]) if generation else (0, 1)
+        )
         ceiling = elastic["workers"]
         if workers <= ceiling:  # more than before, and another number than the last time: an edit is tried at once
             ceiling += stages if elastic["maxWorkers"] != ceiling + stages else 2 * stages

@@ -189,7 +189,7 @@ def _operator(board: Dashboard) -> None:
         board,
         "Operator",
         graph(
-            "From a report to its durable plan",
+            "From a report to its durable status",
             [("pipetransformer_report_seconds:p99_5m", "p99"), (_quantile("0.5", "report_seconds"), "median")],
             unit="s",
             description="Time from a leader's report to the status that answers it. An alert fires above the line.",

@@ -32,7 +32,7 @@ def obtain(layout: Layout, *, nodes: bool) -> None:
     """
     if not is_up(layout):
         _check(layout, ports=(), nodes=NODES if nodes else 0)
-    debian.obtain(debian.CONTROL_PLANE + debian.MONITORING + (debian.NODE + debian.IMAGES if nodes else ()))
+    debian.obtain(debian.tested(nodes=nodes))
     if nodes or not os.environ.get("KUBEBUILDER_ASSETS"):
         gobuild.kubernetes(nodes=nodes)
     gobuild.helm()

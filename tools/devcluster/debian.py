@@ -39,6 +39,11 @@ BROWSER = ("chromium",)
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/lib/chromium", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
+def tested(*, nodes: bool) -> tuple[str, ...]:
+    """What the tests run; with `nodes` also what kubelets and images need."""
+    return CONTROL_PLANE + MONITORING + BROWSER + (NODE + IMAGES if nodes else ())
+
+
 def _unpacked() -> Path:
     return cache_dir() / "debian" / "root"
 

@@ -15,7 +15,7 @@ from tools.devcluster.layout import Layout, cache_dir
 from tools.devcluster.process import say
 
 _GO = 6.0  # GiB, as all: modules 3.4, Go's own build cache 1.9, programs 0.7
-_DEBIAN = 0.8
+_DEBIAN = 1.0
 _BUILDAH = 7.2
 _REGISTRY = 3.1
 _NODE = 6.1
@@ -26,7 +26,7 @@ _CONTROL_PLANE = 1.0  # etcd and logs
 
 def missing(layout: Layout, *, nodes: int) -> dict[str, float]:
     """GiB that a cluster of `nodes` nodes will still take, 0 for a control plane alone: part -> GiB."""
-    programs = debian.CONTROL_PLANE + debian.MONITORING + (debian.NODE + debian.IMAGES if nodes else ())
+    programs = debian.tested(nodes=nodes > 0)
     built = gobuild.has_kubernetes(nodes=nodes > 0)
     parts = {
         "programs from Go modules": 0 if built else _rest(_GO, *gobuild.written_folders()),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from pipetransformer_client.cli import app
+from pipetransformer_client.cli.app import app
 from tools.docs.markdown import GENERATED, code, table
 
 _INTRODUCTION = """# Command line

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Moment(StrEnum):
-    """A moment of a round comes with its step (from 0), one of a regroup with the layout generation it leads to."""
+class HookPoint(StrEnum):
+    """A point of a round comes with its step (from 0), one of a regroup with the layout generation it leads to."""
 
     COMPUTED = "Computed"  #: gradients are computed, not yet reduced
     REDUCED = "Reduced"  #: gradients are reduced; nobody has voted
@@ -21,11 +21,11 @@ class Moment(StrEnum):
     AGREED = "Agreed"  #: all have voted for the generation; nothing old is dropped
 
 
-#: Called with the moment and its number.
-Reached = Callable[[Moment, int], None]
+#: Called with the point and its number.
+Reached = Callable[[HookPoint, int], None]
 
 
-def ignore(moment: Moment, number: int) -> None:
+def ignore(point: HookPoint, number: int) -> None:
     """What a worker does at its moments outside of tests."""
 
 
@@ -34,15 +34,15 @@ class Hooks:
     """Seams for the process and for tests.
 
     Attributes:
-        reached: called at each moment of the worker's life.
-        broke: called when the generation broke: `Trainer.lost_peers` says whom this worker no longer reaches.
+        reached: called at each point of the worker's life.
+        on_broken: called when the generation broke: `Trainer.lost_peers` says whom this worker no longer reaches.
         stop_requested: whether this worker shall leave at the end of the round.
         ends_soon: whether a worker that shall leave does so when its group breaks, because no generation will name it.
         out_of_time: whether the checkpoint that a worker leaves is given up when the storage does not take it.
     """
 
     reached: Reached = ignore
-    broke: Callable[[], None] = lambda: None
+    on_broken: Callable[[], None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
     ends_soon: Callable[[], bool] = lambda: True
     out_of_time: Callable[[], bool] = lambda: True

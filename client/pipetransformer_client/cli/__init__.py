@@ -5,40 +5,13 @@ were refused; 3 the cluster said no or did not answer, or time ran out; 130 inte
 """
 
 import sys
-from importlib.metadata import version
-from typing import Annotated
-
-import typer
 
 from pipetransformer_client.errors import ClientError, InvalidName
 from pipetransformer_contract.api.manifest import InvalidManifest
 
+from . import change, fetch, logs, plan, run, show, submit, timeline, watch  # noqa: F401 - they add their commands to the app
+from .app import app
 from .options import EXIT_CLUSTER, EXIT_REFUSED, errors
-
-app = typer.Typer(
-    name="pipetransformer",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"pipetransformer {version('pipetransformer-client')}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Elastic pipeline training on Kubernetes: submit jobs, watch them shrink, fetch their models."""
-
-
-from . import change, fetch, logs, plan, run, show, submit, timeline, watch  # noqa: E402, F401 - they add their commands to the app
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import typer
 
 from pipetransformer_client.client import Client
 
-from . import app
+from .app import app
 from .options import Context, JobName, Namespace, console
 
 

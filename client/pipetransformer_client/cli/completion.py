@@ -54,7 +54,7 @@ def complete_field(incomplete: str) -> list[str]:
 
 def main() -> None:
     """Answers kubectl."""
-    from . import app
+    from .app import app
 
     words = sys.argv[1:]
     group = typer.main.get_command(app)

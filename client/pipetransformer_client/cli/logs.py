@@ -7,7 +7,7 @@ from rich.text import Text
 
 from pipetransformer_client.client import Client
 
-from . import app
+from .app import app
 from .options import Context, JobName, Namespace, console
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", "bright_green")

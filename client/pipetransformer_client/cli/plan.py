@@ -12,7 +12,7 @@ from pipetransformer_client.dry_run import Phase, Savings, phases, savings
 from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
 
-from . import app
+from .app import app
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_REFUSED, Output, console, errors
 from .show import print_object

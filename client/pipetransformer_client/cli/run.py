@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +12,12 @@ import typer
 from rich.console import Console
 
 from pipetransformer_client.run_folder import RunFolder, RunFolderError
+from pipetransformer_client.timeline import read, write
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.manifest import local_job, local_manifest
 from pipetransformer_contract.api.status import ConditionType, JobStatus
 
-from . import app
+from .app import app
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, errors
 from .summary import print_summary
@@ -89,6 +91,8 @@ def _interrupted(folder: RunFolder) -> str:
 
 
 def _print_end(out: Console, status: JobStatus, folder: RunFolder) -> None:
+    with suppress(ValueError):  # it ended before it trained
+        write(read(folder.path), folder.path.name, folder.path)
     failed = status.condition(ConditionType.FAILED)
     if failed and status.is_true(ConditionType.FAILED):
         errors().print(f"Failed ({failed.reason}): {failed.message}\nlogs: {folder.path / 'logs'}")

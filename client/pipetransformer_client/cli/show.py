@@ -14,7 +14,7 @@ from pipetransformer_client.job import Event, Job
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import duration
 
-from . import app
+from .app import app
 from .options import Context, Format, JobName, Namespace, Output, console
 from .view import draw_layout, held, progress
 
@@ -70,7 +70,9 @@ def _print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 def _row(job: Job) -> list[str]:
     status = job.status
-    stages, pipelines = (str(status.plan.stages), str(status.plan.pipelines)) if status.plan else ("-", "-")
+    stages, pipelines = (
+        (str(status.generation.stages), str(status.generation.pipelines)) if status.generation else ("-", "-")
+    )
     step, left = _step(status.last_report)
     saved = f"{status.gpu_seconds_saved / 3600:.2f} GPUh"
     held = str(status.gpus.held)

@@ -7,7 +7,7 @@ import typer
 from pipetransformer_client.client import Client
 from pipetransformer_client.job import Job
 
-from . import app
+from .app import app
 from .manifests import File, Name, Settings, all_jobs
 from .options import EXIT_FAILED, Context, Namespace, Output, console
 from .show import print_jobs, print_object

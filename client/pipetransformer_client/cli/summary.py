@@ -36,7 +36,7 @@ def print_summary(console: Console, run_dir: Path) -> None:
         f"test accuracy {_cell(summary['test_accuracy'])}, {_cell(summary['wall_seconds'])} s, {_audited(summary)}",
         highlight=False,
     )
-    for name in ("timeline.png", "model"):
+    for name in ("timeline.html", "model"):
         if (run_dir / name).exists():
             console.print(f"{name}: {run_dir / name}", highlight=False, soft_wrap=True)
 

@@ -8,10 +8,11 @@ import typer
 
 from pipetransformer_client.client import Client
 from pipetransformer_client.errors import NotFound, Unavailable
+from pipetransformer_client.timeline import read, write
 from pipetransformer_contract.api.manifest import similar_path
 from pipetransformer_contract.api.validate import is_name
 
-from . import app
+from .app import app
 from .completion import complete_record
 from .options import EXIT_REFUSED, Context, Namespace, console, errors
 
@@ -20,18 +21,13 @@ from .options import EXIT_REFUSED, Context, Namespace, console, errors
 def timeline(
     source: Annotated[
         str,
-        typer.Argument(help="Folder of a run's record, else the name of a job.", autocompletion=complete_record),
+        typer.Argument(help="Folder of a run's record, or the name of a job.", autocompletion=complete_record),
     ],
-    folder: Annotated[Path, typer.Argument(help="Where timeline.html and timeline.png go.", file_okay=False)] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Where timeline.html and timeline.svg go.", file_okay=False)] = Path(),
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Draw a run, or what there is of it yet: layers over time, width, GPUs, loss and regroups."""
-    try:
-        from pipetransformer_client.timeline import read, write
-    except ModuleNotFoundError as error:
-        errors().print(f"error: {error}: pip install pipetransformer-client[timeline]")
-        raise typer.Exit(EXIT_REFUSED) from error
+    """Draw a run, also while it trains: layouts, frozen layers, GPUs, speed, loss and accuracy over time."""
     try:
         if Path(source).is_dir():
             record, name = read(Path(source)), Path(source).resolve().name

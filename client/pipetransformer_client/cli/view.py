@@ -94,18 +94,18 @@ def draw_layout(status: JobStatus) -> RenderableType:
 
     A layout that is published but not yet confirmed is drawn empty: only the trainer knows how it will be cut.
     """
-    plan, report = status.plan, status.last_report
-    if plan is None:
+    generation, report = status.generation, status.last_report
+    if generation is None:
         return Text(f"{len(status.worker_ids)} workers are starting")
     table = Table(show_edge=False, pad_edge=False)
-    table.add_column(f"generation {plan.layout_generation}")
-    for stage in range(plan.stages):
+    table.add_column(f"generation {generation.layout_generation}")
+    for stage in range(generation.stages):
         table.add_column(f"stage {stage}")
     cells = [
         Text.assemble((FROZEN * frozen, "blue"), (ACTIVE * active, "green"))
-        for frozen, active in _cells(report, plan.layout_generation)
+        for frozen, active in _cells(report, generation.layout_generation)
     ]
-    for pipeline in range(plan.pipelines):
+    for pipeline in range(generation.pipelines):
         table.add_row(f"pipeline {pipeline}", *cells)
     return table
 
@@ -123,10 +123,12 @@ def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
 
 def progress(status: JobStatus) -> str:
     """The newest report in one line; empty before the first."""
-    report, plan = status.last_report, status.plan
+    report, generation = status.last_report, status.generation
     if report is None:
         return ""
-    confirmed = plan if plan is not None and plan.layout_generation == report.layout_generation else None
+    confirmed = (
+        generation if generation is not None and generation.layout_generation == report.layout_generation else None
+    )
     held_out = report.held_out
     return Progress(
         step=report.step,

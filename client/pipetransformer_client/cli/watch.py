@@ -9,7 +9,7 @@ from pipetransformer_client.client import Client
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Job
 
-from . import app
+from .app import app
 from .options import EXIT_FAILED, Context, JobName, Namespace, console, errors
 from .view import LiveView, PlainView
 

@@ -1,10 +1,11 @@
-"""A run as one picture: which layers were frozen and where they were cut, how wide it was, how many GPUs, and the loss.
+"""A run as one picture: layouts and frozen layers, GPUs, speed, loss and held-out metrics over time.
 
-`record` reads what the leader wrote down, `draw` makes a figure of it, `page` a document that needs nothing besides
-itself.
+`record` reads what the leader wrote down, `draw` makes an SVG of it, and `page` writes that with figures as a document
+that loads nothing.
 """
 
-from .page import write
+from .draw import draw
+from .page import WIDTHS, write
 from .record import Record, read
 
-__all__ = ["Record", "read", "write"]
+__all__ = ["WIDTHS", "Record", "draw", "read", "write"]

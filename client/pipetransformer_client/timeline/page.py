@@ -1,44 +1,49 @@
-"""Writes a record's picture and the page around it."""
+"""Writes a record's page, and its picture as a file of its own."""
 
-import io
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from .draw import draw
 from .record import Record
 
+#: Widths in pixels for which the page has a drawing; it shows the widest that fits.
+WIDTHS = (340, 500, 740, 1100)
+_MARGIN = 16
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #22303c; max-width: 1180px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.4em } svg { width: 100%; height: auto }
-table { border-collapse: collapse; margin: 1em 0 } caption { text-align: left; font-weight: 600; padding: .3em 0 }
-th, td { padding: .25em .9em; text-align: right; border-bottom: 1px solid #dfe5ea } td:first-child { text-align: left }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; color: #22303c; background: white; max-width: 1132px; margin: 0 auto;
+  padding: 16px; overflow-wrap: anywhere }
+h1 { font-size: 1.4em; margin: .3em 0 } h2 { font-size: 1.1em; margin: 1.6em 0 .4em }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(100px, 1fr)); gap: 8px; margin: 0 0 16px }
+.facts div { background: #f7f9fb; border-radius: 8px; padding: 6px 12px }
+dt { font-size: 12px; color: #5d6b78 } dd { margin: 0; font-size: 17px; font-weight: 600 }
+figure { margin: 0 } figure svg { display: none; width: 100%; height: auto }
+figcaption { font-size: 13px; color: #5d6b78; margin-top: 6px }
+.wide { overflow-x: auto } table { border-collapse: collapse; white-space: nowrap; font-size: 14px }
+th, td { padding: .3em .8em; text-align: right; border-bottom: 1px solid #dfe5ea }
+th:first-child, td:first-child { text-align: left; padding-left: 0 }
 """
+_CAPTION = (
+    "Layers by the stage that holds them, the first at the bottom. On top: stages × pipelines"  # noqa: RUF001
+    " of each layout, and why it came. A dashed line is a freeze."
+)
 
 
 def write(record: Record, name: str, folder: Path) -> tuple[Path, Path]:
-    """Writes `timeline.html`, which loads nothing, and `timeline.png`; returns both paths."""
-    figure = draw(record)
-    picture = io.StringIO()
-    figure.savefig(picture, format="svg", metadata={"Date": None})
-    svg = picture.getvalue()
+    """Writes `timeline.html`, which loads nothing, and `timeline.svg`; returns both paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    page, png = folder / "timeline.html", folder / "timeline.png"
-    page.write_text(_page(record, name, svg[svg.index("<svg") :]), encoding="utf-8")
-    figure.savefig(png)
-    return page, png
+    page, picture = folder / "timeline.html", folder / "timeline.svg"
+    drawings = {width: draw(record, f"Timeline of {name}", width) for width in WIDTHS}
+    page.write_text(_page(record, name, drawings), encoding="utf-8")
+    picture.write_text(drawings[WIDTHS[-1]], encoding="utf-8")
+    return page, picture
 
 
-def _page(record: Record, name: str, svg: str) -> str:
-    first = record.regroups[0]
-    whole = first.stages * first.pipelines * (record.seconds - first.time)
-    paused = sum(one.pause_seconds for one in record.regroups[1:])
-    facts = (
-        f"{record.seconds:.0f} s, {len(record.steps)} steps, {record.outcome}."
-        f" {len(record.regroups) - 1} regroups, which paused it for {paused:.2f} s."
-        f" It held {record.gpu_seconds:.0f} GPU-seconds, {1 - record.gpu_seconds / whole:.0%} fewer than its first"
-        " layout would have in that time."
-    )
+def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
+    figures = "".join(svg.replace("<svg ", f'<svg class="w{width}" ', 1) for width, svg in drawings.items())
+    facts = "".join(f"<div><dt>{escape(title)}</dt><dd>{escape(value)}</dd></div>" for title, value in _facts(record))
     regroups = _table(
         "regroups",
         "Layouts",
@@ -51,23 +56,20 @@ def _page(record: Record, name: str, svg: str) -> str:
     )  # fmt: skip
     freezes = _table(
         "freezes",
-        "Moves of the frozen boundary",
-        ("at s", "step", "frozen blocks"),
+        "Freezes",
+        ("at s", "step", "frozen layers"),
         ((f"{one.time:.1f}", one.step, f"{one.frozen} of {record.num_layers}") for one in record.freezes),
     )
-    title = f"{escape(name)}: who trained what"
-    legend = (
-        "Each block by the stage that holds it, frozen ones hatched; the numbers on top are stages x pipelines. A red"
-        " line is a regroup."
-    )
+    title = escape(name)
     return f"""<!DOCTYPE html>
 <html lang="en">
-<head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Timeline of {title}</title><style>{_STYLE}{_shown()}</style></head>
 <body>
 <h1>{title}</h1>
-<p>{escape(facts)}</p>
-{svg}
-<p>{legend}</p>
+<p>{escape(record.outcome)}</p>
+<dl class="facts">{facts}</dl>
+<figure>{figures}<figcaption>{escape(_CAPTION)}</figcaption></figure>
 {regroups}
 {freezes}
 </body>
@@ -75,8 +77,33 @@ def _page(record: Record, name: str, svg: str) -> str:
 """
 
 
+def _facts(record: Record) -> list[tuple[str, str]]:
+    """Titles and values of what a reader wants to know first."""
+    first = record.regroups[0]
+    whole = first.stages * first.pipelines * (record.seconds - first.time)
+    saved = 1 - record.gpu_seconds / whole if whole else 0.0
+    paused = sum(one.pause_seconds for one in record.regroups[1:])
+    return [
+        ("seconds", f"{record.seconds:,.0f}"),
+        ("steps", f"{len(record.steps):,}"),
+        ("regroups", f"{len(record.regroups) - 1}"),
+        ("paused for", f"{paused:.2f} s"),
+        ("GPU-seconds", f"{record.gpu_seconds:,.0f}"),
+        ("GPU time saved", f"{round(100 * saved)}%"),
+    ]
+
+
+def _shown() -> str:
+    """Style rules by which the page shows the widest drawing that fits, and on narrow screens the narrowest."""
+    bounds = [0, *(width + 2 * _MARGIN for width in WIDTHS[1:]), 10**6]
+    return "".join(
+        f"@media (min-width: {low}px) and (max-width: {high - 0.02}px) {{ figure .w{width} {{ display: block }} }}\n"
+        for width, (low, high) in zip(WIDTHS, pairwise(bounds), strict=True)
+    )
+
+
 def _table(name: str, caption: str, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    caption = f"<caption>{escape(caption)}</caption>"
-    return f'<table id="{name}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    table = f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<h2>{escape(caption)}</h2><div class="wide">{table}</div>'

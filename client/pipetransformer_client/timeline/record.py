@@ -1,6 +1,7 @@
 """The record of a run, as the leader wrote it: `events.jsonl` and `steps.jsonl`. Times are seconds since the start."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Span:
-    """A time in which neither the layout nor the boundary changed.
+    """A time without a change of the layout or the boundary.
 
     Attributes:
         start: seconds.
         end: seconds.
         stages: workers a pipeline.
         pipelines: data-parallel width.
-        frozen: blocks.
-        cuts: first and last block (both included) of each stage; a stage without blocks is left out.
+        frozen: layers.
+        cuts: first and last layer (both included) of each stage; a stage without layers is left out.
     """
 
     start: float
@@ -45,7 +46,7 @@ class Regroup:
 
 @dataclass(frozen=True)
 class Freeze:
-    """A move of the boundary to so many blocks before a step."""
+    """A move of the boundary to `frozen` layers before a step."""
 
     time: float
     step: int
@@ -54,11 +55,19 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Step:
-    """A committed step; what is not known is None."""
+    """A committed step; what is not known, or not finite, is None."""
 
     time: float
     loss: float | None
     samples_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of the held-out samples, by name; those that are not finite are left out."""
+
+    time: float
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,7 @@ class Record:
     regroups: tuple[Regroup, ...]
     freezes: tuple[Freeze, ...]
     steps: tuple[Step, ...]
+    evaluations: tuple[Evaluation, ...]
 
     @property
     def gpu_seconds(self) -> float:
@@ -120,7 +130,12 @@ def read(folder: Path) -> Record:
             for event in events
             if event["kind"] == "Frozen"
         ),
-        steps=tuple(Step(line["time"] - origin, line["loss"], line["samplesPerSecond"]) for line in raw),
+        steps=tuple(Step(line["time"] - origin, _finite(line["loss"]), line["samplesPerSecond"]) for line in raw),
+        evaluations=tuple(
+            Evaluation(event["time"] - origin, {k: v for k, v in event["metrics"].items() if v is not None})
+            for event in events
+            if event["kind"] == "Evaluated"
+        ),
     )
 
 
@@ -143,6 +158,10 @@ def _spans(events: list[dict[str, Any]], origin: float, end: float) -> Iterator[
             frozen=event["frozenLayers"],
             cuts=tuple((first, last) for first, last in cuts if first <= last),
         )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _outcome(finished: dict[str, Any] | None) -> str:

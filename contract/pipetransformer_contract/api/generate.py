@@ -18,8 +18,8 @@ PATHS = (Path("crds") / FILE, Path("charts/pipetransformer/files") / FILE)
 
 _COLUMNS = (
     ("State", "string", ".status.state", "Derived from the conditions."),
-    ("Stages", "integer", ".status.plan.stages", "Workers a pipeline."),
-    ("Pipelines", "integer", ".status.plan.pipelines", "Data-parallel width."),
+    ("Stages", "integer", ".status.generation.stages", "Workers a pipeline."),
+    ("Pipelines", "integer", ".status.generation.pipelines", "Data-parallel width."),
     ("GPUs", "integer", ".status.gpus.held", "Workers whose pod is not gone."),
     ("Frozen", "string", ".status.frozen", "Frozen blocks of all blocks."),
     ("Age", "date", ".metadata.creationTimestamp", "Since the job was created."),

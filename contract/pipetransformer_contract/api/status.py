@@ -14,7 +14,6 @@ from pipetransformer_contract.messages import (
     Count,
     DurableCheckpoint,
     Generation,
-    Member,
     Name,
     Positive,
     Report,
@@ -138,62 +137,6 @@ class State(StrEnum):
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
-
-
-class PublishedPlan(Wire):
-    """The newest published generation; the channel shows it once this is durable.
-
-    `leavers` are the workers that hold state until the members have committed; `boundary` is what it was chosen for,
-    in force since `boundary_step`: a checkpoint must know it before they are given back. `confirmed_generation` is the
-    newest generation that the leader reported as committed: below `layout_generation` the change is still under way.
-    """
-
-    layout_generation: Positive = Field(description="Number of the generation.")
-    stages: Positive = Field(description="Workers a pipeline (K).")
-    pipelines: Positive = Field(description="Data-parallel width (R).")
-    members: list[Member] = Field(min_length=1, max_length=MAX_MEMBERS, description="Workers in rank order.")
-    leavers: list[Member] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Workers that hold state until the members committed."
-    )
-    leader: Name = Field(description="Member that hosts the rendezvous and reports.")
-    nonce: Name = Field(description="Keeps the keys of two rendezvous apart; no secret.")
-    reason: ResizeReason
-    boundary: Count = Field(default=0, description="Frozen blocks that the layout was chosen for.")
-    boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
-    confirmed_generation: Count = Field(default=0, description="Newest generation that the leader reported committed.")
-    published_time: datetime | None = Field(default=None, description="When it was published.")
-    broken_before: Count = Field(
-        default=0, description="Generations in a row before it in which no step was made, although all members live."
-    )
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.stages, self.pipelines)
-
-    @property
-    def confirmed(self) -> bool:
-        return self.confirmed_generation >= self.layout_generation
-
-    def covered_by(self, checkpoint: DurableCheckpoint | None) -> bool:
-        """Whether a restart from the checkpoint would know the boundary that the layout was chosen for, or come from
-        the layout itself (after a failure it may start at an earlier step)."""
-        return checkpoint is not None and (
-            checkpoint.step >= self.boundary_step or checkpoint.layout_generation >= self.layout_generation
-        )
-
-    def generation(self, job_uid: str) -> Generation:
-        """What the channel hands to members and leavers."""
-        return Generation(
-            job_uid=job_uid,
-            layout_generation=self.layout_generation,
-            stages=self.stages,
-            pipelines=self.pipelines,
-            members=self.members,
-            leavers=self.leavers,
-            leader=self.leader,
-            nonce=self.nonce,
-            reason=self.reason,
-        )
 
 
 class ResizePhase(StrEnum):
@@ -355,7 +298,7 @@ class JobStatus(Wire):
 
     state: State = State.PENDING
     conditions: list[Condition] = Field(default_factory=list, max_length=16, description="See docs/operations.md.")
-    plan: PublishedPlan | None = None
+    generation: Generation | None = None
     resize: Resize | None = None
     last_report: LastReport | None = None
     checkpoint: DurableCheckpoint | None = None
@@ -490,7 +433,7 @@ class JobStatus(Wire):
     def _without_words(self) -> "JobStatus":
         conditions = [one.model_copy(update={"reason": "", "message": ""}) for one in self.conditions]
         status = self.model_copy(update={"conditions": conditions})
-        if self.plan is None:
+        if self.generation is None:
             status = status.model_copy(update={"workers": 0, "gpus": self.gpus.model_copy(update={"held": 0})})
         return status
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from pipetransformer_contract.api.status import PublishedPlan
-from pipetransformer_contract.messages import Heartbeat, Ready, Report
+from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
 from pipetransformer_operator.clocks import Clock
 from pipetransformer_operator.plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 
@@ -130,18 +129,17 @@ class Board:
 
     # What the loop says.
 
-    async def show(self, plan: PublishedPlan | None, *, job_uid: str, ended: bool, stop: bool = False) -> None:
-        """Shows the durable plan to workers, and forgets workers that are gone. Returns once all waiting polls that it
-        concerns are answered.
+    async def show(self, generation: Generation | None, *, ended: bool, stop: bool = False) -> None:
+        """Shows the durable generation to workers, and forgets workers that are gone. Returns once all waiting polls
+        that it concerns are answered.
 
         Args:
-            plan: from the written status.
-            job_uid: of the job that the generations belong to.
+            generation: from the written status.
             ended: whether the job has ended.
             stop: whether the members must write a checkpoint and exit.
         """
         self.stop = stop
-        generation = plan.generation(job_uid) if plan else None
+        generation = generation.for_workers() if generation else None
         self._shown = True
         present = self._announced.generation if self._announced else None
         changed = generation != present or ended != self._ended

@@ -180,8 +180,7 @@ class JobLoop:
             arrived = 0  # so the sender is not told that it is durable, and sends its next report
             decided, words_wait = await self._decide(job, replace(observed, report=None))
         await self.board.show(
-            decided.status.plan,
-            job_uid=job.metadata.uid,
+            decided.status.generation,
             ended=decided.status.finished and decided.status.stop is None,
             stop=decided.status.stop is not None,
         )

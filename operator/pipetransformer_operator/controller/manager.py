@@ -135,7 +135,7 @@ class Controller:
                 continue
             look = (job.spec, loop.observe(job), now)
             demands.append(demand_of(*look))
-            if job.status.plan is None:
+            if job.status.generation is None:
                 gangs.append(gang_of(*look))
             if self._yielding is not None:
                 claims.append(claims_of(*look))

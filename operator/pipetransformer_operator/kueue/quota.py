@@ -70,7 +70,7 @@ class KueueQuota(ClusterListener):
                 continue
             elif workloads.is_evicted(seen) and not request.admitted:
                 await self._patch(seen, workloads.requeued(seen, request, now), MERGE_PATCH)
-            elif body := workloads.use(seen, request, status.plan, now):
+            elif body := workloads.use(seen, request, status.generation, now):
                 await self._patch(seen, body, APPLY_PATCH)
         for name, seen in mine.items():
             if name not in wanted:

@@ -5,7 +5,8 @@ from typing import Any
 
 from pipetransformer_contract.api import GROUP, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, JOB_UID_LABEL, PRIORITY_CLASS_LABEL
-from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
+from pipetransformer_contract.api.status import QuotaRequest
+from pipetransformer_contract.messages import Generation
 from pipetransformer_operator.kube.workers.rendering import Assignment, owner_reference
 from pipetransformer_operator.plan import Answer, worker_name
 
@@ -89,11 +90,16 @@ def returned(workload: Object) -> int:
     return sum(int(one["count"]) for one in pods)
 
 
-def use(workload: Object, request: QuotaRequest, plan: PublishedPlan | None, now: datetime) -> Object | None:
+def use(workload: Object, request: QuotaRequest, generation: Generation | None, now: datetime) -> Object | None:
     """What to apply to the Workload's status: quota that is returned, and that all pods run; None if it is so."""
     job = workload["metadata"]["labels"][JOB_LABEL]
     names = {worker_name(job, key) for key in request.worker_ids}
-    train = plan is not None and plan.confirmed and bool(names) and names <= {member.name for member in plan.members}
+    train = (
+        generation is not None
+        and generation.confirmed
+        and bool(names)
+        and names <= {member.name for member in generation.members}
+    )
     was_ready = is_true(workload, _PODS_READY)
     ready = request.admitted and (train or was_ready)
     if request.returned <= returned(workload) and ready == was_ready:

@@ -42,11 +42,11 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
     ),
     "stages": (
         "Stages of each pipeline in the newest published layout (K).",
-        lambda status, now: status.plan.stages if status.plan else None,
+        lambda status, now: status.generation.stages if status.generation else None,
     ),
     "pipelines": (
         "Pipelines in the newest published layout (R).",
-        lambda status, now: status.plan.pipelines if status.plan else None,
+        lambda status, now: status.generation.pipelines if status.generation else None,
     ),
     "layers": (
         "Layers of the model.",

@@ -144,7 +144,7 @@ class Metrics(LoopMetrics, ChannelListener):
 
     def on_decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
         """See `LoopMetrics`."""
-        published, before = plan.status.plan, job.status
+        published, before = plan.status.generation, job.status
         if published is not None and plan.status.layout_generation != before.layout_generation:
             self._generations.labels(published.reason.value).inc()
         for event in plan.events:

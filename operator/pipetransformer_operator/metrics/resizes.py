@@ -88,7 +88,7 @@ def direction_of(resize: Resize) -> Direction:
 
 def result_of(before: JobStatus, after: JobStatus) -> Result | None:
     """How the change of layout in `before` ended in this turn; None if it did not end, or there was none."""
-    resize, old, new = before.resize, before.plan, after.plan
+    resize, old, new = before.resize, before.generation, after.generation
     if resize is None:
         return None
     if resize.phase is ResizePhase.PREPARE:

@@ -18,7 +18,6 @@ from pipetransformer_contract.api.status import (
     ConditionType,
     JobStatus,
     LayoutSize,
-    PublishedPlan,
     QuotaRequest,
     Reason,
     Resize,
@@ -26,7 +25,7 @@ from pipetransformer_contract.api.status import (
 )
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import Layout, OnPack
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 
 from .quota import quota
 from .types import SHORTEST_PACE, EventType, Observed, Plan, PlanEvent, Worker, worker_name
@@ -161,8 +160,8 @@ class Draft:
     @property
     def joining_ids(self) -> list[int]:
         """Ids of wanted workers that are to join: neither members nor on their way out; some may not exist yet."""
-        plan = self.status.plan
-        taken = {member.name for member in plan.members} if plan else set()
+        generation = self.status.generation
+        taken = {member.name for member in generation.members} if generation else set()
         leaving = set(self.status.leaving_ids)
         return [key for key in self.status.worker_ids if self.name_of(key) not in taken and key not in leaving]
 
@@ -223,10 +222,10 @@ class Draft:
     def surplus_ids(self) -> Sequence[int]:
         """Those of the leaving workers that a smaller layout left over. Where an operator before kept none, the newest
         generation's reason tells."""
-        known, plan = self.status.surplus_ids, self.status.plan
+        known, generation = self.status.surplus_ids, self.status.generation
         if known is not None:
             return known
-        return self.status.leaving_ids if plan is not None and self._leaves_surplus(plan.reason) else ()
+        return self.status.leaving_ids if generation is not None and self._leaves_surplus(generation.reason) else ()
 
     def _leaves_surplus(self, reason: ResizeReason) -> bool:
         return reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and self.on_pack is not OnPack.HOLD
@@ -244,7 +243,7 @@ class Draft:
         size = sum(key not in claimed for key in ids)
         joining = set(self.joining_ids) - claimed
         least = sum(key not in claimed for key in replaced) - sum(key in joining for key in ids) if replaced else 0
-        if self.status.plan is None:  # a start has no claims
+        if self.status.generation is None:  # a start has no claims
             least = missing
         base = min(missing, max(0, least, self.status.initial_workers - size))
         if self.status.quota_requests:
@@ -296,15 +295,15 @@ class Draft:
 
     def waits(self, member: Member) -> bool:
         """Whether the worker is in no group and waits for a newer generation than the published one."""
-        plan, beat = self.status.plan, self.observed.beats.get(member.uid)
-        if plan is None or beat is None or beat.waiting_after is None:
+        generation, beat = self.status.generation, self.observed.beats.get(member.uid)
+        if generation is None or beat is None or beat.waiting_after is None:
             return False
-        return beat.waiting_after >= plan.layout_generation
+        return beat.waiting_after >= generation.layout_generation
 
     def has_left(self, member: Member) -> bool:
         """Whether a leaver of the published generation holds nothing any more: then all have voted for it."""
-        plan, beat = self.status.plan, self.observed.beats.get(member.uid)
-        return plan is not None and beat is not None and beat.layout_generation >= plan.layout_generation
+        generation, beat = self.status.generation, self.observed.beats.get(member.uid)
+        return generation is not None and beat is not None and beat.layout_generation >= generation.layout_generation
 
     def hears(self, uid: str) -> bool:
         """Whether the worker said anything lately."""
@@ -343,14 +342,15 @@ class Draft:
         Candidates that hold state come first, so the leader holds state whenever any member does. A holder of state
         that is no candidate takes no part.
         """
-        before, status = self.status.plan, self.status
+        before, status = self.status.generation, self.status
         number = status.layout_generation + 1
         members = list(candidates[: layout.workers])
         names = [member.name for member in members]
         holders = {member.name for member in self.state_holders}
         leavers = [member for member in candidates[layout.workers :] if member.name in holders]
         report = status.last_report
-        plan = PublishedPlan(
+        generation = Generation(
+            job_uid=self.observed.uid,
             layout_generation=number,
             stages=layout.stages,
             pipelines=layout.pipelines,
@@ -368,7 +368,7 @@ class Draft:
         left, stays = self.ids_of(leavers), set(self.ids_of(members))
         surplus = {*self.surplus_ids, *(left if self._leaves_surplus(reason) else ())}
         self.update(
-            plan=plan,
+            generation=generation,
             layout_generation=number,
             leaving_ids=sorted({*status.leaving_ids, *left} - stays),
             surplus_ids=sorted(surplus - stays),
@@ -413,11 +413,11 @@ class Draft:
     def state_holders(self) -> list[Member]:
         """Living workers with some state, members first: leavers hold theirs until the generation is confirmed, or they
         say that they have left."""
-        plan = self.status.plan
-        if plan is None:
+        generation = self.status.generation
+        if generation is None:
             return []
-        leavers = [] if plan.confirmed else [member for member in plan.leavers if not self.has_left(member)]
-        return [member for member in (*plan.members, *leavers) if self.alive(member)]
+        leavers = [] if generation.confirmed else [member for member in generation.leavers if not self.has_left(member)]
+        return [member for member in (*generation.members, *leavers) if self.alive(member)]
 
     @property
     def stopped(self) -> bool:
@@ -475,12 +475,12 @@ class Draft:
 def _until(now: datetime, status: JobStatus) -> JobStatus:
     """The status with nothing that has happened after `now`: an operator whose clock is ahead wrote such times, and
     whoever counts from them would wait for as long as the clocks differ."""
-    report, plan, resize = status.last_report, status.plan, status.resize
+    report, generation, resize = status.last_report, status.generation, status.resize
     changes: dict[str, Any] = {}
     if report is not None and report.time > now:
         changes["last_report"] = report.model_copy(update={"time": now})
-    if plan is not None and plan.published_time is not None and plan.published_time > now:
-        changes["plan"] = plan.model_copy(update={"published_time": now})
-    if plan is not None and resize is not None and resize.start_time > now:  # a start may be told to begin later
+    if generation is not None and generation.published_time is not None and generation.published_time > now:
+        changes["generation"] = generation.model_copy(update={"published_time": now})
+    if generation is not None and resize is not None and resize.start_time > now:  # a start may be told to begin later
         changes["resize"] = resize.model_copy(update={"start_time": now})
     return status.model_copy(update=changes) if changes else status

@@ -27,10 +27,10 @@ def bounds_of(draft: Draft) -> Bounds:
 
 def best(draft: Draft, workers: int) -> Layout | None:
     """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
-    plan, bounds = draft.status.plan, bounds_of(draft)
+    generation, bounds = draft.status.generation, bounds_of(draft)
     offers = offered(draft)
-    if not offers and plan:
-        offers, bounds = _of_one_length(awaited(draft, plan.layout).stages, bounds)
+    if not offers and generation:
+        offers, bounds = _of_one_length(awaited(draft, generation.layout).stages, bounds)
     packing = draft.spec.pipeline.packing
     return choose(offers, workers, bounds, on_pack=draft.on_pack, packing=packing, present=_present(draft))
 
@@ -100,9 +100,9 @@ def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
 
 def _present(draft: Draft) -> Present | None:
     """What trains now; its step only once the leader of the published generation has reported it."""
-    plan, report = draft.status.plan, draft.status.last_report
-    if plan is None:
+    generation, report = draft.status.generation, draft.status.last_report
+    if generation is None:
         return None
-    if report is None or report.layout_generation != plan.layout_generation:
-        return Present(plan.layout)
-    return Present(plan.layout, report.step_seconds, report.remaining_steps)
+    if report is None or report.layout_generation != generation.layout_generation:
+        return Present(generation.layout)
+    return Present(generation.layout, report.step_seconds, report.remaining_steps)

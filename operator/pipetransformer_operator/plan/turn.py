@@ -66,7 +66,7 @@ def _advance(draft: Draft) -> None:
     failure.recover(draft)
     if draft.status.finished:
         return
-    if draft.status.plan is not None:
+    if draft.status.generation is not None:
         resize.resize(draft)
     elif draft.spec_errors:
         prepare.try_at_once(draft)

@@ -98,8 +98,9 @@ def stored(job: JobBuilder, version: int = 1, **status: Any) -> Object:
 
 
 def published(*names: str, generation: int = 1) -> Object:
-    """A plan whose members are these workers, in rank order."""
+    """A generation whose members are these workers, in rank order."""
     return {
+        "jobUid": "uid",
         "layoutGeneration": generation,
         "stages": 1,
         "pipelines": len(names),

@@ -7,8 +7,7 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from pipetransformer_contract.api.status import PublishedPlan
-from pipetransformer_contract.messages import Member, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
 from pipetransformer_operator.channel.board import Board
@@ -31,9 +30,10 @@ def headers(token: str = "token-0", job: str = "default/digits") -> dict[str, st
     return {"Authorization": f"Bearer {token}", "X-Pipetransformer-Job": job}
 
 
-def plan(number: int, *names: str) -> PublishedPlan:
+def generation(number: int, *names: str) -> Generation:
     members = [Member(name=name, uid=name.replace("digits-w", "uid-"), address="127.0.0.1:1") for name in names]
-    return PublishedPlan(
+    return Generation(
+        job_uid="job",
         layout_generation=number,
         stages=len(members),
         pipelines=1,
@@ -56,8 +56,8 @@ def report(**changes: Any) -> dict[str, object]:
     return Report(**(values | changes)).to_wire()
 
 
-async def show(board: Board, published: PublishedPlan | None, *, ended: bool = False) -> None:
-    await board.show(published, job_uid="job", ended=ended)
+async def show(board: Board, published: Generation | None, *, ended: bool = False) -> None:
+    await board.show(published, ended=ended)
 
 
 @dataclass

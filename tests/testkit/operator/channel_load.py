@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pipetransformer_contract.api.status import PublishedPlan
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.wire import Path as ChannelPath
 from pipetransformer_operator.channel.app import MAX_POLL_SECONDS, Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
@@ -128,7 +127,7 @@ async def _serve(pipe: Connection, workers: int) -> None:
     pods = [Worker(number, _name(number), _uid(number)) for number in range(workers)]
     tokens = TokenTable({_token(number): Identity(NAMESPACE, _name(number), _uid(number)) for number in range(workers)})
     board = new_board(Loop(pods))
-    await board.show(None, job_uid=JOB_UID, ended=False)
+    await board.show(None, ended=False)
     channel = Channel({(NAMESPACE, JOB): board}, tokens, most_polls=entrance.most_polls)
     runner = await serve(channel.application(), entrance.guard(listen("127.0.0.1", 0)), context)
     pipe.send((runner.addresses[0][1], authority.certificate.decode()))
@@ -137,7 +136,7 @@ async def _serve(pipe: Connection, workers: int) -> None:
     before = _forget_peak()
     lag = asyncio.create_task(_longest_lag())
     pipe.send(time.monotonic())
-    await board.show(_plan(workers), job_uid=JOB_UID, ended=False)
+    await board.show(_generation(workers), ended=False)
     await asyncio.to_thread(pipe.recv)
     await asyncio.sleep(2 * LOOK_SECONDS)  # it sees the last delay, too
     lag.cancel()
@@ -145,12 +144,13 @@ async def _serve(pipe: Connection, workers: int) -> None:
     await asyncio.to_thread(pipe.recv)
 
 
-def _plan(workers: int) -> PublishedPlan:
+def _generation(workers: int) -> Generation:
     members = [
         Member(name=_name(number), uid=_uid(number), address=_address(number), node=f"gpu-node-{number // 8}")
         for number in range(workers)
     ]
-    return PublishedPlan(
+    return Generation(
+        job_uid=JOB_UID,
         layout_generation=1,
         stages=workers,
         pipelines=1,

@@ -82,11 +82,11 @@ class Namespace:
         """Waits until the generation is confirmed; its (stages, pipelines)."""
 
         async def confirmed() -> Object | None:
-            plan: Object | None = (await self.status(job)).get("plan")
-            return plan if plan and plan.get("confirmedGeneration", 0) >= generation else None
+            found: Object | None = (await self.status(job)).get("generation")
+            return found if found and found.get("confirmedGeneration", 0) >= generation else None
 
-        plan = await until(f"generation {generation} is confirmed", confirmed)
-        return plan["stages"], plan["pipelines"]
+        found = await until(f"generation {generation} is confirmed", confirmed)
+        return found["stages"], found["pipelines"]
 
     async def state(self, state: str, job: str = "digits") -> Object:
         """Waits for the job's state; its status."""

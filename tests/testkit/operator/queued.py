@@ -45,4 +45,4 @@ def requests(world: World) -> list[tuple[str, int, list[int]]]:
 
 
 def members(world: World) -> set[str]:
-    return {member.name for member in world.plan.members}
+    return {member.name for member in world.generation.members}

@@ -80,8 +80,8 @@ class SimulatedCluster:
 
     def size(self, name: str) -> int:
         """Workers of the job's layout."""
-        plan = self.worlds[name].status.plan
-        return plan.layout.workers if plan else 0
+        generation = self.worlds[name].status.generation
+        return generation.layout.workers if generation else 0
 
     def generations(self) -> dict[str, int]:
         """The number of each job's layout generation."""
@@ -193,11 +193,15 @@ class SimulatedCluster:
         self._look(name)
         if any(worker.scheduled and worker.uid not in world.warm for worker in world.workers.values()):
             world.warm_up()
-        status, plan = world.status, world.status.plan
-        if plan is None or plan.published_time is None or status.finished:
+        status, generation = world.status, world.status.generation
+        if generation is None or generation.published_time is None or status.finished:
             return
-        ticks = (world.now - plan.published_time).total_seconds() / SECONDS
-        if not plan.confirmed and ticks >= self.pause and all(member.name in world.workers for member in plan.members):
+        ticks = (world.now - generation.published_time).total_seconds() / SECONDS
+        if (
+            not generation.confirmed
+            and ticks >= self.pause
+            and all(member.name in world.workers for member in generation.members)
+        ):
             world.commit()
             world.leave()
         elif status.leaving_ids and ticks >= 2 * self.pause:
@@ -246,13 +250,13 @@ class SimulatedCluster:
         if status.finished or world.kept_by is not None:
             return False
         placed = sum(worker.scheduled for worker in world.workers.values())
-        if status.plan is None:
+        if status.generation is None:
             return placed < spec.elastic_policy.workers <= placed + free
-        if not spec.elastic_policy.on_pack.widens or placed > status.plan.layout.workers or status.leaving_ids:
+        if not spec.elastic_policy.on_pack.widens or placed > status.generation.layout.workers or status.leaving_ids:
             return False  # it is about to use what it has
         draft = Draft(spec, world.observed(), world.now)
-        best = layouts.best(draft, min(spec.elastic_policy.ceiling, status.plan.layout.workers + free))
-        return best is not None and best.workers > status.plan.layout.workers
+        best = layouts.best(draft, min(spec.elastic_policy.ceiling, status.generation.layout.workers + free))
+        return best is not None and best.workers > status.generation.layout.workers
 
 
 def speeds(stages: int, most: int, exponent: float) -> list[Offer]:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipetransformer_contract.api import JobSpec, JobStatus
-from pipetransformer_contract.api.status import Condition, ConditionType, PublishedPlan, Share, State
-from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, Ready, Report
+from pipetransformer_contract.api.status import Condition, ConditionType, Share, State
+from pipetransformer_contract.messages import DurableCheckpoint, Generation, Offer, Outcome, Ready, Report
 from pipetransformer_operator.plan import (
     Beat,
     NodeFacts,
@@ -79,9 +79,9 @@ class World:
         return self.builder.job().spec
 
     @property
-    def plan(self) -> PublishedPlan:
-        assert self.status.plan is not None
-        return self.status.plan
+    def generation(self) -> Generation:
+        assert self.status.generation is not None
+        return self.status.generation
 
     def state(self) -> State:
         """What the printer column shows."""
@@ -95,8 +95,8 @@ class World:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(stages, pipelines) of the published plan."""
-        return self.plan.stages, self.plan.pipelines
+        """(stages, pipelines) of the published generation."""
+        return self.generation.stages, self.generation.pipelines
 
     def observed(self) -> Observed:
         ready = {w.uid: Ready(address=f"10.0.0.{w.id}:29500") for w in self.workers.values() if w.uid in self.warm}
@@ -147,9 +147,9 @@ class World:
         if decided.status != before:
             self.status = JobStatus.model_validate(decided.status.to_wire())
             assert self.status == decided.status
-        if self.status.plan is not None and self.status.layout_generation != before.layout_generation:
-            self._leaving |= {member.uid for member in self.status.plan.leavers}
-            self._leaving -= {member.uid for member in self.status.plan.members}
+        if self.status.generation is not None and self.status.layout_generation != before.layout_generation:
+            self._leaving |= {member.uid for member in self.status.generation.leavers}
+            self._leaving -= {member.uid for member in self.status.generation.members}
         if not executed:
             return replace(decided, create=(), delete=())
         self.told += decided.events
@@ -181,9 +181,9 @@ class World:
 
     def _obey(self) -> None:
         """Members that are told to stop leave a checkpoint of the newest step and end; `stubborn` ones do not."""
-        if self.status.stop is None or self.status.plan is None or self.spec.checkpoint is None:
+        if self.status.stop is None or self.status.generation is None or self.spec.checkpoint is None:
             return
-        told = {member.name for member in self.status.plan.members} - self.stubborn - self.silent
+        told = {member.name for member in self.status.generation.members} - self.stubborn - self.silent
         step = self.report.step if self.report else 0
         for name in told & self.workers.keys():
             if self.workers[name].alive:
@@ -242,11 +242,11 @@ class World:
                 boundary=checkpoint,
                 min_stages=2,
                 num_shards=num_shards,
-                layout_generation=self.plan.layout_generation - stale,
+                layout_generation=self.generation.layout_generation - stale,
             )
         self.report = Report(
             job_uid="job-uid",
-            layout_generation=self.plan.layout_generation,
+            layout_generation=self.generation.layout_generation,
             step=step,
             boundary=boundary,
             boundary_step=since,
@@ -257,14 +257,14 @@ class World:
             step_seconds=step_seconds,
             total_steps=TOTAL_STEPS,
         )
-        for member in self.plan.members:
-            self._committed[member.uid] = self.plan.layout_generation
+        for member in self.generation.members:
+            self._committed[member.uid] = self.generation.layout_generation
             self._waiting.pop(member.uid, None)
         self.settle()
 
     def break_group(self, names: Iterable[str]) -> None:
         """These workers lost their group, or never met, and wait for a newer generation than the published one."""
-        generation = self.plan.layout_generation
+        generation = self.generation.layout_generation
         for uid in (self.workers[name].uid for name in names):
             if self._waiting.get(uid, (0, self.now))[0] != generation:
                 self._waiting[uid] = (generation, self.now)
@@ -273,8 +273,8 @@ class World:
     def part(self) -> None:
         """Leavers hold nothing any more, and wait for a generation that names them."""
         for worker in self._take_leavers():
-            self._committed[worker.uid] = self.plan.layout_generation
-            self._waiting[worker.uid] = self.plan.layout_generation, self.now
+            self._committed[worker.uid] = self.generation.layout_generation
+            self._waiting[worker.uid] = self.generation.layout_generation, self.now
         self.settle()
 
     def leave(self) -> None:

@@ -4,11 +4,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipetransformer.hooks import Moment
+from pipetransformer.hooks import HookPoint
 from tests.testkit.trainer.harness import Faults, Scripted
 
-OF_A_ROUND = [Moment.COMPUTED, Moment.REDUCED, Moment.VOTED, Moment.STEPPED, Moment.COMMITTED, Moment.ENDED]
-OF_A_REGROUP = [Moment.FOUND, Moment.MET, Moment.MOVING, Moment.ASSEMBLED, Moment.AGREED]
+OF_A_ROUND = [
+    HookPoint.COMPUTED,
+    HookPoint.REDUCED,
+    HookPoint.VOTED,
+    HookPoint.STEPPED,
+    HookPoint.COMMITTED,
+    HookPoint.ENDED,
+]
+OF_A_REGROUP = [HookPoint.FOUND, HookPoint.MET, HookPoint.MOVING, HookPoint.ASSEMBLED, HookPoint.AGREED]
 KILLS = 4
 _SPARES = 2
 _MAX_PIPELINES = 4
@@ -28,7 +35,7 @@ class Chaos:
 
 
 def draw(seed: int, num_steps: int) -> Chaos:
-    """Four workers and two spares lose four of them by (worker, step or generation, moment), regrouping each time."""
+    """Four workers and two spares lose four of them by (worker, step or generation, point), regrouping each time."""
     choose = random.Random(seed)
     alive, spares = list(range(4)), list(range(4, 4 + _SPARES))
     chaos = Chaos([_layout(choose, alive)])
@@ -37,21 +44,21 @@ def draw(seed: int, num_steps: int) -> Chaos:
     for _ in range(KILLS):
         step += choose.randint(2, num_steps // KILLS)
         if choose.random() < 0.5:
-            moment, at, leavers = choose.choice(OF_A_ROUND), step, []
+            point, at, leavers = choose.choice(OF_A_ROUND), step, []
         else:
             # Half of these die in a regroup that follows a death, the others in one that changes the size.
             if choose.random() < 0.5 or len(chaos.script) == 1:
                 alive, leavers = _resize(choose, alive, spares)
                 chaos.script.append(_layout(choose, alive, at_step=step, leavers=leavers))
             # Once all have agreed, leavers are gone and cannot be told of another generation.
-            moment = choose.choice([m for m in OF_A_REGROUP if not leavers or m is not Moment.AGREED])
+            point = choose.choice([m for m in OF_A_REGROUP if not leavers or m is not HookPoint.AGREED])
             at = len(chaos.script)
         candidates = [*alive, *leavers]
-        if moment is Moment.FOUND:
+        if point is HookPoint.FOUND:
             # A joiner knows its generation from the start and would die long before the others come to it.
             candidates = [w for w in candidates if any(w in entry.members for entry in chaos.script[:-1])]
         victim = choose.choice(candidates)
-        chaos.faults[victim] = Faults(killed_at=(moment, at))
+        chaos.faults[victim] = Faults(killed_at=(point, at))
         alive, leavers = [[w for w in workers if w != victim] for workers in (alive, leavers)]
         if spares and (len(alive) < 3 or choose.random() < 0.5):
             alive.append(spares.pop())

@@ -9,7 +9,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from pipetransformer.hooks import Moment
+from pipetransformer.hooks import HookPoint
 from pipetransformer_contract.spec import ScheduleName, TrainerSpec
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 
@@ -43,7 +43,14 @@ OPTIMIZERS: list[dict[str, Any]] = [
 
 
 #: Where a worker can die so that the others go on: in a round of the generation before the change.
-MOMENTS = [Moment.COMPUTED, Moment.REDUCED, Moment.VOTED, Moment.STEPPED, Moment.COMMITTED, Moment.ENDED]
+MOMENTS = [
+    HookPoint.COMPUTED,
+    HookPoint.REDUCED,
+    HookPoint.VOTED,
+    HookPoint.STEPPED,
+    HookPoint.COMMITTED,
+    HookPoint.ENDED,
+]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipetransformer.hooks import Moment
+from pipetransformer.hooks import HookPoint
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit import forked
@@ -48,7 +48,7 @@ class Faults:
     """What goes wrong in one worker.
 
     Attributes:
-        killed_at: the process dies at that moment of that step (from 0) or generation.
+        killed_at: the process dies at that point of that step (from 0) or generation.
         stopped_at: it hangs there for ever. Nobody is told before another worker has lost its group: the operator
             drops nobody for silence alone.
         loses_vote_of: its connection seems to break after the vote of that step (from 0), before its commit.
@@ -56,8 +56,8 @@ class Faults:
         loses_commit_of: it seems to break in the vote for that generation, for which all have voted.
     """
 
-    killed_at: tuple[Moment, int] | None = None
-    stopped_at: tuple[Moment, int] | None = None
+    killed_at: tuple[HookPoint, int] | None = None
+    stopped_at: tuple[HookPoint, int] | None = None
     loses_vote_of: int | None = None
     loses_decision_after: int | None = None
     loses_commit_of: int | None = None
@@ -221,16 +221,14 @@ def _worker(
     from pipetransformer.elastic.transport.groups import Transport
     from pipetransformer.elastic.transport.watchdog import Watchdog
     from pipetransformer.hooks import Hooks
-    from pipetransformer.job.job import Job
+    from pipetransformer.job.load import load_job
     from pipetransformer.worker.trainer import Trainer
-    from tests.testkit.trainer.undrawn import undrawn
 
-    undrawn().start()
     if not checks_model:
         mock.patch("pipetransformer.worker.warm_up._check_dropout").start()
     try:
         spec, num_shards = in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json))
-        job = Job.load(spec, num_shards=num_shards)
+        job = load_job(spec, num_shards=num_shards)
         store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
         pipe.send(address)
         name = f"job-w{number}"
@@ -246,18 +244,18 @@ def _worker(
                 source.lose(lost)
             over.set()
 
-        def reached(moment: Moment, at: int) -> None:
-            if moment is Moment.AGREED:
+        def reached(point: HookPoint, at: int) -> None:
+            if point is HookPoint.AGREED:
                 source.joined()
-            if moment is Moment.ENDED:
+            if point is HookPoint.ENDED:
                 source.stepped(at + 1)
                 usage.append(Usage.now(trainer.generation))
-            if (moment, at) in (faults.killed_at, faults.stopped_at):
+            if (point, at) in (faults.killed_at, faults.stopped_at):
                 pipe.send(time.time())
                 os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
-            if moment is Moment.VOTED and at == faults.loses_vote_of and trainer.generation == 1:
+            if point is HookPoint.VOTED and at == faults.loses_vote_of and trainer.generation == 1:
                 raise RuntimeError("injected: connection closed by peer")
-            if moment is Moment.COMMITTED and at == faults.loses_decision_after and trainer.generation == 1:
+            if point is HookPoint.COMMITTED and at == faults.loses_decision_after and trainer.generation == 1:
                 raise RuntimeError("injected: connection closed by peer")
 
         def vote_for_generation(transfer: dist.ProcessGroup) -> None:
@@ -271,7 +269,7 @@ def _worker(
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
         trainer = Trainer(
             job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", CONNECTION_TIMEOUT), reports,
-            Path(run_dir), Hooks(reached=reached, broke=lambda: pipe.send(_BROKE)), watchdog,
+            Path(run_dir), Hooks(reached=reached, on_broken=lambda: pipe.send(_BROKE)), watchdog,
         )  # fmt: skip
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))

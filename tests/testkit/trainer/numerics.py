@@ -75,9 +75,3 @@ def compare(run: Ran, reference: Ran) -> None:
 
 def layouts(run: Ran) -> list[tuple[int, int]]:
     return [(entry["stages"], entry["pipelines"]) for entry in run.summary["generations"]]
-
-
-@pytest.fixture(scope="module", params=[ADAMW, SGD], ids=["adamw", "sgd-momentum"])
-def optimizer(request: pytest.FixtureRequest) -> dict[str, Any]:
-    chosen: dict[str, Any] = request.param
-    return chosen

@@ -1,8 +1,8 @@
 """A worker's position in a run."""
 
 from pipetransformer.metrics import Position
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 
 LAST_STEP = {"loss": 1.5, "gradient_norm": None, "learning_rate": 0.1}

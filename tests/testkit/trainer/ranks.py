@@ -39,9 +39,7 @@ def _run(pipe: Connection, port: int, rank: int, size: int, function: Callable[.
     import torch
 
     from pipetransformer.elastic.transport.groups import TCPStore, Transport, make_group
-    from tests.testkit.trainer.undrawn import undrawn
 
-    undrawn().start()
     torch.set_num_threads(1)
     try:
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)

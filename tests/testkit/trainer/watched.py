@@ -3,17 +3,10 @@
 import datetime
 import threading
 
-import pytest
-
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
 
 TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=60))
-
-
-@pytest.fixture
-def store() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
 
 
 def pair(store: TCPStore, transport: Transport = TRANSPORT) -> list[GenerationGroups]:

@@ -88,7 +88,9 @@ def test_a_job_that_is_not_there_ends_with_exit_code_3(
 def test_a_list_is_a_table_or_what_a_program_reads(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.objects[JOBS] = {"items": [stored(make_job("one"), state="Running", plan=published("one-w0"), frozen="6/12")]}
+    fake.objects[JOBS] = {
+        "items": [stored(make_job("one"), state="Running", generation=published("one-w0"), frozen="6/12")]
+    }
     assert command(monkeypatch, "list") == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:2] == ["NAME", "STATE"]

@@ -169,7 +169,7 @@ def pod_of(owner: str, number: int) -> Object:
 
 
 def test_logs_of_all_workers_are_merged_by_time_with_the_rank_of_each(client: Client, fake: FakeKube) -> None:
-    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w1", "digits-w0"))
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), generation=published("digits-w1", "digits-w0"))
     fake.objects[PODS] = {"items": [*(pod_of("job-uid", number) for number in range(3)), pod_of("older-uid", 3)]}
     fake.texts[f"{PODS}/digits-w3/log"] = [["2026-01-01T00:00:00Z of a job before it"]]
     fake.texts[f"{PODS}/digits-w0/log"] = [["2026-01-01T00:00:01Z one", "2026-01-01T00:00:03Z three"]]
@@ -184,7 +184,7 @@ def test_followed_logs_end_when_the_job_has_and_all_was_said(
     client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
-    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"), conditions=[finished()])
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), generation=published("digits-w0"), conditions=[finished()])
     fake.objects[PODS] = {"items": [pod_of("job-uid", 0)]}
     fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Succeeded"}}
     fake.texts[f"{PODS}/digits-w0/log"] = [[f"2026-01-01T00:00:0{n}Z line {n}" for n in range(3)]]
@@ -195,7 +195,7 @@ def test_followed_logs_go_on_where_they_were_when_a_stream_breaks(
     client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
-    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"))
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), generation=published("digits-w0"))
     fake.objects[PODS] = {"items": [pod_of("job-uid", 0)]}
     fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Running"}}
     lines = [f"2026-01-01T00:00:0{n}Z line {n}" for n in range(4)]
@@ -212,7 +212,7 @@ def test_followed_logs_wait_out_an_outage_and_miss_nothing_of_who_ended_in_it(
     client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
-    fake.objects[f"{JOBS}/digits"] = stored(make_job(), plan=published("digits-w0"))
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), generation=published("digits-w0"))
     fake.objects[PODS] = {"items": [pod_of("job-uid", 0)]}
     fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Running"}}
     lines = [f"2026-01-01T00:00:0{n}Z line {n}" for n in range(4)]

@@ -1,55 +1,66 @@
 """The picture of a run: what is read from its record, and what a real browser makes of the page."""
 
-import json
 import re
-import subprocess
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+import matplotlib
 import pytest
-from matplotlib.image import imread
+import typer
+from PIL import ImageFont
+from rich.console import Console
 
-from pipetransformer_client.timeline import read, write
+from pipetransformer_client.cli.run import _print_end
+from pipetransformer_client.run_folder import RunFolder
+from pipetransformer_client.timeline import WIDTHS, draw, read, write
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, JobStatus
 from tests.testkit.client.command_line import command
-from tools import pictures
-from tools.devcluster import debian
+from tests.testkit.client.records import crowded, generation, started, write_record
+from tests.testkit.phone import WIDTH, look
+from tools.browser import Browser
 
-ROLES = {
-    4: [(stage, 3 * stage, 3 * stage + 2) for stage in range(4)],
-    2: [(0, 0, 8), (1, 9, 11)],
-}
-
-
-def generation(time: float, number: int, stages: int, pipelines: int, frozen: int, step: int) -> dict[str, Any]:
-    """A committed layout of 12 blocks."""
-    roles = [
-        {"worker": f"w{pipeline}{stage}", "pipeline": pipeline, "stage": stage, "first_layer": a, "last_layer": b}
-        for pipeline in range(pipelines)
-        for stage, a, b in ROLES[stages]
-    ]
-    return {
-        "time": time, "kind": "GenerationCommitted", "generation": number, "stages": stages, "pipelines": pipelines,
-        "frozenLayers": frozen, "firstStep": step, "pauseSeconds": 0.5, "bytesMoved": 1234567, "roles": roles,
-        "reason": "Start" if number == 1 else "Release",
-    }  # fmt: skip
+#: The widest of the usual fonts, which no browser falls short of.
+FONT = ImageFont.truetype(matplotlib.get_data_path() + "/fonts/ttf/DejaVuSans.ttf", 13)
+BOLD = ImageFont.truetype(matplotlib.get_data_path() + "/fonts/ttf/DejaVuSans-Bold.ttf", 13)
+TEXT = "{http://www.w3.org/2000/svg}text"
+LOST = "#c2452d"
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """100 s: one pipeline of four stages, from second 40 on nine frozen blocks, from 50 on two stages."""
+    """100 s: a pipeline of four stages, nine frozen layers at second 40, two stages at 50, and a failure at 80."""
+    metrics = {"loss": 0.25, "accuracy": 0.875}
     events = [
-        {"time": 1000.0, "kind": "Started", "numLayers": 12, "steps": 100},
-        generation(1000.0, 1, 4, 1, 0, 0),
+        started(1000.0),
+        generation(1000.0, 1, 4, 1),
+        {"time": 1020.0, "kind": "Evaluated", "step": 20, "metrics": {"loss": None, "accuracy": 0.5}, "best": True},
         {"time": 1040.0, "kind": "Frozen", "step": 40, "frozenLayers": 9, "generation": 1},
-        generation(1050.0, 2, 2, 1, 9, 50),
-        {"time": 1100.0, "kind": "Finished", "step": 100, "modelStep": 100, "metrics": {"accuracy": 0.9}},
+        generation(1050.0, 2, 2, 1, frozen=9, step=50),
+        generation(1080.0, 3, 1, 1, frozen=9, step=80, reason="Failure"),
+        {"time": 1090.0, "kind": "Evaluated", "step": 90, "metrics": metrics, "best": True},
+        {"time": 1100.0, "kind": "Finished", "step": 100, "modelStep": 100, "metrics": metrics},
     ]
     steps = [{"time": 1000.5 + n, "loss": 1 / (n + 1), "samplesPerSecond": 100.0 + n} for n in range(100)]
-    folder = tmp_path / "digits"
-    folder.mkdir()
-    for name, lines in (("events", events), ("steps", steps)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    return write_record(tmp_path / "digits", events, steps)
+
+
+def texts(svg: str) -> dict[str, ET.Element]:
+    return {element.text or "": element for element in ET.fromstring(svg).iter(TEXT)}
+
+
+def boxes(svg: str) -> list[tuple[str, float, float, float, float]]:
+    """Each label with its left, upper, right and lower edge, by the metrics of a real font."""
+    found = []
+    for element in ET.fromstring(svg).iter(TEXT):
+        text = element.text or ""
+        font = BOLD if "font-weight" in element.attrib else FONT
+        width, place = font.getlength(text), element.get("text-anchor", "start")
+        left = float(element.attrib["x"]) - {"start": 0.0, "middle": width / 2, "end": width}[place]
+        ascent, descent = 10.0, 3.0  # of what is drawn, not of the line
+        base = float(element.attrib["y"])
+        found.append((text, left, base - ascent, left + width, base + descent))
+    return found
 
 
 def test_a_record_tells_who_held_what_when(run_dir: Path) -> None:
@@ -57,10 +68,15 @@ def test_a_record_tells_who_held_what_when(run_dir: Path) -> None:
     assert [(span.start, span.end, span.stages, span.frozen, len(span.cuts)) for span in record.spans] == [
         (0, 40, 4, 0, 4),
         (40, 50, 4, 9, 4),
-        (50, 100, 2, 9, 2),
+        (50, 80, 2, 9, 2),
+        (80, 100, 1, 9, 1),
     ]
-    assert record.gpu_seconds == 50 * 4 + 50 * 2
-    assert record.outcome == "complete: accuracy 0.9"
+    assert record.gpu_seconds == 50 * 4 + 30 * 2 + 20
+    assert [(one.time, one.metrics) for one in record.evaluations] == [
+        (20, {"accuracy": 0.5}),
+        (90, {"loss": 0.25, "accuracy": 0.875}),
+    ]
+    assert record.outcome == "complete: loss 0.25, accuracy 0.875"
 
 
 def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> None:
@@ -70,12 +86,68 @@ def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> 
     assert (record.seconds, record.outcome) == (99.5, "not ended yet")
 
 
-def test_the_page_needs_nothing_besides_itself(run_dir: Path, tmp_path: Path) -> None:
-    page, png = write(read(run_dir), "<digits>", tmp_path)
+def test_a_drawing_shows_layouts_gpus_speed_loss_and_metrics_over_one_time(run_dir: Path) -> None:
+    found = texts(draw(read(run_dir), "digits", 1100))
+    assert {"4 × 1", "2 × 1", "1 × 1", "stage 3", "4 GPUs", "2 given back", "samples/s"} <= set(found)  # noqa: RUF001
+    assert {"loss (dots: held-out)", "last 0.25", "held-out accuracy", "last 0.875", "100 s"} <= set(found)
+
+
+def test_a_layout_after_a_failure_is_told_apart(run_dir: Path) -> None:
+    svg = draw(read(run_dir), "digits", 1100)
+    assert [text for text, element in texts(svg).items() if element.get("fill") == LOST] == ["1 × 1", "failure"]  # noqa: RUF001
+    lines = [element for element in ET.fromstring(svg).iter() if element.get("stroke") == LOST]
+    assert len({element.attrib["points"].split(",")[0] for element in lines}) == 1
+    assert len(lines) == 5, "one in each chart"
+
+
+def test_a_failure_that_left_the_layout_as_it_was_is_told_apart_too(tmp_path: Path) -> None:
+    events = [started(0.0), generation(0.0, 1, 4, 1), generation(50.0, 2, 4, 1, reason="Failure")]
+    svg = draw(read(write_record(tmp_path, events, [{"time": 100.0, "loss": 1.0, "samplesPerSecond": 1.0}])), "", 1100)
+    layouts = [element for element in ET.fromstring(svg).iter(TEXT) if element.text == "4 × 1"]  # noqa: RUF001
+    assert [element.get("fill") == LOST for element in layouts] == [True, False]
+
+
+def test_losses_that_are_negative_or_not_finite_are_drawn(tmp_path: Path) -> None:
+    losses = [-1.5, float("nan"), float("inf"), None, -2.0]
+    steps = [{"time": float(n), "loss": loss, "samplesPerSecond": None} for n, loss in enumerate(losses)]
+    svg = draw(read(write_record(tmp_path, [started(0.0), generation(0.0, 1, 4, 1)], steps)), "", 1100)
+    assert {"-2", "last -2"} <= set(texts(svg))
+    assert "nan" not in svg and "inf" not in svg
+
+
+def test_a_record_without_steps_or_evaluations_is_drawn(tmp_path: Path) -> None:
+    folder = write_record(tmp_path, [started(0.0), generation(0.0, 1, 2, 1)], [])
+    for width in WIDTHS:
+        assert set(texts(draw(read(folder), "new", width))) >= {"layers by stage", "GPUs held, one a worker"}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_labels_of_a_crowded_record_neither_overlap_nor_leave_the_picture(seed: int, tmp_path: Path) -> None:
+    record = read(crowded(tmp_path, seed))
+    for width in WIDTHS:
+        svg = draw(record, "crowded", width)
+        found = boxes(svg)
+        assert {"layers by stage", "GPUs held, one a worker", "samples/s", "regroup"} <= {text for text, *_ in found}
+        for place, (text, left, top, right, bottom) in enumerate(found):
+            assert left >= 0 and right <= width, text
+            for other, left_2, top_2, right_2, bottom_2 in found[place + 1 :]:
+                beside = right <= left_2 or right_2 <= left
+                assert beside or bottom <= top_2 or bottom_2 <= top, f"{text} / {other} at {width}"
+
+
+def test_a_long_run_is_drawn_in_as_few_points_as_it_has_pixels(tmp_path: Path) -> None:
+    steps = [{"time": n / 10, "loss": 1 / (n + 1), "samplesPerSecond": 100.0 + n % 7} for n in range(20_000)]
+    record = read(write_record(tmp_path, [started(0.0), generation(0.0, 1, 4, 1)], steps))
+    assert len(draw(record, "long", WIDTHS[0])) < 60_000
+
+
+def test_the_page_loads_nothing(run_dir: Path, tmp_path: Path) -> None:
+    page, picture = write(read(run_dir), "<digits>", tmp_path)
     text = page.read_text()
-    assert "&lt;digits&gt;" in text and "1,234,567" in text and "25% fewer" in text
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\((?!#)|@import""", text), "it loads something"
-    assert imread(png).shape[:2] > (500, 1000)
+    assert "&lt;digits&gt;" in text and "1,234,567" in text and "<dd>30%</dd>" in text
+    for drawn in (text, picture.read_text()):
+        assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\((?!#)|@import""", drawn), "it loads something"
+    ET.parse(picture)
 
 
 def test_a_folder_without_a_record_is_refused(
@@ -85,25 +157,30 @@ def test_a_folder_without_a_record_is_refused(
     assert "holds no record of a run" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_browser_without_a_network_shows_the_page(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert command(monkeypatch, "timeline", str(run_dir), str(tmp_path / "page")) == 0
-    page = tmp_path / "page" / "timeline.html"
-    browser = [*pictures.browser(tmp_path / "data"), "--window-size=1200,1400"]
-    ran = subprocess.run(
-        [*browser, "--dump-dom", page.as_uri()], env=debian.environment(), capture_output=True, text=True, check=True
+def test_a_local_run_that_failed_is_drawn_too(run_dir: Path) -> None:
+    failed = Condition(
+        type=ConditionType.FAILED, status=ConditionStatus.TRUE, reason="Refused", last_transition_time=datetime.now(UTC)
     )
-    dom = ran.stdout
-    assert dom.count("<tr>", dom.index('id="regroups"'), dom.index('id="freezes"')) == 1 + 2
-    assert dom.count("<tr>", dom.index('id="freezes"')) == 1 + 1
-    assert "<svg" in dom and "samples/s" in dom
-    assert "CONSOLE" not in ran.stderr, ran.stderr
-    picture = tmp_path / "page.png"
-    subprocess.run([*browser, f"--screenshot={picture}", page.as_uri()], env=debian.environment(), check=True)
-    pixels = imread(picture)[..., :3]
-    assert pixels.shape[:2] == (1400, 1200)
-    colours = {tuple(round(float(value), 1) for value in pixel) for pixel in pixels[::7, ::7].reshape(-1, 3)}
-    assert len(colours) > 10, "the page is blank"
+    with RunFolder.open(run_dir) as folder, pytest.raises(typer.Exit):
+        _print_end(Console(), JobStatus(conditions=[failed]), folder)
+    assert (run_dir / "timeline.html").exists()
+
+
+def test_a_browser_without_a_network_shows_the_page(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
+) -> None:
+    assert command(monkeypatch, "timeline", str(run_dir), str(tmp_path)) == 0
+    browser.open(tmp_path / "timeline.html", width=1200, height=1400)
+    rows = "['#regroups', '#freezes'].map(table => document.querySelectorAll(table + ' tbody tr').length)"
+    assert browser.evaluate(rows) == [3, 1]
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("width", [320, WIDTH, *(width + 31 for width in WIDTHS[1:]), 1280])
+def test_the_page_is_legible_at_each_width_of_a_screen(width: int, browser: Browser, tmp_path: Path) -> None:
+    page, _ = write(read(crowded(tmp_path, seed=3)), "crowded", tmp_path)
+    seen = look(browser, page, width=width)
+    assert seen.width <= width
+    assert seen.overlaps == []
+    assert "samples/s" in seen.labels and seen.labels.count("samples/s") == 1, "one drawing is shown"
+    assert seen.small == []

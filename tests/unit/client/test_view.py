@@ -9,15 +9,16 @@ from rich.console import Console
 
 from pipetransformer_client.cli.view import LiveView, PlainView, progress
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.status import LastReport, PublishedPlan
-from pipetransformer_contract.messages import HeldOut, Member, Outcome, ResizeReason
+from pipetransformer_contract.api.status import LastReport
+from pipetransformer_contract.messages import Generation, HeldOut, Member, Outcome, ResizeReason
 from tests.testkit.operator.builders import make_job
 
 
 @pytest.fixture
 def job() -> PipeTrainingJob:
     """Two pipelines of two stages with 8 of 12 blocks frozen."""
-    plan = PublishedPlan(
+    generation = Generation(
+        job_uid="job",
         layout_generation=2,
         stages=2,
         pipelines=2,
@@ -42,7 +43,7 @@ def job() -> PipeTrainingJob:
         held_out=HeldOut(metric="accuracy", value=0.9412, step=30),
         time=datetime.now(UTC),
     )
-    return make_job().job().model_copy(update={"status": JobStatus(plan=plan, last_report=report)})
+    return make_job().job().model_copy(update={"status": JobStatus(generation=generation, last_report=report)})
 
 
 def test_a_terminal_shows_every_pipeline_with_its_frozen_blocks(job: PipeTrainingJob) -> None:
@@ -64,10 +65,10 @@ def test_progress_says_step_of_total_time_left_loss_held_out_metric_and_layout(j
 
 def test_progress_says_nothing_of_what_is_not_known(job: PipeTrainingJob) -> None:
     """The time that is left is unknown until steps of the layout are measured; and a newer layout has no steps yet."""
-    assert job.status.last_report is not None and job.status.plan is not None
+    assert job.status.last_report is not None and job.status.generation is not None
     report = job.status.last_report.model_copy(update={"seconds_left": None, "held_out": None, "loss": None})
-    plan = job.status.plan.model_copy(update={"layout_generation": 3})
-    status = job.status.model_copy(update={"last_report": report, "plan": plan})
+    generation = job.status.generation.model_copy(update={"layout_generation": 3})
+    status = job.status.model_copy(update={"last_report": report, "generation": generation})
     assert progress(status) == "step 40/400 (10%)  frozen 8/12  412 samples/s"
     assert progress(JobStatus()) == ""
 

@@ -51,7 +51,7 @@ def test_every_list_and_every_map_is_bounded_where_users_write() -> None:
 
 def test_descriptions_name_fields_as_they_are_written() -> None:
     described = [node.get("description", "") for node in nodes(version()["schema"]["openAPIV3Schema"])]
-    assert sum("`boundaryStep`" in text for text in described) == 1
+    assert sum("`confirmedGeneration`" in text for text in described) == 1
     in_python = {name for text in described for name in re.findall(r"`([a-z]+_\w+)`", text)}
     assert in_python <= {"model_type"}  # of transformers
 

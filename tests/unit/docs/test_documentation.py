@@ -4,8 +4,6 @@ import ast
 import importlib
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from typer.core import TyperGroup
 
 from pipetransformer.data import load_dataset as load_dataset_of
 from pipetransformer.errors import SpecError
-from pipetransformer_client.cli import app
+from pipetransformer_client.cli.app import app
 from pipetransformer_contract.api.schema import Schema, pruned, root_schema
 from pipetransformer_contract.api.validate import validate_manifest
 from pipetransformer_contract.spec import Data
@@ -28,18 +26,6 @@ from tests.testkit.documented import pages
 from tools.docs import values, write
 
 MAKEFILE = (ROOT / "Makefile").read_text()
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built strictly: a link or anchor to nowhere, or a page that is not in the navigation, ends it."""
-    folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    return folder
 
 
 def test_the_site_is_read_without_any_other_server(site: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer_contract.api.job import trainer_spec
 from pipetransformer_contract.api.manifest import read_job
 from tests.testkit import ROOT
@@ -21,7 +21,7 @@ EXAMPLES = [
 @pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])
 def test_an_example_can_be_trained(file: Path, tmp_path: Path) -> None:
     manifest = read_job(file, tmp_path)
-    job = Job.load(trainer_spec(manifest.spec, num_shards=4))
+    job = load_job(trainer_spec(manifest.spec, num_shards=4))
     assert job.num_layers == manifest.spec.model.num_layers
     assert len(job.dataset.train) > len(job.dataset.test) > 50
 

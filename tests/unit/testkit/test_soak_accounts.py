@@ -15,7 +15,7 @@ def pod(name: str) -> Object:
 def status(time: float, held: int, saved: int, seconds: float, *, stages: int = 2) -> Object:
     return {
         "initialWorkers": 4,
-        "plan": {"stages": stages},
+        "generation": {"stages": stages},
         "gpus": {"held": held, "saved": saved},
         "gpuSecondsSaved": seconds,
         "gpuSecondsTime": datetime.fromtimestamp(START + time, UTC).isoformat(),

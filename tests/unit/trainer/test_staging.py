@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipetransformer.device_copies import HostCopies, to_device
 from pipetransformer.elastic.regroup.mirrors import Mirrors
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from tests.testkit.trainer.late_copies import Late
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,7 +8,7 @@ from pipetransformer.errors import storing
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, save_unit
 
 

@@ -29,8 +29,9 @@ from pipetransformer.hooks import Hooks
 from pipetransformer.job.checks import check_resumed
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import CheckpointInfo, commit, find, latest, load_unit, newest_generation, save_unit
 from pipetransformer_contract.messages import DurableCheckpoint
 

@@ -9,6 +9,7 @@ from pipetransformer.data import Split, lengths_of, read_batch
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze import Explicit, FreezeObservation, NoFreeze, PaperSchedule
 from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.models import MicroBatchContext
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts
 from pipetransformer.pipeline.probe import Probe
@@ -38,7 +39,7 @@ class Forecast:
             SpecError: what the user asked for cannot be trained, or only a script has it.
         """
         _check_named(spec)
-        return cls(Job.load(spec), costs)
+        return cls(load_job(spec), costs)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
         """(step, frozen blocks from there on) of each move of the boundary; None when gradients will decide."""

@@ -32,10 +32,10 @@ from pipetransformer.errors import (
 )
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.checks import check_storage
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.record import newest_generation, set_aside
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer.storage import CheckpointInfo
 from pipetransformer.worker.process import choose_device
 from pipetransformer.worker.trainer import Ending, Trainer
@@ -77,7 +77,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
             "pipeline": spec.pipeline.model_copy(update={"stages": stages}),
         }
     )
-    job = Job.load(spec, parts, num_shards=num_shards)
+    job = load_job(spec, parts, num_shards=num_shards)
     address = _own_address(os.environ)
     own_store, listens_at = host_store(address, _TIMEOUT)
     world = World.meet(own_store if shared is None else shared, rank, size, listens_at)

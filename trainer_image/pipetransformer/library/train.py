@@ -31,7 +31,7 @@ from pipetransformer.job.checks import check_rules
 from pipetransformer.job.script_parts import ModelFunction, OwnData, Parts, shown
 from pipetransformer.models.metrics import Metric
 from pipetransformer.pipeline import ScheduleClass
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer.worker.process import EXIT_STOPPED, WorkerIdentity, refuse, run_worker
 from pipetransformer.worker.trainer import Ending
 from pipetransformer_contract.spec import (

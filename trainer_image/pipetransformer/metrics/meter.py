@@ -71,17 +71,17 @@ class Meter:
         )
         self._held = {name: held.labels(tier) for name, tier in _TIERS.items()}
 
-    def stepped(self, seconds: float) -> None:
+    def on_step(self, seconds: float) -> None:
         """A step was committed."""
         self._steps.observe(seconds)
 
-    def led(self, samples: int, *, skipped: bool) -> None:
+    def on_led(self, samples: int, *, skipped: bool) -> None:
         """As the leader: what the step was for the job."""
         self._samples.inc(samples)
         if skipped:
             self._skipped.inc()
 
-    def regrouped(
+    def on_regrouped(
         self,
         reason: ResizeReason,
         pause_seconds: float,
@@ -104,11 +104,11 @@ class Meter:
         self._sent.inc(sum(size for source, _, size in transfers if source == rank))
         self._received.inc(sum(size for _, target, size in transfers if target == rank))
 
-    def broke(self) -> None:
+    def on_broken(self) -> None:
         """The generation broke, or could not be entered."""
         self._broken.inc()
 
-    def cached(self, counts: Mapping[str, int]) -> None:
+    def on_cached(self, counts: Mapping[str, int]) -> None:
         """What the cache did in a step, as `ActivationCache.take_counts` tells it."""
         for name, counter in (*self._cached.items(), *self._faults.items()):
             if counts[name]:

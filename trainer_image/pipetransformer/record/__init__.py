@@ -1,4 +1,4 @@
-"""What a run leaves behind: steps, events, ledger, summary and a picture of who held which layers when."""
+"""What a run leaves behind: steps, events, ledger and summary."""
 
 from .cache_use import CacheLog
 from .ledger import Ledger, audit

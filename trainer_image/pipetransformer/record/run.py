@@ -40,7 +40,7 @@ def set_aside(run_dir: Path) -> None:
     while (folder / events.name).exists():  # another began in that second
         folder = folder.with_name(f"{folder.name}-2")
     with storing(f"the run's record in {run_dir}"):
-        found = [run_dir / name for name in ("steps.jsonl", "summary.json", "timeline.png")]
+        found = [run_dir / name for name in ("steps.jsonl", "summary.json")]
         found += [path for part in ("ledger", "cache") for path in (run_dir / part).glob("*.jsonl")]
         for path in [*found, events]:  # the events last: they tell that there is more to move
             if path.exists():
@@ -60,7 +60,7 @@ def newest_generation(run_dir: Path) -> int:
 
 
 class RunRecord:
-    """`steps.jsonl`, `events.jsonl`, `summary.json` and `timeline.png` of one run directory.
+    """`steps.jsonl`, `events.jsonl` and `summary.json` of one run directory.
 
     Every line carries `time`, seconds since the epoch by the leader's clock. Only the leader of a generation writes.
     """
@@ -197,7 +197,7 @@ class RunRecord:
     def finish(
         self, *, metrics: Mapping[str, float], model_step: int, num_steps: int, order: EpochOrder
     ) -> dict[str, Any]:
-        """Write `summary.json` (and `timeline.png` where matplotlib is installed) and return the summary.
+        """Write `summary.json` and return the summary.
 
         Args:
             metrics: of the final model on the held-out split; empty when there is none.
@@ -243,15 +243,4 @@ class RunRecord:
         with storing(f"the run's record in {self.run_dir}"):
             partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
             partial.replace(self.run_dir / "summary.json")
-        self._draw()
         return summary
-
-    def _draw(self) -> None:
-        try:
-            from .timeline import draw
-
-            draw(self.run_dir)
-        except Exception as error:  # noqa: BLE001 - the run is worth more than its picture
-            missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("matplotlib")
-            install = "matplotlib is not installed: pip install pipetransformer[plot]"
-            self.event("TimelineSkipped", reason=install if missing else f"{type(error).__name__}: {error}")

@@ -8,7 +8,8 @@ from pipetransformer.freeze import FreezeObservation, PolicyCopy
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
 from pipetransformer.models import Ties
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 
 from .non_finite import NO_TARGETS, Beginning
 from .vote import Vote

@@ -40,7 +40,7 @@ class WorkerCache:
         """Log what it did for a step that was just committed."""
         counts = self.activations.take_counts() if self.activations is not None else {}
         if counts:
-            self._meter.cached(counts)
+            self._meter.on_cached(counts)
             self._log.append(
                 step=step,
                 epoch=self._job.order.epoch(step),

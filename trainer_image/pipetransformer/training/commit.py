@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 from pipetransformer.errors import RunningModel
-from pipetransformer.hooks import Moment, Reached
+from pipetransformer.hooks import HookPoint, Reached
 from pipetransformer.job.job import Job
 from pipetransformer.record import Ledger
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate, make_optimizer, set_learning_rate
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .gradients import Gradients
 from .vote import Vote
@@ -80,7 +81,7 @@ class Committer:
             set_learning_rate(self._optimizer, rate)
             with RunningModel("step of the optimizer"):
                 self._optimizer.step()
-        self._reached(Moment.STEPPED, control.step)
+        self._reached(HookPoint.STEPPED, control.step)
         control.last_vote = vote.to_list() if vote.finite else []
         control.last_similarities = vote.similarities
         control.last_step = {

@@ -18,8 +18,8 @@ from pipetransformer.data import Split
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.partition import ModelCosts, UnitCost
 from pipetransformer.pipeline import StageRunner
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 
 #: Steps before the first measurement: allocators and thread pools are warm by then.
 _WARM_UP_STEPS = 2

@@ -14,7 +14,8 @@ from pipetransformer.elastic.transport.exchange import EVALUATION, Exchange
 from pipetransformer.elastic.transport.groups import wait_for
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
 from pipetransformer.job.job import Job
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 
 from .membership import Membership
 
@@ -82,7 +83,7 @@ def evaluate(
         control.kept_step = control.step
     control.note_evaluation(values, better=better)  # last: what breaks before it is done again
     if member.leader is not None:
-        member.leader.evaluated(control, better=better)
+        member.leader.on_evaluated(control, better=better)
     return True
 
 

@@ -13,7 +13,8 @@ from pipetransformer.elastic.transport.watchdog import Deadline, Watchdog
 from pipetransformer.errors import ModelError, StorageError
 from pipetransformer.job.job import Job
 from pipetransformer.models import HUGGINGFACE, VIT, import_huggingface
-from pipetransformer.state.state import UnitCodec, WorkerState
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import Kind, ModelConfig, write_model
 from pipetransformer_contract.spec import SCRIPT
 

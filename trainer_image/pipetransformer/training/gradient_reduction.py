@@ -13,7 +13,7 @@ from torch import nn
 
 from pipetransformer.elastic.transport.groups import GenerationGroups, wait_for
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .gradients import Gradients
 

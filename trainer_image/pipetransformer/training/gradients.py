@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipetransformer.models import unit_name
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.packed_parameters import Pack, packing_order
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 
 class Gradients:

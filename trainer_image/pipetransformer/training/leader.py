@@ -16,8 +16,8 @@ from pipetransformer.errors import StorageError
 from pipetransformer.job.job import Job
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts, StepModel
 from pipetransformer.record import Role, RunRecord
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
 
 from .vote import Vote
@@ -33,7 +33,7 @@ _STEPS_TO_OFFER = 5
 _UNPLANNED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
-class Reporter(Protocol):
+class ReportSink(Protocol):
     """Takes reports to the operator; `elastic.channel.ReportSender`, or a list in tests."""
 
     def submit(self, report: Report, *, urgent: bool) -> None: ...
@@ -66,10 +66,10 @@ class Leader:
     """
 
     def __init__(
-        self, job: Job, reporter: Reporter, teller: Teller, run_dir: Path, layout: StageLayout, offered: Offered
+        self, job: Job, reports: ReportSink, teller: Teller, run_dir: Path, layout: StageLayout, offered: Offered
     ) -> None:
         self._job = job
-        self._reporter = reporter
+        self._reports = reports
         self._layout = layout
         self._checkpoint: DurableCheckpoint | None = None
         self._offered = offered
@@ -84,7 +84,7 @@ class Leader:
         self._teller = teller
         self.record = RunRecord(run_dir)
 
-    def committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
+    def on_committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
         """The generation is committed: confirm it."""
         self._checkpoint = checkpoint
         job = self._job
@@ -106,7 +106,7 @@ class Leader:
             self._predict(control)
         self._submit(control, urgent=True)
 
-    def first_step(
+    def on_first_step(
         self,
         control: Control,
         *,
@@ -135,7 +135,7 @@ class Leader:
         )
         self._teller.tell(Callback.on_generation, control.step - 1, layout.number, layout.stages, layout.pipelines)
 
-    def stepped(self, control: Control, vote: Vote, *, seconds: float) -> None:
+    def on_step(self, control: Control, vote: Vote, *, seconds: float) -> None:
         """A step is committed: `control.last_step` in so many seconds."""
         line = control.last_step
         if line["frozen_layers"] != self._measured_boundary:
@@ -160,30 +160,30 @@ class Leader:
             self._predict(control)
         self._submit(control, urgent=measured)
 
-    def skipped(self, control: Control, place: str) -> None:
+    def on_skipped(self, control: Control, place: str) -> None:
         """The newest step changed nothing, since there it began to be no number: in a unit, or in the loss."""
         self.record.event("StepSkipped", step=control.step - 1, reason="NonFinite", place=place)
 
-    def frozen(self, control: Control) -> None:
+    def on_frozen(self, control: Control) -> None:
         """The boundary changed before step `control.step`."""
         self.record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
         self._teller.tell(Callback.on_freeze, control.step, control.boundary)
         self._predict(control)
         self._submit(control, urgent=True)
 
-    def evaluated(self, control: Control, *, better: bool) -> None:
+    def on_evaluated(self, control: Control, *, better: bool) -> None:
         """The held-out samples were evaluated."""
         metrics = {name: value if math.isfinite(value) else None for name, value in control.metrics.items()}
         self.record.event("Evaluated", step=control.step, metrics=metrics, best=better)
         self._teller.tell(Callback.on_evaluate, control.step, control.metrics)
 
-    def checkpointed(self, control: Control, checkpoint: DurableCheckpoint) -> None:
+    def on_checkpoint(self, control: Control, checkpoint: DurableCheckpoint) -> None:
         """A checkpoint is durable."""
         self._checkpoint = checkpoint
         self.record.event("CheckpointDurable", step=checkpoint.step, frozenLayers=checkpoint.boundary)
         self._submit(control, urgent=True)
 
-    def finished(self, control: Control) -> None:
+    def on_finished(self, control: Control) -> None:
         """The model is durable: write the summary and say so. Returns once the operator knows."""
         if control.step > (wanted := self._job.total_steps):
             logger.warning(
@@ -198,12 +198,12 @@ class Leader:
         self._teller.tell(Callback.on_end, summary)
         self._teller.catch_up()
         self._submit(control, urgent=True, outcome=Outcome.SUCCEEDED, reason="TrainingFinished")
-        self._reporter.flush()
+        self._reports.flush()
 
-    def failed(self, control: Control, reason: str, message: str) -> None:
+    def on_failed(self, control: Control, reason: str, message: str) -> None:
         """The job cannot go on."""
         self._submit(control, urgent=True, outcome=Outcome.FAILED, reason=reason, message=message)
-        self._reporter.flush(timeout=30)
+        self._reports.flush(timeout=30)
         with suppress(StorageError):  # the record itself may be what failed
             self.record.event("Failed", reason=reason, message=message)
 
@@ -251,7 +251,7 @@ class Leader:
             reason=reason,
             message=message[:1024],
         )
-        self._reporter.submit(report, urgent=urgent)
+        self._reports.submit(report, urgent=urgent)
 
     def _seconds_left(self, control: Control) -> float | None:
         """Until the last step, at the step time of the present layout; None until enough of its steps are measured."""

@@ -15,7 +15,7 @@ from pipetransformer.elastic.transport.groups import GenerationGroups, Store, dr
 from pipetransformer.job.job import Job
 from pipetransformer.pipeline import StageRunner, StageSpec
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .commit import Committer
 from .gradient_reduction import GradientReducer

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 
 from .membership import Membership
 from .vote import Vote

@@ -14,10 +14,11 @@ from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.transport.exchange import SIMILARITIES, Exchange
 from pipetransformer.freeze import PolicyCopy
-from pipetransformer.hooks import Hooks, Moment
+from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation
 
 from .cache_handover import WorkerCache
@@ -74,9 +75,9 @@ class Rounds:
         reducer.begin(len(own))
         member.ballots.expect()
         sums = member.runner.train(step, own, self.job.dataset.train)
-        self.hooks.reached(Moment.COMPUTED, step)
+        self.hooks.reached(HookPoint.COMPUTED, step)
         norms = reducer.finish()
-        self.hooks.reached(Moment.REDUCED, step)
+        self.hooks.reached(HookPoint.REDUCED, step)
         similar = self._similarities(state, policy, member)
         self.committer.hold(control)
         ballot = Vote(
@@ -92,12 +93,12 @@ class Rounds:
         )
         vote = ballot.reduce(member.ballots)
         self.mirrors.settle()
-        self.hooks.reached(Moment.VOTED, step)
+        self.hooks.reached(HookPoint.VOTED, step)
         self.committer.commit(control, vote)
         self.cache.note(step, layout)
         if member.leader is not None:
-            self.meter.led(control.last_step["samples"], skipped=not vote.finite)
-            member.leader.stepped(control, vote, seconds=time.perf_counter() - started)
+            self.meter.on_led(control.last_step["samples"], skipped=not vote.finite)
+            member.leader.on_step(control, vote, seconds=time.perf_counter() - started)
         if not member.stepped:
             self._end_pause(control, member)
         if vote.saw_next:
@@ -130,9 +131,9 @@ class Rounds:
         member.stepped = True
         member.phases.lap("first step")
         pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds
-        self.meter.regrouped(member.layout.generation.reason, pause, phases, member.transfers, member.layout.rank)
+        self.meter.on_regrouped(member.layout.generation.reason, pause, phases, member.transfers, member.layout.rank)
         if member.leader is not None:
-            member.leader.first_step(control, pause_seconds=pause, phases=phases, transfers=member.transfers)
+            member.leader.on_first_step(control, pause_seconds=pause, phases=phases, transfers=member.transfers)
         member.drop_outgrown()
         self.reserve.release()
         # The vote has shown that all have joined, so the first workers' addresses are in the store.

@@ -39,7 +39,7 @@ from pipetransformer.errors import (
 )
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.checks import check_storage
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.metrics import Meter, serve
 from pipetransformer.pipeline import ModelError
@@ -135,7 +135,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
         check_storage(spec)
         spec, num_shards = in_order_of_checkpoint(spec)
-        job = Job.load(spec, parts, num_shards=num_shards)
+        job = load_job(spec, parts, num_shards=num_shards)
     except ValidationError as error:
         return _refuse(identity, error, "InvalidSpec")
     except SpecError as error:
@@ -187,7 +187,7 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
     watcher = GenerationWatcher(operator.watched() if agent is None else agent)
     meter = Meter()
     hooks = Hooks(
-        broke=lambda: heartbeats.beat_now(),
+        on_broken=lambda: heartbeats.beat_now(),
         stop_requested=lambda: asked.is_set() or stop.is_set() or ended.is_set(),
         ends_soon=lambda: stop.is_set() or ended.is_set(),
         out_of_time=lambda: (asked.is_set() and stop.is_set()) or ended.is_set(),

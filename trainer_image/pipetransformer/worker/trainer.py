@@ -29,19 +29,21 @@ from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
 from pipetransformer.errors import RunningModel, StorageError, fault_of
 from pipetransformer.freeze import PolicyCopy
-from pipetransformer.hooks import Hooks, Moment
+from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter, Position
 from pipetransformer.record import newest_generation
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.after_step import check_progress, is_done, move_boundary, stages_too_few
 from pipetransformer.training.cache_handover import WorkerCache
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.cost_measurement import measure_costs, measurement_due
 from pipetransformer.training.evaluation import evaluate, evaluation_due, rehearse
 from pipetransformer.training.final_model import gather_model, write_final_model
-from pipetransformer.training.leader import Leader, Offered, Reporter, wall_clock
+from pipetransformer.training.leader import Leader, Offered, ReportSink, wall_clock
 from pipetransformer.training.membership import Membership, drop_groups
 from pipetransformer.training.memory_reserve import Reserve
 from pipetransformer.training.non_finite import find_beginning
@@ -74,7 +76,7 @@ class Trainer:
         handler: GenerationRendezvousHandler,
         watcher: GenerationWatcher,
         transport: Transport,
-        reporter: Reporter,
+        reports: ReportSink,
         run_dir: Path,
         hooks: Hooks | None = None,
         watchdog: Watchdog | None = None,
@@ -84,7 +86,7 @@ class Trainer:
         self._handler = handler
         self._watcher = watcher
         self._transport = transport
-        self._reporter = reporter
+        self._reports = reports
         self._run_dir = run_dir
         self._hooks = hooks or Hooks()
         self._watchdog = watchdog or Watchdog()
@@ -216,7 +218,7 @@ class Trainer:
     def fail(self, reason: str, message: str) -> None:
         """Tell the operator, when this worker leads, that the job cannot go on."""
         if self._member is not None and self._member.leader is not None:
-            self._member.leader.failed(self._state.control, reason, message)
+            self._member.leader.on_failed(self._state.control, reason, message)
 
     def _turn(self) -> Ending | None:
         """One round and what follows it, or the way into a generation; a broken group ends in the next one."""
@@ -271,15 +273,15 @@ class Trainer:
         with self._watchdog.timing(ROUND, member.groups.connections):
             vote = self._rounds.train(self._state, self._policy, member)
         round_seconds = time.perf_counter() - started
-        self.meter.stepped(round_seconds)
+        self.meter.on_step(round_seconds)
         if not vote.finite:
             began = find_beginning(self._job, self._state.control, vote, member, self._watchdog)
             if member.leader is not None:
-                member.leader.skipped(self._state.control, began.unit or began.what)
+                member.leader.on_skipped(self._state.control, began.unit or began.what)
             check_progress(self._job, self._state.control, began)
         if vote.behind and not vote.leaving:
             self._barrier.pass_after(self._teller.catch_up, member.groups)
-        self._hooks.reached(Moment.COMMITTED, self.step - 1)
+        self._hooks.reached(HookPoint.COMMITTED, self.step - 1)
         # Who leaves is killed before long: first its checkpoint. The next generation begins with what follows the step.
         leaving = vote.leaving > 0 or not self._evaluate(member)
         if leaving:
@@ -293,7 +295,7 @@ class Trainer:
             with self._watchdog.timing("mirror", member.groups.connections):
                 self._mirrors.take(self._state, member.layout, member.world)
         self._state.control.round_ended_at = wall_clock()
-        self._hooks.reached(Moment.ENDED, self.step - 1)
+        self._hooks.reached(HookPoint.ENDED, self.step - 1)
         stops = leaving and self._hooks.stop_requested()
         if vote.saw_next and not stops and not is_done(self._job, self._state.control):
             return self._regroup(in_group=not leaving)
@@ -327,7 +329,7 @@ class Trainer:
         if moved:
             self._equip(member)
             if member.leader is not None:
-                member.leader.frozen(control)
+                member.leader.on_frozen(control)
         return moved
 
     def _evaluate(self, member: Membership) -> bool:
@@ -368,7 +370,7 @@ class Trainer:
 
     def _note_durable(self, member: Membership, checkpoint: DurableCheckpoint | None) -> None:
         if member.leader is not None and checkpoint is not None:
-            member.leader.checkpointed(self._state.control, checkpoint)
+            member.leader.on_checkpoint(self._state.control, checkpoint)
 
     def _regroup(self, *, in_group: bool) -> Ending | None:
         """Enter the next generation; when that fails, go on in the old one, or wait for another."""
@@ -422,8 +424,8 @@ class Trainer:
             outgrown=outgrown,
         )
         if layout.is_leader:  # before what may fail, which it would tell of
-            member.leader = Leader(self._job, self._reporter, self._teller, self._run_dir, layout, self._offered)
-            member.leader.committed(control, self._checkpointer.known(control))
+            member.leader = Leader(self._job, self._reports, self._teller, self._run_dir, layout, self._offered)
+            member.leader.on_committed(control, self._checkpointer.known(control))
         self._policy = PolicyCopy(self._job.policy, control.policy)
         self._equip(member)
         member.phases.lap("equip")
@@ -487,8 +489,8 @@ class Trainer:
     def _note_broken(self, why: str) -> None:
         self._broken = self._handler.current
         self.why_broken = why.partition("\n")[0]
-        self.meter.broke()
-        self._hooks.broke()
+        self.meter.on_broken()
+        self._hooks.on_broken()
 
     def _equip(self, member: Membership) -> None:
         device, activations = self._transport.device, self._cache.activations
@@ -514,4 +516,4 @@ class Trainer:
 
         self._barrier.pass_after(None if leader is None else write, groups)
         if leader is not None:
-            leader.finished(self._state.control)
+            leader.on_finished(self._state.control)

@@ -19,7 +19,7 @@ from pipetransformer.job.job import Job
 from pipetransformer.models import MicroBatchContext, SamplesFirstError, run_unit, set_micro_batch
 from pipetransformer.pipeline import StageRunner, StageSpec
 from pipetransformer.state.optimizer import make_optimizer
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.memory_reserve import Reserve
 
 logger = logging.getLogger(__name__)

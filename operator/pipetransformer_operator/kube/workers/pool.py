@@ -146,7 +146,7 @@ class KubePool(ClusterListener):
         if self._reservations is None:
             return NO_ROOM_KNOWN
         room, shape, status = self._reservations.room(_key(job), self._shape(job)), self._shape(job), job.status
-        if len(status.worker_ids) >= status.initial_workers > 0 or not (status.plan or status.resize_failures):
+        if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # the job neither takes workers back nor retries
         return room._replace(reach=self._reservations.reach(shape, status.priority))
 
@@ -311,7 +311,7 @@ class KubePool(ClusterListener):
             for pod in self._pods(job)
             if worker_id(pod) in stays and pod["spec"].get("nodeName") not in cordoned
         )
-        return Groups(status.plan.stages if status.plan else stages, stages, taken)
+        return Groups(status.generation.stages if status.generation else stages, stages, taken)
 
     @contextmanager
     def _ask(self, key: JobKey) -> Iterator[None]:

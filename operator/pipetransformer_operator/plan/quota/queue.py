@@ -95,7 +95,7 @@ def tidy(draft: Draft) -> None:
     status = draft.status
     if not status.quota_requests:
         return
-    if status.plan is None:
+    if status.generation is None:
         _give_up_claims(draft)
         if status.resize is None and draft.asleep and not any(one.worker_ids for one in status.quota_requests):
             draft.update(quota_requests=[])
@@ -114,14 +114,14 @@ def tidy(draft: Draft) -> None:
 
 
 def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
-    plan, base = draft.status.plan, draft.status.quota_requests[0]
+    generation, base = draft.status.generation, draft.status.quota_requests[0]
     if base in lost and base.granted:
         return True
-    if plan is None:
+    if generation is None:
         misses = any(request.granted for request in draft.status.own_requests if request in lost)
         return misses and not _own(draft, lost)
-    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.ids_of(plan.members))
-    return bool(leaving) and layouts.best(draft, len(plan.members) - len(leaving)) is None
+    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.ids_of(generation.members))
+    return bool(leaving) and layouts.best(draft, len(generation.members) - len(leaving)) is None
 
 
 def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
@@ -148,7 +148,7 @@ def _drop_joiners(draft: Draft) -> None:
     if not going:
         return
     resize = draft.status.resize
-    if resize is not None and resize.phase is ResizePhase.PREPARE and draft.status.plan is not None:
+    if resize is not None and resize.phase is ResizePhase.PREPARE and draft.status.generation is not None:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
     draft.keep_workers(set(draft.status.worker_ids) - going)
 

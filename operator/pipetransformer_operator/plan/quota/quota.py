@@ -49,7 +49,7 @@ def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -
     for long."""
     gone, kind = lost(status, observed), _of_kind(status, own=own)
     usable = [request for request in kind if request.admitted and request not in gone]
-    others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.plan is None else ())}
+    others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.generation is None else ())}
     used = (key for request in usable for key in request.worker_ids)
     return Room(
         free=sum(request.free for request in usable),

@@ -14,7 +14,7 @@ def count(draft: Draft) -> None:
     gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]
     # After the end nobody deletes pods that have ended, and they hold no device.
     held = sum(worker.holds for worker in draft.observed.workers) if status.finished else len(there)
-    training = status.plan is not None and not status.finished and bool(status.worker_ids)  # else all of them end
+    training = status.generation is not None and not status.finished and bool(status.worker_ids)  # else all of them end
     saved = _saved(draft, held) if training else 0
     gpus = Gpus(held=held, released=status.gpus.released + len(gone), saved=saved)
     if gone:
@@ -40,12 +40,12 @@ def count(draft: Draft) -> None:
 def _saved(draft: Draft, held: int) -> int:
     """Workers that packing spares: by as many the job's pipelines are shorter, at its starting width, as far as those
     are not held. What a ceiling or a failure takes is not among them."""
-    plan, spec = draft.status.plan, draft.spec
-    if plan is None:
+    generation, spec = draft.status.generation, draft.spec
+    if generation is None:
         return 0
     stages = spec.pipeline.stages
     pipelines = min(draft.status.initial_workers, spec.elastic_policy.ceiling) // stages
-    return max(0, min(pipelines * (stages - plan.stages), pipelines * stages - held))
+    return max(0, min(pipelines * (stages - generation.stages), pipelines * stages - held))
 
 
 def gpu_seconds_saved(status: JobStatus, now: datetime) -> float:

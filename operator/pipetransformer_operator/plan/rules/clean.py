@@ -14,10 +14,10 @@ from pipetransformer_operator.plan.sharing.claim import target
 
 def under_way(draft: Draft) -> bool:
     """Gives back what may go; whether leavers still wait for a checkpoint."""
-    status, plan = draft.status, draft.status.plan
-    assert plan is not None
+    status, generation = draft.status, draft.status.generation
+    assert generation is not None
     _let_go(draft, _draining(draft))
-    if draft.status.leaving_ids and draft.spec.checkpoint and not plan.covered_by(status.checkpoint):
+    if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
         if status.resize is not None:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
@@ -25,8 +25,8 @@ def under_way(draft: Draft) -> bool:
     gone = [key for key in draft.status.leaving_ids if key not in spares]
     _let_go(draft, gone)
     draft.update(leaving_ids=[])
-    if gone and status.next_resize_time and plan.published_time:  # only now can anybody else have what it gave up
-        draft.update(next_resize_time=status.next_resize_time + (draft.now - plan.published_time))
+    if gone and status.next_resize_time and generation.published_time:  # only now can anybody else have what it gave up
+        draft.update(next_resize_time=status.next_resize_time + (draft.now - generation.published_time))
     if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
         draft.update(resize=None)
     return False
@@ -38,21 +38,21 @@ def _draining(draft: Draft) -> list[int]:
 
 
 def _spares(draft: Draft) -> set[int]:
-    plan, status = draft.status.plan, draft.status
-    assert plan is not None
+    generation, status = draft.status.generation, draft.status
+    assert generation is not None
     living = {worker.id for worker in draft.wanted if worker.alive} & set(status.leaving_ids)
     living -= {*draft.surplus_ids, *quota.lost_ids(status, draft.observed)}
     if draft.on_pack is OnPack.HOLD:
         return living
-    needed = max(0, target(draft).workers - len(plan.members))
+    needed = max(0, target(draft).workers - len(generation.members))
     return set(sorted(living, key=lambda key: (key in status.claimed_ids, key))[:needed])
 
 
 def _let_go(draft: Draft, ids: list[int]) -> None:
-    status, plan = draft.status, draft.status.plan
-    assert plan is not None
+    status, generation = draft.status, draft.status.generation
+    assert generation is not None
     if not ids:
         return
-    draft.tell(Reason.WORKERS_DELETED, f"{len(ids)} workers have left generation {plan.layout_generation}")
+    draft.tell(Reason.WORKERS_DELETED, f"{len(ids)} workers have left generation {generation.layout_generation}")
     draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.surplus_ids) & set(ids))}))
     draft.keep_workers(set(status.worker_ids) - set(ids))

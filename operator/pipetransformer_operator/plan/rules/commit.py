@@ -9,8 +9,8 @@ the others wait for that one, until it is lost (`stall`).
 
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.api.status import LayoutSize, PublishedPlan, Reason, ResizePhase
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.api.status import LayoutSize, Reason, ResizePhase
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import count
@@ -31,65 +31,74 @@ _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeRe
 
 def under_way(draft: Draft) -> bool:
     """Watches over the published generation; whether it is not confirmed yet, or another had to follow."""
-    plan = draft.status.plan
-    assert plan is not None
+    generation = draft.status.generation
+    assert generation is not None
     since = draft.broken_since
     if since is not None:
-        _mend(draft, plan, since)
-    elif not plan.confirmed:
-        _check_deadline(draft, plan)
-    return draft.status.finished or draft.status.plan is not plan or not plan.confirmed
+        _mend(draft, generation, since)
+    elif not generation.confirmed:
+        _check_deadline(draft, generation)
+    return draft.status.finished or draft.status.generation is not generation or not generation.confirmed
 
 
-def _mend(draft: Draft, plan: PublishedPlan, since: datetime) -> None:
-    if not all(_is_outside(draft, plan, member, since) for member in draft.state_holders):
+def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
+    if not all(_is_outside(draft, generation, member, since) for member in draft.state_holders):
         return  # the others notice soon, or are lost
-    due, broken = since, plan.broken_before + 1
-    if (broken > 1 or not plan.confirmed) and plan.published_time:
-        due = max(due, plan.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
+    due, broken = since, generation.broken_before + 1
+    if (broken > 1 or not generation.confirmed) and generation.published_time:
+        due = max(due, generation.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
     if draft.now < due:
         draft.wake_at(due)
-    elif plan.confirmed or plan.reason in _FINAL or _committed_by_some(draft, plan):
+    elif generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft, generation):
         words = last_words(draft)
-        message = f"Generation {plan.layout_generation} lost its connections{words}"
+        message = f"Generation {generation.layout_generation} lost its connections{words}"
         draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
         if broken >= BROKEN_IN_A_ROW:
             count(draft, f"{broken} generations in a row broke although all members live{words}")
         if not draft.status.finished:
-            draft.publish(plan.layout, [*plan.members, *plan.leavers], ResizeReason.FAILURE, broken)
+            draft.publish(generation.layout, [*generation.members, *generation.leavers], ResizeReason.FAILURE, broken)
     else:
-        _go_back(draft, plan, "its members could not meet, or could not move their state")
+        _go_back(draft, generation, "its members could not meet, or could not move their state")
 
 
-def _is_outside(draft: Draft, plan: PublishedPlan, member: Member, since: datetime) -> bool:
+def _is_outside(draft: Draft, generation: Generation, member: Member, since: datetime) -> bool:
     """Whether the worker is not in the published generation's group: it waits, or is still in the old group."""
     if draft.waits(member):
         return True
-    if plan.broken_before >= MISSED_IN_A_ROW:
+    if generation.broken_before >= MISSED_IN_A_ROW:
         return False
     beat = draft.observed.beats.get(member.uid)
-    return beat is not None and beat.time > since and beat.layout_generation < plan.layout_generation
+    return beat is not None and beat.time > since and beat.layout_generation < generation.layout_generation
 
 
-def _check_deadline(draft: Draft, plan: PublishedPlan) -> None:
+def _check_deadline(draft: Draft, generation: Generation) -> None:
     resize = draft.status.resize
-    if resize is None or resize.phase is not ResizePhase.COMMIT or resize.deadline is None or plan.reason in _FINAL:
+    if (
+        resize is None
+        or resize.phase is not ResizePhase.COMMIT
+        or resize.deadline is None
+        or generation.reason in _FINAL
+    ):
         return
     deadline = resize.deadline
     if draft.observed.since is not None:  # another operator's clock may differ
         deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
     if draft.now < deadline:
         draft.wake_at(deadline)
-    elif not _committed_by_some(draft, plan):
-        _go_back(draft, plan, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
+    elif not _committed_by_some(draft, generation):
+        _go_back(draft, generation, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
 
 
-def _committed_by_some(draft: Draft, plan: PublishedPlan) -> bool:
-    beats = [draft.observed.beats.get(member.uid) for member in (*plan.members, *plan.leavers) if draft.alive(member)]
-    return any(beat is not None and beat.layout_generation >= plan.layout_generation for beat in beats)
+def _committed_by_some(draft: Draft, generation: Generation) -> bool:
+    beats = [
+        draft.observed.beats.get(member.uid)
+        for member in (*generation.members, *generation.leavers)
+        if draft.alive(member)
+    ]
+    return any(beat is not None and beat.layout_generation >= generation.layout_generation for beat in beats)
 
 
-def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
+def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     """Publishes the layout before this one. Who joined for this one comes last, and so leaves again.
 
     Those of the old layout must be heard: silence may be the operator's own deafness, and proves nothing.
@@ -97,9 +106,9 @@ def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
     resize = draft.status.resize
     assert resize is not None and resize.from_ is not None
     old = resize.from_.layout
-    stayed = len(plan.members) - max(0, plan.layout.workers - old.workers)
-    holders = [*plan.members[:stayed], *plan.leavers]
-    joined = [member for member in plan.members[stayed:] if draft.alive(member) and _is_heard(draft, member)]
+    stayed = len(generation.members) - max(0, generation.layout.workers - old.workers)
+    holders = [*generation.members[:stayed], *generation.leavers]
+    joined = [member for member in generation.members[stayed:] if draft.alive(member) and _is_heard(draft, member)]
     if not all(_is_heard(draft, member) for member in holders if draft.alive(member)):
         return
     candidates = [*(member for member in holders if draft.alive(member)), *joined]
@@ -107,10 +116,11 @@ def _go_back(draft: Draft, plan: PublishedPlan, why: str) -> None:
     if layout is None:
         return
     wait = back_off(draft)
-    draft.update(not_committed=LayoutSize.of(plan.layout))
+    draft.update(not_committed=LayoutSize.of(generation.layout))
     draft.tell(
         Reason.NOT_COMMITTED,
-        f"Generation {plan.layout_generation}: {why}; next attempt in {wait.total_seconds():.0f} s{last_words(draft)}",
+        f"Generation {generation.layout_generation}: {why};"
+        f" next attempt in {wait.total_seconds():.0f} s{last_words(draft)}",
         EventType.WARNING,
     )
     draft.publish(layout, candidates, ResizeReason.UNDO)

@@ -7,12 +7,12 @@ from pipetransformer_contract.api.status import (
     ConditionStatus,
     ConditionType,
     LayoutSize,
-    PublishedPlan,
     Reason,
     Resize,
     ResizePhase,
     State,
 )
+from pipetransformer_contract.messages import Generation
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota import quota
@@ -65,8 +65,8 @@ def describe(draft: Draft) -> None:
         _resizing(draft)
         _stalled(draft)
     undeleted.describe(draft)
-    generation = draft.observed.metadata_generation  # what no rule changed still holds
-    conditions = [one.model_copy(update={"observed_generation": generation}) for one in draft.status.conditions]
+    number = draft.observed.metadata_generation  # what no rule changed still holds
+    conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
     draft.update(state=derive_state(conditions), conditions=conditions)
 
 
@@ -93,7 +93,7 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
         workers = sum(request.granted for request in requests if request.admitted)
         message = f"{requests[0].queue}: quota for {workers} workers"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.QUOTA_RESERVED, message)
-    elif draft.status.plan is not None:
+    elif draft.status.generation is not None:
         message = "the job started without its queue: the label counts from its next start on"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE, message)
     elif queue.problem:
@@ -113,28 +113,30 @@ def _clear(draft: Draft, kind: ConditionType) -> None:
 
 def _running(draft: Draft) -> None:
     status = draft.status
-    plan = status.plan
+    generation = status.generation
     suspended = status.condition(ConditionType.SUSPENDED)
     if suspended is not None and suspended.status is ConditionStatus.TRUE:
         draft.set_condition(ConditionType.RUNNING, False, suspended.reason)
     elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft))
-    elif plan is None:
+    elif generation is None:
         if status.resize is not None and not draft.asleep and not _refused(draft, ConditionType.RUNNING, False):
             reason, why = why_not_ready(draft)
             message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
             waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
             draft.set_condition(ConditionType.RUNNING, False, waiting, message)
-    elif _recovering(draft, plan):
+    elif _recovering(draft, generation):
         message = "too few workers are left for any layout; they hold their state until replacements are ready: "
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft)[1])
     elif broken := why_broken(draft):
         draft.set_condition(ConditionType.RUNNING, False, Reason.GROUP_BROKEN, broken)
-    elif not plan.confirmed_generation:
-        message = f"generation {plan.layout_generation} is published: its members meet, and read what they go on from"
+    elif not generation.confirmed_generation:
+        message = (
+            f"generation {generation.layout_generation} is published: its members meet, and read what they go on from"
+        )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        message = f"generation {plan.layout_generation}: {_size(plan)}"
+        message = f"generation {generation.layout_generation}: {_size(generation)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
@@ -148,9 +150,9 @@ def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
     return bool(refusal)
 
 
-def _recovering(draft: Draft, plan: PublishedPlan) -> bool:
+def _recovering(draft: Draft, generation: Generation) -> bool:
     """Whether members are lost and no layout could be published without them."""
-    return not all(draft.alive(member) or says_succeeded(draft.worker(member)) for member in plan.members)
+    return not all(draft.alive(member) or says_succeeded(draft.worker(member)) for member in generation.members)
 
 
 def _resizing(draft: Draft) -> None:
@@ -170,8 +172,8 @@ def _resizing(draft: Draft) -> None:
 
 def _above_the_ceiling(draft: Draft) -> str:
     """Why a job has more workers than its spec allows; empty when that is not so."""
-    plan, ceiling = draft.status.plan, draft.spec.elastic_policy.ceiling
-    if plan is None or plan.layout.workers <= ceiling or layouts.best(draft, plan.layout.workers):
+    generation, ceiling = draft.status.generation, draft.spec.elastic_policy.ceiling
+    if generation is None or generation.layout.workers <= ceiling or layouts.best(draft, generation.layout.workers):
         return ""
     words = "and no legal layout has so few workers: the job stays as it is"
     return f"spec.elasticPolicy.maxWorkers allows {ceiling}, {words}"
@@ -179,8 +181,8 @@ def _above_the_ceiling(draft: Draft) -> str:
 
 def _pause(draft: Draft) -> str:
     """Until when a job does not try to grow; empty when it may, or is as large as its spec allows."""
-    plan, until = draft.status.plan, draft.status.next_resize_time
-    if plan is None or plan.layout.workers >= draft.spec.elastic_policy.ceiling or not draft.sleeps():
+    generation, until = draft.status.generation, draft.status.next_resize_time
+    if generation is None or generation.layout.workers >= draft.spec.elastic_policy.ceiling or not draft.sleeps():
         return ""
     begins = f"the next attempt begins at {until:%Y-%m-%dT%H:%M:%SZ}"
     return f"workers were taken away, or a layout was not committed: {begins}"
@@ -198,10 +200,10 @@ def _no_room(draft: Draft) -> str:
 
 def _limit_of_pipelines(draft: Draft) -> str:
     """Why a job does not grow although its spec allows it; empty when that is not so."""
-    plan, most, elastic = draft.status.plan, draft.status.num_shards, draft.spec.elastic_policy
-    if plan is None or most is None or plan.pipelines < most or not draft.on_pack.widens:
+    generation, most, elastic = draft.status.generation, draft.status.num_shards, draft.spec.elastic_policy
+    if generation is None or most is None or generation.pipelines < most or not draft.on_pack.widens:
         return ""
-    allowed = min(draft.spec.max_pipelines, elastic.ceiling // plan.stages)
+    allowed = min(draft.spec.max_pipelines, elastic.ceiling // generation.stages)
     if allowed <= most:
         return ""
     durable = draft.status.checkpoint
@@ -218,16 +220,16 @@ def _limit_of_pipelines(draft: Draft) -> str:
 
 
 def _awaited(draft: Draft, resize: Resize) -> str:
-    plan = draft.status.plan
-    assert plan is not None
+    generation = draft.status.generation
+    assert generation is not None
     if resize.phase is ResizePhase.PREPARE:
         return why_not_ready(draft)[1]
     if resize.phase is ResizePhase.COMMIT:
-        return f"generation {plan.layout_generation} is published"
-    return f"{len(draft.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {plan.boundary}"
+        return f"generation {generation.layout_generation} is published"
+    return f"{len(draft.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {generation.boundary}"
 
 
-def _size(layout: PublishedPlan | LayoutSize) -> str:
+def _size(layout: Generation | LayoutSize) -> str:
     return f"{layout.pipelines} pipelines of {layout.stages} stages"
 
 

@@ -20,9 +20,9 @@ from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
 
 def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers that have to move, or prepares that; whether there is a need to."""
-    plan = draft.status.plan
-    assert plan is not None
-    going = [member for member in plan.members if (worker := draft.worker(member)) and worker.draining]
+    generation = draft.status.generation
+    assert generation is not None
+    going = [member for member in generation.members if (worker := draft.worker(member)) and worker.draining]
     if not going:
         _give_up_replacements(draft)
         return False
@@ -30,7 +30,7 @@ def replace(draft: Draft) -> bool:
         return False
     begin(draft, ResizeReason.DRAIN)
     cordoned = {worker.name for worker in draft.wanted if worker.draining}  # joiners, too, that land there ever again
-    staying = [member for member in plan.members if member.name not in cordoned]
+    staying = [member for member in generation.members if member.name not in cordoned]
     fresh = [member for member in draft.ready_joiners if member.name not in cordoned]
     late = is_late(draft)
     pairs = _pairs(draft, draft.ids_of(going), draft.ids_of(fresh))
@@ -39,7 +39,7 @@ def replace(draft: Draft) -> bool:
         joining = [member for member in fresh if member.name in names.values()]
         kept = [member for member in going if member.name not in names]
         leaving = [member for member in going if member.name in names]
-        draft.publish(plan.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
+        draft.publish(generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
         try_at_once(draft)
         return True
     if late:
@@ -47,16 +47,16 @@ def replace(draft: Draft) -> bool:
         return False
     moving = draft.ids_of(going)
     joiners = sorted(new for _, new in _pairs(draft, moving, draft.joining_ids))
-    draft.want([*draft.ids_of(staying), *joiners], len(plan.members), moving)
-    enter(draft, plan.layout, ResizeReason.DRAIN)
+    draft.want([*draft.ids_of(staying), *joiners], len(generation.members), moving)
+    enter(draft, generation.layout, ResizeReason.DRAIN)
     return True
 
 
 def _give_up_replacements(draft: Draft) -> None:
     """Those of workers that need not move any more: a claim with them would have more than the starting size's priority
     and quota is for."""
-    plan, claimed = draft.status.plan, set(draft.status.claimed_ids)
-    members = draft.ids_of(plan.members) if plan else ()
+    generation, claimed = draft.status.generation, set(draft.status.claimed_ids)
+    members = draft.ids_of(generation.members) if generation else ()
     base = sum(key not in claimed for key in members)
     joining = [key for key in draft.joining_ids if key not in claimed]
     if surplus := joining[max(0, draft.status.initial_workers - base) :]:
@@ -98,7 +98,7 @@ def limit(draft: Draft) -> None:
     running = {worker.id for worker in draft.observed.workers if worker.phase is WorkerPhase.RUNNING}
     wanted = set(draft.status.worker_ids)
     present = len((wanted & running if overdue else wanted) - ended)
-    trains = draft.status.plan is not None
+    trains = draft.status.generation is not None
     kept = draft.observed.sees_drains and not overdue
     draft.min_available = max(0, present - (0 if kept else 1)) if trains else 0
     draft.keeps_unready = trains and kept
@@ -111,7 +111,7 @@ def _set_deadline(draft: Draft) -> None:
 
     Who is to join has nothing to lose, and is made elsewhere. A leaver's cordon renews nothing.
     """
-    status, plan = draft.status, draft.status.plan
+    status, generation = draft.status, draft.status.generation
     joining = set(draft.joining_ids)
     going = {one.id: one for one in draft.wanted if one.alive and one.draining and one.id not in joining}
     if not going:
@@ -127,7 +127,7 @@ def _set_deadline(draft: Draft) -> None:
         drains = [Drain(time=status.drain_deadline - timeout, worker_ids=list(going))]
     known = {key for one in drains for key in one.worker_ids}
     new = [worker for key, worker in going.items() if key not in known]
-    members = {member.name for member in plan.members} if plan else set()
+    members = {member.name for member in generation.members} if generation else set()
     if not drains or any(worker.name in members for worker in new):
         drains.append(Drain(time=draft.now, worker_ids=[worker.id for worker in new]))
         try_at_once(draft)

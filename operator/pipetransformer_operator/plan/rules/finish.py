@@ -105,8 +105,8 @@ def out_of_memory_at(worker: Worker) -> int:
 def _refusal(draft: Draft) -> Worker | None:
     """A worker that cannot do what its spec says, or that the longest pipeline leaves too much. While a job trains, a
     joiner that cannot is a failed change: its node may lack what those of the members have."""
-    plan = draft.status.plan
-    judged = {member.uid for member in plan.members} if plan else {worker.uid for worker in draft.wanted}
+    generation = draft.status.generation
+    judged = {member.uid for member in generation.members} if generation else {worker.uid for worker in draft.wanted}
     longest = draft.spec.pipeline.stages
     return next(
         (
@@ -129,11 +129,11 @@ def _ended_in_success(draft: Draft) -> bool:
 
     While the leader lives its report is waited for.
     """
-    plan = draft.status.plan
-    if plan is None:
+    generation = draft.status.generation
+    if generation is None:
         return False
-    leader = next(member for member in plan.members if member.name == plan.leader)
-    return not draft.alive(leader) and any(says_succeeded(draft.worker(member)) for member in plan.members)
+    leader = next(member for member in generation.members if member.name == generation.leader)
+    return not draft.alive(leader) and any(says_succeeded(draft.worker(member)) for member in generation.members)
 
 
 def _check_deadline(draft: Draft) -> None:

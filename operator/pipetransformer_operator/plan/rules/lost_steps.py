@@ -12,14 +12,16 @@ def forget_plan(draft: Draft) -> None:
 
     Members that others take away may still leave a checkpoint. Then the next start tells what is lost.
     """
-    plan = draft.status.plan
-    if plan is not None:
-        ending = [worker for member in plan.members if (worker := draft.worker(member)) and worker.exit_code is None]
+    generation = draft.status.generation
+    if generation is not None:
+        ending = [
+            worker for member in generation.members if (worker := draft.worker(member)) and worker.exit_code is None
+        ]
         if any(worker.terminating and worker.holds for worker in ending) and draft.spec.checkpoint is not None:
             draft.update(unsettled_step=newest_step(draft))
         else:
             tell_lost(draft)
-    draft.update(plan=None, stop=None)
+    draft.update(generation=None, stop=None)
 
 
 def settle(draft: Draft, step: int) -> None:
@@ -35,8 +37,12 @@ def settle(draft: Draft, step: int) -> None:
 
 def tell_lost(draft: Draft) -> None:
     """Tells how many steps no checkpoint holds. A job whose first generation is not confirmed has made none."""
-    plan, stop, checkpoint = draft.status.plan, draft.status.stop, draft.status.checkpoint
-    if plan is None or not plan.confirmed_generation or (stop is not None and draft.spec.checkpoint is None):
+    generation, stop, checkpoint = draft.status.generation, draft.status.stop, draft.status.checkpoint
+    if (
+        generation is None
+        or not generation.confirmed_generation
+        or (stop is not None and draft.spec.checkpoint is None)
+    ):
         return  # the stop began with the words that all are lost
     durable = max(saved_by_members(draft), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
     newest = newest_step(draft)
@@ -49,8 +55,8 @@ def tell_lost(draft: Draft) -> None:
 def saved_by_members(draft: Draft) -> int:
     """Steps of the durable checkpoint that members left which have ended; 0 while none has. One that left a generation
     before this one knows nothing of the steps since."""
-    plan = draft.status.plan
-    ended = [worker for member in plan.members if (worker := draft.worker(member))] if plan else []
+    generation = draft.status.generation
+    ended = [worker for member in generation.members if (worker := draft.worker(member))] if generation else []
     return max(map(saved_step, ended), default=0)
 
 

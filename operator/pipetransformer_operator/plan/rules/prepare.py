@@ -32,24 +32,24 @@ def publish(draft: Draft) -> bool:
 
     Past the deadline those joiners are taken that are ready.
     """
-    plan, status = draft.status.plan, draft.status
-    assert plan is not None
+    generation, status = draft.status.generation, draft.status
+    assert generation is not None
     without_quota = {draft.name_of(key) for key in quota.lost_ids(status, draft.observed)}
-    going = [member for member in plan.members if member.name in without_quota]
-    staying = [member for member in plan.members if member.name not in without_quota]
+    going = [member for member in generation.members if member.name in without_quota]
+    staying = [member for member in generation.members if member.name not in without_quota]
     warm = [] if draft.asleep else draft.ready_joiners
     complete = len(warm) == len(draft.joining_ids)
     joining = warm if complete or is_late(draft) else []
     number = len(staying) + len(joining)
     layout = layouts.best(draft, layouts.limited(draft, number)) or layouts.best(draft, number)
-    unchanged = layout == plan.layout and not going and not layouts.pays_to_recut(draft)
+    unchanged = layout == generation.layout and not going and not layouts.pays_to_recut(draft)
     if layout is None or unchanged or snoozed(draft, layout):
         return False
     candidates = [*leavers.last(draft, staying, layout.workers), *joining]
-    yields = bool(going) or layouts.limited(draft, len(plan.members)) < len(plan.members)
-    reason = ResizeReason.RELEASE if going else reason_of(draft, plan.layout, layout)
+    yields = bool(going) or layouts.limited(draft, len(generation.members)) < len(generation.members)
+    reason = ResizeReason.RELEASE if going else reason_of(draft, generation.layout, layout)
     draft.publish(layout, [*candidates, *going], reason)
-    if layout.workers <= plan.layout.workers:
+    if layout.workers <= generation.layout.workers:
         if yields:
             back_off(draft)
             if not going:
@@ -62,25 +62,25 @@ def publish(draft: Draft) -> bool:
 
 def prepare(draft: Draft) -> None:
     """Wants the workers of the next layout, until they are ready or its time is up."""
-    plan = draft.status.plan
-    assert plan is not None
+    generation = draft.status.generation
+    assert generation is not None
     begin(draft, ResizeReason.CLAIM)  # what was prepared may be a drain that is over
     if draft.status.resize is not None and is_late(draft):
         cancel(draft, *why_not_ready(draft))
     to = target(draft)
-    members = draft.ids_of(plan.members)
+    members = draft.ids_of(generation.members)
     most = max(to.workers, len(members), _held(draft) if draft.on_pack is OnPack.HOLD else 0)
     joining = draft.joining_ids
     if (
-        to == plan.layout
+        to == generation.layout
     ):  # spares: one that is gone, or has to leave its node, has lost nothing, and nobody needs another
         joining = [worker.id for worker in draft.joiners if not worker.draining]
     kept = [*members, *joining][:most]
     draft.want(kept, max(to.workers, len(kept)))
-    if to == plan.layout:
+    if to == generation.layout:
         draft.update(resize=None)
         return
-    enter(draft, to, reason_of(draft, plan.layout, to))
+    enter(draft, to, reason_of(draft, generation.layout, to))
 
 
 def begin(draft: Draft, reason: ResizeReason) -> None:
@@ -92,8 +92,8 @@ def begin(draft: Draft, reason: ResizeReason) -> None:
 
 def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
     """Notes what is prepared, and until when."""
-    assert draft.status.plan is not None
-    draft.enter(ResizePhase.PREPARE, to, reason, draft.status.plan.layout)
+    assert draft.status.generation is not None
+    draft.enter(ResizePhase.PREPARE, to, reason, draft.status.generation.layout)
     resize = draft.status.resize
     assert resize is not None
     deadline = _deadline(draft, resize)
@@ -126,7 +126,7 @@ def go_on(draft: Draft) -> None:
 def may_go_on(draft: Draft) -> bool:
     """Whether it is a job that trains which prepares something, and joiners may still be taken away for others."""
     resize = draft.status.resize
-    if draft.status.plan is None or resize is None or resize.phase is not ResizePhase.PREPARE:
+    if draft.status.generation is None or resize is None or resize.phase is not ResizePhase.PREPARE:
         return False
     return resize.renewals < RENEWALS
 
@@ -194,7 +194,7 @@ def why_not_ready(draft: Draft) -> tuple[Reason, str]:
         return Reason.CREATION_REFUSED, draft.observed.refusal
     ready = {member.name for member in draft.ready_joiners}
     workers = {worker.id: worker for worker in draft.joiners}
-    if draft.status.plan is not None:  # a drain takes none on a cordoned node
+    if draft.status.generation is not None:  # a drain takes none on a cordoned node
         ready -= {worker.name for worker in draft.joiners if worker.draining}
     late = [key for key in draft.joining_ids if draft.name_of(key) not in ready]
     reasons = [_why(workers.get(key)) for key in late]

@@ -12,12 +12,11 @@ from datetime import timedelta
 from pipetransformer_contract.api.status import (
     ConditionStatus,
     ConditionType,
-    PublishedPlan,
     Reason,
     ResizePhase,
     TooShort,
 )
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.plan import layouts, losses
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
@@ -49,15 +48,15 @@ UNATTENDED_IN_DOUBT = timedelta(seconds=5)
 
 def recover(draft: Draft) -> None:
     """Drops lost workers, counts the incident, and publishes a generation of the survivors if members were lost."""
-    plan = draft.status.plan
-    lost = find_lost(draft, plan) if plan else {}
+    generation = draft.status.generation
+    lost = find_lost(draft, generation) if generation else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids
     counted = _drop(draft, lost)
     if draft.status.finished or not lost:
         return
-    assert plan is not None
+    assert generation is not None
     survivors = draft.state_holders
-    if plan.confirmed:  # until then those come first that surely hold state
+    if generation.confirmed:  # until then those come first that surely hold state
         survivors = expendable_last(draft, survivors)
     if not survivors:
         forget_plan(draft)
@@ -65,7 +64,9 @@ def recover(draft: Draft) -> None:
         draft.keep_workers(worker.id for worker in draft.joiners)
         return
     candidates = [*survivors, *draft.ready_joiners]
-    candidates += draft.idle_leavers[: max(0, plan.layout.workers - len(candidates))]  # in the place of who is lost
+    candidates += draft.idle_leavers[
+        : max(0, generation.layout.workers - len(candidates))
+    ]  # in the place of who is lost
     if layout := layouts.best(draft, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
         draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)
@@ -75,10 +76,10 @@ def recover(draft: Draft) -> None:
         _wait_for_replacements(draft, survivors)
 
 
-def find_lost(draft: Draft, plan: PublishedPlan) -> dict[str, str]:
+def find_lost(draft: Draft, generation: Generation) -> dict[str, str]:
     """Names of the holders of state that can train no more, and why."""
-    holders = plan.members if plan.confirmed else [*plan.members, *plan.leavers]
-    leavers = {member.name for member in plan.leavers}
+    holders = generation.members if generation.confirmed else [*generation.members, *generation.leavers]
+    leavers = {member.name for member in generation.leavers}
     return {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
 
 
@@ -116,7 +117,7 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     nodes = {key: workers[key].node for key in why if key in workers and workers[key].node}
     named = {key: f"{wanted[key]} on {nodes[key]}" if key in nodes else wanted[key] for key in why}
     preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
-    starting = draft.status.plan is None
+    starting = draft.status.generation is None
     short = _note_too_short(draft, {key: workers[key] for key in members if key in workers})
     failed = [key for key in members if key not in short and not _is_excused(workers.get(key))]
     ended = [workers[key] for key in joiners if not workers[key].alive]
@@ -190,7 +191,7 @@ def _why_stranded(draft: Draft, worker: Worker) -> str:
         return ""
     if worker.node_lost:
         return "its node is lost"
-    if worker.unattended_since is None or not (worker.node_doubted or draft.status.plan):
+    if worker.unattended_since is None or not (worker.node_doubted or draft.status.generation):
         return ""
     patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
     due = worker.unattended_since + patience
@@ -225,11 +226,11 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     That deadline counts from the first turn in which they are too few, however often replacements end before they join.
     Leavers that wait for a checkpoint stay: until it is durable the job may have to start again in its old size.
     """
-    plan, status = draft.status.plan, draft.status
-    assert plan is not None
+    generation, status = draft.status.generation, draft.status
+    assert generation is not None
     kept = draft.ids_of(survivors)
     staying = [*kept, *status.leaving_ids]
-    to = layouts.best(draft, plan.layout.workers) or layouts.awaited(draft, plan.layout)
+    to = layouts.best(draft, generation.layout.workers) or layouts.awaited(draft, generation.layout)
     asleep = draft.sleeps() or is_in_vain(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying)

@@ -20,8 +20,8 @@ def fold(draft: Draft) -> None:
         return
     if report.layout_generation > draft.status.layout_generation or not report.newer_than(last):
         return
-    plan, stepped = draft.status.plan, report.step > (last.step if last else 0)
-    mended = plan is not None and plan.broken_before > 0 and stepped
+    generation, stepped = draft.status.generation, report.step > (last.step if last else 0)
+    mended = generation is not None and generation.broken_before > 0 and stepped
     if last is not None and not mended and not _decides(report, last):
         due = last.time + _interval(draft)
         if draft.now < due:
@@ -35,30 +35,30 @@ def fold(draft: Draft) -> None:
         checkpoint=checkpoint,
         num_shards=min(shards, default=None),
     )
-    if plan is not None and mended:
-        draft.update(plan=plan.model_copy(update={"broken_before": 0}))
+    if generation is not None and mended:
+        draft.update(generation=generation.model_copy(update={"broken_before": 0}))
     before = last.boundary if last else 0
     if report.boundary != before:
         draft.tell(
             Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
             f"{report.boundary} of {report.num_layers} blocks are frozen at step {report.step}",
         )
-    if plan is not None and not plan.confirmed_generation:
+    if generation is not None and not generation.confirmed_generation:
         settle(draft, report.step)
     _confirm(draft, report.layout_generation)
 
 
-def _confirm(draft: Draft, generation: int) -> None:
-    plan = draft.status.plan
-    if plan is None or generation <= plan.confirmed_generation:
+def _confirm(draft: Draft, number: int) -> None:
+    generation = draft.status.generation
+    if generation is None or number <= generation.confirmed_generation:
         return
-    draft.update(plan=plan.model_copy(update={"confirmed_generation": generation}))
-    if generation == plan.layout_generation:
-        if plan.reason is ResizeReason.CLAIM:  # only now: published, it could still be undone
+    draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))
+    if number == generation.layout_generation:
+        if generation.reason is ResizeReason.CLAIM:  # only now: published, it could still be undone
             forget_failures(draft)
         draft.tell(
             Reason.GENERATION_CONFIRMED,
-            f"Generation {generation} trains: {plan.pipelines} pipelines of {plan.stages} stages",
+            f"Generation {number} trains: {generation.pipelines} pipelines of {generation.stages} stages",
         )
 
 

@@ -41,10 +41,10 @@ def stall_timeout(draft: Draft) -> timedelta:
 def stall_time(draft: Draft) -> datetime | None:
     """When the job counts as stalled unless a step comes before; None while it is not to be judged. Before the first
     step it counts from the publication of a generation."""
-    report, plan = draft.status.last_report, draft.status.plan
-    if plan is None or (report is None and plan.published_time is None):
+    report, generation = draft.status.last_report, draft.status.generation
+    if generation is None or (report is None and generation.published_time is None):
         return None
-    times = (report.time if report else None, draft.observed.since, plan.published_time)
+    times = (report.time if report else None, draft.observed.since, generation.published_time)
     patience = max(stall_timeout(draft), REPORTS_AWAITED * draft.observed.report_pace)
     return max(time for time in times if time is not None) + patience
 
@@ -57,21 +57,25 @@ def is_stalled(draft: Draft) -> bool:
 
 def why_broken(draft: Draft) -> str:
     """Why a job whose members all live makes no steps, if one generation after the other breaks; else empty."""
-    plan, report = draft.status.plan, draft.status.last_report
-    if plan is None or plan.broken_before <= BROKEN_ALLOWED or not all(map(draft.alive, plan.members)):
+    generation, report = draft.status.generation, draft.status.last_report
+    if (
+        generation is None
+        or generation.broken_before <= BROKEN_ALLOWED
+        or not all(map(draft.alive, generation.members))
+    ):
         return ""
     return (
-        f"no step was made since step {report.step if report else 0}: {plan.broken_before} generations in a row broke,"
-        " and all members live; either they do not reach each other or each fails alike, their logs say which; what"
-        f" lasts for minutes counts against spec.runPolicy.backoffLimit{last_words(draft)}"
+        f"no step was made since step {report.step if report else 0}: {generation.broken_before} generations in a"
+        " row broke, and all members live; either they do not reach each other or each fails alike, their logs say"
+        f" which; what lasts for minutes counts against spec.runPolicy.backoffLimit{last_words(draft)}"
     )
 
 
 def last_words(draft: Draft) -> str:
     """Why a generation broke, as its leader says, or the first member that knows; to be appended."""
-    plan = draft.status.plan
-    assert plan is not None
-    for member in sorted(plan.members, key=lambda member: member.name != plan.leader):
+    generation = draft.status.generation
+    assert generation is not None
+    for member in sorted(generation.members, key=lambda member: member.name != generation.leader):
         beat = draft.observed.beats.get(member.uid)
         if beat is not None and beat.because:
             return f"; {member.name}: {beat.because}"
@@ -80,11 +84,11 @@ def last_words(draft: Draft) -> str:
 
 def _is_awaited(draft: Draft) -> bool:
     """Whether the published generation is not confirmed in time."""
-    plan = draft.status.plan
-    if plan is None or plan.confirmed or plan.published_time is None:
+    generation = draft.status.generation
+    if generation is None or generation.confirmed or generation.published_time is None:
         return False
-    if draft.now < plan.published_time + SILENCE:
-        draft.wake_at(plan.published_time + SILENCE)
+    if draft.now < generation.published_time + SILENCE:
+        draft.wake_at(generation.published_time + SILENCE)
         return False
     return True
 

@@ -23,7 +23,7 @@ _MAX_NAMES = 3
 
 def begin(draft: Draft) -> None:
     """Tells the members to leave a checkpoint and end, unless they were told already or nothing trains."""
-    if draft.status.stop is not None or draft.status.plan is None:
+    if draft.status.stop is not None or draft.status.generation is None:
         return
     draft.update(stop=Stop(time=draft.now))
     draft.wake_at(draft.now)
@@ -65,12 +65,12 @@ def end_finished(draft: Draft) -> None:
 
 def words(draft: Draft) -> str:
     """Says in a condition what the stop waits for; empty where it waits for nothing."""
-    stop, plan = draft.status.stop, draft.status.plan
-    if stop is None or plan is None or not draft.status.worker_ids:
+    stop, generation = draft.status.stop, draft.status.generation
+    if stop is None or generation is None or not draft.status.worker_ids:
         return ""
     unsaved = {
         member.name: beat.unsaved
-        for member in plan.members
+        for member in generation.members
         if (beat := draft.observed.beats.get(member.uid)) and beat.unsaved and draft.alive(member)
     }
     trouble = "; ".join(f"{name}: {why}" for name, why in list(unsaved.items())[:_MAX_NAMES])
@@ -89,8 +89,8 @@ def _deadline(draft: Draft, stop: Stop) -> datetime:
 
 def _saving(draft: Draft) -> list[Member]:
     """Members that may still leave a checkpoint."""
-    stop, plan = draft.status.stop, draft.status.plan
-    if stop is None or plan is None:
+    stop, generation = draft.status.stop, draft.status.generation
+    if stop is None or generation is None:
         return []
     if draft.observed.status.stop is None:  # they go in the next turn, after the event that says what is lost
         return draft.state_holders
@@ -120,16 +120,16 @@ def _is_saved(draft: Draft) -> bool:
 def _regroup_survivors(draft: Draft) -> None:
     """Publishes a generation of the members that are left, if some were lost or lost each other. The survivors are let
     go where they are too few, or hold no copy of what was lost."""
-    plan = draft.status.plan
-    assert plan is not None
-    lost = recover.find_lost(draft, plan)
+    generation = draft.status.generation
+    assert generation is not None
+    lost = recover.find_lost(draft, generation)
     if not lost:
         commit.under_way(draft)
         return
     draft.keep_workers(key for key in draft.status.worker_ids if draft.name_of(key) not in lost)
     survivors = draft.state_holders
     layout = layouts.best(draft, len(survivors))
-    if layout is None or (plan.pipelines == 1 and draft.spec.mirror is None):
+    if layout is None or (generation.pipelines == 1 and draft.spec.mirror is None):
         draft.keep_workers([])
     else:
         draft.publish(layout, survivors, ResizeReason.FAILURE)

@@ -25,9 +25,9 @@ LONGEST_WAIT = timedelta(days=1)
 def target(draft: Draft) -> Layout:
     """The next larger layout, or the present one: when there is no better, or an attempt is being slept over, or
     workers of the last one cannot be deleted."""
-    plan, status = draft.status.plan, draft.status
-    assert plan is not None
-    current = plan.layout
+    generation, status = draft.status.generation, draft.status
+    assert generation is not None
+    current = generation.layout
     if draft.sleeps() or undeleted.leaks(draft):
         return current
     ceiling = share.ceiling(draft)
@@ -61,9 +61,9 @@ def _most_own(draft: Draft) -> int:
     """Workers up to which the job takes back its starting size. What it lost it tries to have again once at any rate,
     because an autoscaler may add nodes. Later, and after it gave some up for another job, it waits until nodes have
     room, or pods that it may preempt: an attempt that gets a part would take claims from others and use none."""
-    plan, status, reach = draft.status.plan, draft.status, draft.observed.reach
-    assert plan is not None
-    lost = plan.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
+    generation, status, reach = draft.status.generation, draft.status, draft.observed.reach
+    assert generation is not None
+    lost = generation.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
     if lost or reach is None or draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE:
         return status.initial_workers
     draft.waits_for_room = True

@@ -35,7 +35,7 @@ _PLACEMENT = ("nodeSelector", "affinity", "tolerations", "schedulerName", "resou
 
 def may_demand(job: PipeTrainingJob) -> bool:
     """Whether `demand_of` may say anything of the job: most of a thousand train and are not Auto, and need no look."""
-    return job.status.plan is None or job.spec.elastic_policy.on_pack is OnPack.AUTO
+    return job.status.generation is None or job.spec.elastic_policy.on_pack is OnPack.AUTO
 
 
 def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:
@@ -45,7 +45,7 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     status = draft.status
     if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
         return None
-    starting = status.plan is None
+    starting = status.generation is None
     layout = layouts.starting(draft) if starting else None
     if starting and layout is None:
         return None
@@ -111,9 +111,9 @@ def _leaving(draft: Draft) -> int:
 def _is_asleep(draft: Draft) -> bool:
     """Whether an attempt is slept over for want of workers."""
     status = draft.status
-    if not draft.asleep or (status.plan is None and status.resize is not None):  # there one that ended is awaited
+    if not draft.asleep or (status.generation is None and status.resize is not None):  # there one that ended is awaited
         return False
-    condition = status.condition(ConditionType.RUNNING if status.plan is None else ConditionType.RESIZING)
+    condition = status.condition(ConditionType.RUNNING if status.generation is None else ConditionType.RESIZING)
     if status.not_committed is not None and (condition is None or condition.reason != Reason.UNSCHEDULABLE):
         return False
     return condition is None or condition.reason not in _NOT_FOR_WANT_OF_WORKERS
@@ -121,7 +121,7 @@ def _is_asleep(draft: Draft) -> bool:
 
 def _sleeps_over_something_else(draft: Draft) -> bool:
     """Whether an attempt is slept over that more workers would not have helped."""
-    starts = draft.status.plan is None and draft.status.resize is not None
+    starts = draft.status.generation is None and draft.status.resize is not None
     return draft.asleep and not starts and not _is_asleep(draft)
 
 
@@ -132,12 +132,16 @@ def _is_refused(draft: Draft) -> bool:
 
 def _cannot_take_joiners(draft: Draft) -> bool:
     """Whether the members do not get into their generation, or leavers not out of it, so that none can join."""
-    plan = draft.status.plan
-    if plan is None or plan.published_time is None or (plan.confirmed and not draft.status.leaving_ids):
+    generation = draft.status.generation
+    if (
+        generation is None
+        or generation.published_time is None
+        or (generation.confirmed and not draft.status.leaving_ids)
+    ):
         return False
     timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
-    again = plan.layout_generation > plan.confirmed_generation + 1
-    return again or draft.now >= plan.published_time + timeout
+    again = generation.layout_generation > generation.confirmed_generation + 1
+    return again or draft.now >= generation.published_time + timeout
 
 
 def _lacks_nodes(draft: Draft) -> bool:
@@ -156,18 +160,18 @@ def _speeds(draft: Draft) -> dict[int, float]:
     Larger sizes for which the job would not leave its present layout, for the pause costs more, are left out. Before
     its first offers it has what it has.
     """
-    plan, offers = draft.status.plan, layouts.offered(draft)
-    assert plan is not None
+    generation, offers = draft.status.generation, layouts.offered(draft)
+    assert generation is not None
     if not offers:
-        return {plan.layout.workers: 1.0}
+        return {generation.layout.workers: 1.0}
     bounds = layouts.bounds_of(draft)
     bounds = replace(bounds, max_pipelines=min(bounds.max_pipelines, MAX_WIDTHS))
     found = choices(offers, bounds, on_pack=draft.on_pack, packing=draft.spec.pipeline.packing)
     seconds = {Layout(offer.stages, time.pipelines): time.seconds for offer in offers for time in offer.step_seconds}
     measured = all(seconds.get(layout, 0.0) > 0 for layout in found)
     speeds = {layout.workers: 1 / seconds[layout] if measured else float(layout.workers) for layout in found}
-    larger = sorted(workers for workers in speeds if workers > plan.layout.workers)
-    pays = bisect_left(larger, True, key=lambda workers: _grows_to(draft, workers) > plan.layout.workers)
+    larger = sorted(workers for workers in speeds if workers > generation.layout.workers)
+    pays = bisect_left(larger, True, key=lambda workers: _grows_to(draft, workers) > generation.layout.workers)
     return {workers: speed for workers, speed in speeds.items() if workers not in larger[:pays]}
 
 

@@ -63,7 +63,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
     status, layout = draft.status, layouts.starting(draft)
     if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
         return None
-    if status.plan is not None or status.start_time is None or layout is None:
+    if status.generation is not None or status.start_time is None or layout is None:
         return None
     if observed.queue is not None and not any(one.admitted for one in status.quota_requests):
         return None

@@ -34,8 +34,8 @@ def take(draft: Draft) -> None:
         return
     if (share.workers if share else None) == (before.workers if before else None):
         return
-    plan = draft.status.plan
-    if share is not None and share.workers > (plan.layout.workers if plan else 0):
+    generation = draft.status.generation
+    if share is not None and share.workers > (generation.layout.workers if generation else 0):
         draft.update(next_resize_time=None)
     granted = before.workers if before and not before.yields else 0
     if share is not None and share.workers > granted and is_open(draft):

@@ -69,12 +69,12 @@ class Claims:
 def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None:
     """What the job could give up; None if it does not train, or not on accelerators."""
     draft = Draft(spec, observed, now)
-    plan, status = draft.status.plan, draft.status
-    if plan is None or status.finished or not spec.managed or draft.stopped or not spec.accelerator_resource:
+    generation, status = draft.status.generation, draft.status
+    if generation is None or status.finished or not spec.managed or draft.stopped or not spec.accelerator_resource:
         return None
     claimed_ids = set(status.claimed_ids)
     claimed = [worker for worker in draft.wanted if worker.id in claimed_ids]
-    members = {member.name for member in plan.members}
+    members = {member.name for member in generation.members}
     base = len(members - {worker.name for worker in claimed})
     layout = layouts.best(draft, len(members) - 1)
     wanted = set(status.worker_ids)
@@ -87,7 +87,7 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
         priority=max((worker.priority for worker in claimed), default=0),
         workers=len(members),
         fewer=layout.workers if layout is not None and possible else None,
-        settled=plan.confirmed and status.resize is None and stays,
+        settled=generation.confirmed and status.resize is None and stays,
         least=_least(draft, len(members), base) if possible else len(members),
         on=Counter(worker.node for worker in claimed if worker.name in members and worker.node),
     )

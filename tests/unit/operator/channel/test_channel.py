@@ -16,7 +16,7 @@ from pipetransformer_operator.channel.announcement import Announcement
 from pipetransformer_operator.channel.board import MAX_POLLS, TOLD_AT_ONCE, Board, Ended, Reporter
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.plan import Worker
-from tests.testkit.operator.channel import WORKERS, Loop, client_of, headers, new_board, plan, report, show
+from tests.testkit.operator.channel import WORKERS, Loop, client_of, generation, headers, new_board, report, show
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -27,8 +27,8 @@ async def test_a_long_poll_is_answered_when_a_generation_that_names_the_worker_i
     async with client_of(board) as client:
         path = "/v1/generation?after=0&timeoutSeconds=10"
         poll = asyncio.create_task(client.get(path, headers=headers("token-1")).__aenter__())
-        await show(board, plan(1, "digits-w0"))
-        await show(board, plan(2, "digits-w0", "digits-w1"))
+        await show(board, generation(1, "digits-w0"))
+        await show(board, generation(2, "digits-w0", "digits-w1"))
         response = await poll
         assert response.status == 200
         assert (await response.json())["layoutGeneration"] == 2
@@ -48,14 +48,14 @@ async def test_of_one_worker_few_polls_wait_and_the_newest_are_kept() -> None:
     await asyncio.wait(polls[:2])
     done, waiting = await asyncio.wait(polls, timeout=0.1)
     assert done == set(polls[:2]) and all(one.result() is None for one in done)
-    await show(board, plan(1, "digits-w0", "digits-w1"))
+    await show(board, generation(1, "digits-w0", "digits-w1"))
     generations = await asyncio.gather(other, *waiting)
     assert [one.generation.layout_generation for one in generations] == [1] * (1 + MAX_POLLS)
 
 
 async def test_a_poll_wakes_no_other_and_those_that_are_over_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     board, looked = new_board(), list[str]()
-    await show(board, plan(1, "digits-w0"))
+    await show(board, generation(1, "digits-w0"))
     has_news = Board._has_news
 
     def look(board: Board, reporter: Reporter, after: int) -> bool:
@@ -69,7 +69,7 @@ async def test_a_poll_wakes_no_other_and_those_that_are_over_count_no_more(monke
         assert await board.generation_after(second, 0, timeout=0) is None
     kept = [asyncio.create_task(board.generation_after(second, 0, timeout=600)) for _ in range(MAX_POLLS)]
     await board.settle(1)  # a report became durable
-    await show(board, plan(2, "digits-w1"))
+    await show(board, generation(2, "digits-w1"))
     done, _ = await asyncio.wait([waiting, *kept], timeout=0.1)
     assert done == set(kept)
     assert looked.count(first.uid) == 1, "it looked when it came, and nothing woke it"
@@ -78,7 +78,7 @@ async def test_a_poll_wakes_no_other_and_those_that_are_over_count_no_more(monke
 
 async def test_of_a_generation_a_worker_hears_where_to_meet_and_all_members_only_if_it_asks() -> None:
     board = new_board()
-    await show(board, published := plan(3, "digits-w0", "digits-w1"))
+    await show(board, published := generation(3, "digits-w0", "digits-w1"))
     async with client_of(board) as client:
 
         async def ask(more: str, **given: str) -> Any:
@@ -86,12 +86,12 @@ async def test_of_a_generation_a_worker_hears_where_to_meet_and_all_members_only
             return await client.get(path, headers=headers("token-1") | given)
 
         notice = GenerationNotice.model_validate(await (await ask("")).json())
-        assert notice == published.generation("job").notice()
+        assert notice == published.notice()
         assert (notice.job_uid, notice.layout_generation, notice.nonce) == ("job", 3, "n")
         for encoding in ("gzip", "identity"):
             whole = await ask("&members=true", **{"Accept-Encoding": encoding})
             assert (whole.headers.get("Content-Encoding") == "gzip") is (encoding == "gzip")
-            assert Generation.model_validate(await whole.json()) == published.generation("job")
+            assert Generation.model_validate(await whole.json()) == published
 
 
 async def test_a_worker_that_does_not_read_the_members_is_cut_off_and_keeps_no_other_waiting(
@@ -100,7 +100,7 @@ async def test_a_worker_that_does_not_read_the_members_is_cut_off_and_keeps_no_o
     monkeypatch.setattr(channel_app, "WHOLE_SECONDS", 0.2)
     monkeypatch.setattr(channel_announcement, "WHOLES_AT_ONCE", 1)
     board = new_board()
-    await show(board, plan(1, "digits-w0", "digits-w1"))
+    await show(board, generation(1, "digits-w0", "digits-w1"))
     monkeypatch.setattr(Announcement, "whole", b"x" * 2**24)  # more than the kernel keeps for a reader
     path = "/v1/generation?after=0&timeoutSeconds=0&members=true"
     given = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
@@ -151,7 +151,7 @@ class Crowd:
 async def test_a_generation_is_told_to_a_few_at_a_time_and_the_event_loop_serves_others_in_between() -> None:
     crowd = Crowd()
     await crowd.until_waiting()
-    showing = asyncio.create_task(show(crowd.board, plan(1, *crowd.names)))
+    showing = asyncio.create_task(show(crowd.board, generation(1, *crowd.names)))
     told = [0]
     while not showing.done():
         await asyncio.sleep(0)
@@ -165,13 +165,13 @@ async def test_a_generation_that_is_superseded_while_it_is_told_reaches_none_of_
 ):
     crowd = Crowd()
     await crowd.until_waiting()
-    first = asyncio.create_task(show(crowd.board, plan(1, *crowd.names)))
+    first = asyncio.create_task(show(crowd.board, generation(1, *crowd.names)))
     while len(crowd.told) < TOLD_AT_ONCE:  # noqa: ASYNC110 - each turn of the loop counts
         await asyncio.sleep(0)
-    await show(crowd.board, plan(2, *crowd.names[:-1]))
+    await show(crowd.board, generation(2, *crowd.names[:-1]))
     await first
     assert crowd.told == [1] * TOLD_AT_ONCE + [2] * TOLD_AT_ONCE
-    await show(crowd.board, plan(3, *crowd.names))
+    await show(crowd.board, generation(3, *crowd.names))
     await crowd.until_told()
     assert crowd.told[-1] == 3, "the last one was not named, and went on waiting"
 
@@ -179,8 +179,8 @@ async def test_a_generation_that_is_superseded_while_it_is_told_reaches_none_of_
 async def test_the_end_of_a_job_is_told_to_all_who_wait_named_or_not() -> None:
     crowd = Crowd()
     await crowd.until_waiting()
-    await show(crowd.board, plan(1, "digits-w0"))
-    await show(crowd.board, plan(1, "digits-w0"), ended=True)
+    await show(crowd.board, generation(1, "digits-w0"))
+    await show(crowd.board, generation(1, "digits-w0"), ended=True)
     ends = await asyncio.gather(*crowd.polls, return_exceptions=True)
     assert crowd.told == [1]
     assert [type(end) for end in ends[1:]] == [Ended] * (len(crowd.names) - 1)
@@ -194,7 +194,7 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
             arrived.set()
 
     board = new_board(Waiting())
-    await show(board, plan(1, "digits-w0"))
+    await show(board, generation(1, "digits-w0"))
     async with client_of(board) as client:
         request = asyncio.create_task(client.post("/v1/report", json=report(), headers=headers()).__aenter__())
         await arrived.wait()
@@ -206,7 +206,7 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
 
 async def test_a_report_that_comes_while_the_status_is_written_waits_for_the_next_write() -> None:
     board, worker = new_board(), Reporter("digits-w0", "uid-0")
-    await show(board, plan(1, "digits-w0"))
+    await show(board, generation(1, "digits-w0"))
     first, second = (
         asyncio.create_task(board.put_report(worker, Report.model_validate(report(step=step)), timeout=30))
         for step in (1, 2)
@@ -226,7 +226,7 @@ async def test_a_report_that_comes_while_the_status_is_written_waits_for_the_nex
 
 async def test_members_that_are_told_to_stop_still_report_and_say_why_their_checkpoint_is_late() -> None:
     board = new_board()
-    await board.show(plan(1, "digits-w0"), job_uid="job", ended=False, stop=True)
+    await board.show(generation(1, "digits-w0"), ended=False, stop=True)
     async with client_of(board) as client:
         beat = {"layoutGeneration": 1, "step": 3, "unsaved": "No space left on device"}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
@@ -250,7 +250,7 @@ async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
 
 async def test_a_replayed_report_does_not_replace_a_newer_one() -> None:
     board = new_board()
-    await show(board, plan(1, "digits-w0"))
+    await show(board, generation(1, "digits-w0"))
     await board.settle(2)
     async with client_of(board) as client:
         for step in (7, 3):
@@ -267,14 +267,14 @@ async def test_a_worker_speaks_only_in_its_own_name() -> None:
 
 async def test_a_broken_connection_is_believed_only_for_the_present_generation() -> None:
     board = new_board()
-    await show(board, plan(1, "digits-w0", "digits-w1"))
+    await show(board, generation(1, "digits-w0", "digits-w1"))
     async with client_of(board) as client:
         beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "because": "it closed"}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
         assert await response.json() == {"layoutGeneration": 1, "nextSeconds": 2.0, "stop": False}
         assert board.lost_peers == {"digits-w1"}
         assert board.beats["uid-0"].because == "it closed"
-        await show(board, plan(2, "digits-w0"))
+        await show(board, generation(2, "digits-w0"))
         assert not board.lost_peers
 
 
@@ -306,11 +306,11 @@ async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -
     start = datetime(2026, 1, 1, tzinfo=UTC)
     clock = iter(start + timedelta(seconds=second) for second in range(-1, 100))
     board = Board(loop, lambda: next(clock), Pulse())
-    await show(board, plan(1, "digits-w0", "digits-w1"))
+    await show(board, generation(1, "digits-w0", "digits-w1"))
     reporter = Reporter("digits-w0", "uid-0")
     said = []
-    for generation, waiting_after in ((1, None), (1, 1), (1, 1), (1, 2), (3, None)):
-        board.put_heartbeat(reporter, Heartbeat(layout_generation=generation, step=1, waiting_after=waiting_after))
+    for number, waiting_after in ((1, None), (1, 1), (1, 1), (1, 2), (3, None)):
+        board.put_heartbeat(reporter, Heartbeat(layout_generation=number, step=1, waiting_after=waiting_after))
         beat = board.beats["uid-0"]
         since = beat.waiting_since and (beat.waiting_since - start).seconds
         said.append((beat.layout_generation, beat.waiting_after, since))

@@ -33,7 +33,7 @@ class Looks(Loop):
 
 
 async def show(board: Board, *, ended: bool = False) -> None:
-    await board.show(None, job_uid="job", ended=ended)
+    await board.show(None, ended=ended)
 
 
 async def test_workers_beat_the_more_rarely_the_more_there_are() -> None:

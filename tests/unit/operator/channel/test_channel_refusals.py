@@ -20,7 +20,7 @@ from pipetransformer_operator.channel.listener import ChannelListener
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.kube.trust.tokens import TokenReviewer
 from tests.testkit.operator.bounds import message_violations
-from tests.testkit.operator.channel import TOKENS, client_of, headers, new_board, plan, report, show
+from tests.testkit.operator.channel import TOKENS, client_of, generation, headers, new_board, report, show
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -233,7 +233,7 @@ async def test_a_waiting_poll_learns_that_the_job_ends() -> None:
 
 async def test_where_as_many_polls_wait_as_may_the_next_comes_again_and_who_has_something_to_say_is_heard() -> None:
     board = new_board()
-    await show(board, plan(1, "digits-w1"))
+    await show(board, generation(1, "digits-w1"))
     channel = Channel({("default", "digits"): board}, TokenTable(TOKENS), most_polls=1)
     async with TestClient(TestServer(channel.application())) as client:
 
@@ -251,14 +251,14 @@ async def test_where_as_many_polls_wait_as_may_the_next_comes_again_and_who_has_
         refused, members = await asyncio.wait(members, return_when=asyncio.FIRST_COMPLETED)
         assert [one.result() for one in refused] == [429], "members have some places more, and no more than those"
         assert (await client.post("/v1/heartbeat", json=BEAT, headers=headers())).status == 200
-        await show(board, plan(2, "digits-w0", "digits-w1"))
+        await show(board, generation(2, "digits-w0", "digits-w1"))
         assert [await one for one in [*waiting, *members]] == [200, 200]
         assert await poll(1) == 200
 
 
 async def test_a_leader_may_still_report_what_it_leaves_when_the_job_has_ended() -> None:
     board = new_board()
-    await show(board, plan(1, "digits-w0"), ended=True)
+    await show(board, generation(1, "digits-w0"), ended=True)
     await board.settle(1)
     async with client_of(board) as client:
         assert (await client.post("/v1/heartbeat", json=BEAT, headers=headers())).status == 410
@@ -285,7 +285,7 @@ async def test_a_request_is_refused_with_its_code_counted_and_logged_without_the
 ) -> None:
     monkeypatch.setattr(channel_app, "DURABLE_SECONDS", 0.01)
     board, ended = new_board(), new_board()
-    await show(board, plan(1, "digits-w0"))
+    await show(board, generation(1, "digits-w0"))
     await show(ended, None, ended=True)
     counted: Counter[Refusal] = Counter()
     authenticator = (Away if row.kind is Refusal.CANNOT_TELL else TokenTable)(TOKENS)
@@ -320,7 +320,7 @@ async def test_each_bound_of_each_message_is_kept(
 ) -> None:
     monkeypatch.setattr(channel_app, "WORKER_RATE", (1e6, 10**6))
     board = new_board()
-    await show(board, plan(1, "digits-w0"))
+    await show(board, generation(1, "digits-w0"))
     rows = list(message_violations(kind, message))
     channel = Channel({("default", "digits"): board}, TokenTable(TOKENS))
     async with TestClient(TestServer(channel.application())) as client:

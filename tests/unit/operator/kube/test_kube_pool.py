@@ -9,8 +9,7 @@ import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
-from pipetransformer_contract.api.status import PublishedPlan
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.client.api import Api, Object
 from pipetransformer_operator.kube.watches.nodes import Nodes
@@ -115,7 +114,8 @@ async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: in
         world.watched.append(pod)
     await world.pool.prepare(job(4))
     members = [Member(name="digits-w0", uid="uid-w0", address="10.0.0.1:29500")]
-    published = PublishedPlan(
+    published = Generation(
+        job_uid="job",
         layout_generation=1,
         stages=stages,
         pipelines=1,
@@ -124,7 +124,7 @@ async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: in
         nonce="0" * 32,
         reason=ResizeReason.FAILURE,
     )
-    wanted = JobStatus(worker_ids=sorted({*there, *created}), plan=published, **status)
+    wanted = JobStatus(worker_ids=sorted({*there, *created}), generation=published, **status)
     world.made.clear()
     for number in created:
         await world.pool.create(job(4), number, wanted)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api.labels import PRIORITY_CLASS_LABEL
-from pipetransformer_contract.api.status import PublishedPlan, QuotaRequest
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.api.status import QuotaRequest
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.kueue import workload as workloads
 from pipetransformer_operator.kueue.workload import Object
 from tests.testkit.operator.builders import make_job
@@ -77,20 +77,21 @@ def test_the_end_of_an_eviction_gives_the_quota_back_and_waits_for_less_in_one_w
 
 def test_kueue_is_told_of_what_is_returned_and_that_all_pods_run_and_of_nothing_twice() -> None:
     members = [Member(name=f"digits-w{key}", uid=f"uid-{key}", address="a:1") for key in (0, 1)]
-    plan = PublishedPlan(
+    generation = Generation(
+        job_uid="job",
         layout_generation=1, stages=2, pipelines=1, members=members, leader="digits-w0", nonce="n",
         reason=ResizeReason.START, confirmed_generation=1,
     )  # fmt: skip
     found = workload(("Admitted", "True"))
     assert workloads.use(found, REQUEST, None, NOW) is None
-    body = workloads.use(found, REQUEST.model_copy(update={"returned": 2}), plan, NOW)
+    body = workloads.use(found, REQUEST.model_copy(update={"returned": 2}), generation, NOW)
     assert body is not None
     assert body["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
     assert [(one["type"], one["status"]) for one in body["status"]["conditions"]] == [("PodsReady", "True")]
     told = copy.deepcopy(found)
     told["status"] |= {"reclaimablePods": body["status"]["reclaimablePods"]}
     told["status"]["conditions"] += body["status"]["conditions"]
-    assert workloads.use(told, REQUEST.model_copy(update={"returned": 2}), plan, NOW) is None
+    assert workloads.use(told, REQUEST.model_copy(update={"returned": 2}), generation, NOW) is None
 
 
 def test_pods_carry_what_flavors_and_admission_checks_say() -> None:

@@ -51,8 +51,8 @@ async def test_freezes_widen_the_job_through_three_layouts_and_it_completes(tmp_
     job = read_job(write(packing_job(), tmp_path), run_dir)
     status = await run_job(job, run_dir, told=events.append)
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
-    assert status.plan is not None
-    assert (status.plan.stages, status.plan.pipelines, status.plan.layout_generation) == (1, 4, 3)
+    assert status.generation is not None
+    assert (status.generation.stages, status.generation.pipelines, status.generation.layout_generation) == (1, 4, 3)
     assert status.failures == 0 and status.next_worker_id == 4
 
 
@@ -60,7 +60,7 @@ async def test_a_releasing_job_gives_its_workers_back_while_it_trains(tmp_path: 
     job = read_job(write(packing_job().release(), tmp_path), run_dir)
     status = await run_job(job, run_dir)
     assert status.is_true(ConditionType.COMPLETE)
-    assert status.plan is not None and status.plan.stages * status.plan.pipelines == 1
+    assert status.generation is not None and status.generation.stages * status.generation.pipelines == 1
     assert status.gpus.released == 3
 
 
@@ -70,8 +70,8 @@ async def test_blocks_that_train_again_deepen_the_pipelines_of_the_same_workers(
     job = packing_job().set("freeze.boundaries", points)
     status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir, told=events.append)
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
-    assert status.plan is not None
-    assert (status.plan.stages, status.plan.pipelines, status.plan.layout_generation) == (4, 1, 3)
+    assert status.generation is not None
+    assert (status.generation.stages, status.generation.pipelines, status.generation.layout_generation) == (4, 1, 3)
     assert status.next_worker_id == 4
     assert Reason.LAYERS_UNFROZEN in {event.reason for event in events}
 

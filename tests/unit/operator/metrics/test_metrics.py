@@ -10,13 +10,12 @@ from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import (
     Gpus,
     LayoutSize,
-    PublishedPlan,
     QuotaRequest,
     Reason,
     Resize,
     ResizePhase,
 )
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import JobKey, TurnResult
 from pipetransformer_operator.kube.client.verbs import describe, namespace_of
@@ -31,7 +30,8 @@ JOB = {"namespace": "default", "job_name": "digits"}
 
 
 def published(number: int, *, confirmed: int = 0, reason: ResizeReason = ResizeReason.RELEASE) -> JobStatus:
-    plan = PublishedPlan(
+    generation = Generation(
+        job_uid="job",
         layout_generation=number,
         stages=2,
         pipelines=1,
@@ -41,7 +41,9 @@ def published(number: int, *, confirmed: int = 0, reason: ResizeReason = ResizeR
         reason=reason,
         confirmed_generation=confirmed,
     )
-    return JobStatus(plan=plan, layout_generation=number, gpus=Gpus(held=2, released=2), worker_ids=[0, 1, 2])
+    return JobStatus(
+        generation=generation, layout_generation=number, gpus=Gpus(held=2, released=2), worker_ids=[0, 1, 2]
+    )
 
 
 def resizing(status: JobStatus, phase: ResizePhase, reason: ResizeReason = ResizeReason.CLAIM) -> JobStatus:

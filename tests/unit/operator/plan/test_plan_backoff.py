@@ -63,7 +63,7 @@ def test_survivors_that_are_too_few_get_replacements_at_once_although_the_job_sl
     world.end("digits-w1", exit_code=1)
     world.settle()
     world.warm_up()
-    assert (world.shape, world.plan.layout_generation) == ((2, 1), 2)
+    assert (world.shape, world.generation.layout_generation) == ((2, 1), 2)
 
 
 @pytest.mark.parametrize("end", [{"disrupted": True}, {"phase": WorkerPhase.FAILED, "exit_code": 1}])
@@ -98,7 +98,7 @@ def test_a_claimed_worker_without_which_nobody_trains_is_replaced_at_once_althou
     assert len(world.workers) == 2 and world.status.claimed_ids == [], "of the starting size"
     world.warm_up()
     world.commit()
-    assert (world.shape, world.plan.confirmed, world.status.failures) == ((2, 1), True, 1 + ("exit_code" in end))
+    assert (world.shape, world.generation.confirmed, world.status.failures) == ((2, 1), True, 1 + ("exit_code" in end))
 
 
 def test_survivors_that_are_too_few_say_when_the_next_attempt_begins() -> None:
@@ -140,7 +140,7 @@ def test_workers_on_a_node_that_is_cordoned_are_replaced_at_once_although_the_jo
     assert world.turn().requeue_after == 0.1
     world.settle()
     world.warm_up()
-    assert "digits-w1" not in {member.name for member in world.plan.members}
+    assert "digits-w1" not in {member.name for member in world.generation.members}
     assert world.shape == (2, 1)
 
 

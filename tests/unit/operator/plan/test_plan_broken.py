@@ -26,11 +26,11 @@ def breaks(world: World, seconds: float, hung: str = "") -> list[State]:
     in its regroup; the states of each second."""
     end, states = world.now + timedelta(seconds=seconds), []
     while world.now < end and not world.status.finished:
-        before, names = world.plan, [member.name for member in world.plan.members]
+        before, names = world.generation, [member.name for member in world.generation.members]
         if hung and hung not in names:
             break
         world.break_group([name for name in names if name != hung])
-        if world.plan != before:
+        if world.generation != before:
             continue
         pause = math.ceil(min(world.turn().requeue_after or 1.0, (end - world.now).total_seconds()))
         states += [world.state()] * pause
@@ -64,7 +64,7 @@ def test_one_that_hangs_in_its_regroup_is_replaced_and_the_others_train(first: b
         world.end("digits-w3", exit_code=137)
         world.settle()
     states = breaks(world, 7200, hung="digits-w1")
-    assert "digits-w1" not in [member.name for member in world.plan.members]
+    assert "digits-w1" not in [member.name for member in world.generation.members]
     assert 600 < len(states) < 700, "its peers may just be quicker"
     assert world.status.failures == (1 if first else 2)
     world.commit()
@@ -89,9 +89,9 @@ def test_a_group_that_breaks_again_and_again_says_why_there_are_no_steps() -> No
 def test_why_generations_break_is_said_as_their_leader_saw_it() -> None:
     world = training()
     words = "generation 3 was not committed: digits-w9 would train on other data than those who train already"
-    world.because = {"digits-w1": "Connection closed by peer", world.plan.leader: words}
+    world.because = {"digits-w1": "Connection closed by peer", world.generation.leader: words}
     breaks(world, 40)
-    said = f"; {world.plan.leader}: {words}"
+    said = f"; {world.generation.leader}: {words}"
     assert world.condition(ConditionType.STALLED).message.endswith(said)
     breaks(world, 7200)
     assert world.condition(ConditionType.FAILED).message.endswith(said)
@@ -101,9 +101,9 @@ def test_a_group_that_meets_again_each_time_and_never_makes_a_step_is_published_
     world = training()
     generations = []
     for _ in range(3600):
-        if not world.plan.confirmed:
+        if not world.generation.confirmed:
             world.commit(steps=0)
-        world.break_group([member.name for member in world.plan.members])
+        world.break_group([member.name for member in world.generation.members])
         generations.append(world.status.layout_generation)
         if world.status.finished:
             break
@@ -115,7 +115,7 @@ def test_a_group_that_meets_again_each_time_and_never_makes_a_step_is_published_
 def test_a_group_that_breaks_after_each_step_trains_however_often() -> None:
     world = training()
     for _ in range(20):
-        world.break_group([member.name for member in world.plan.members])
+        world.break_group([member.name for member in world.generation.members])
         world.settle()
         world.commit(steps=1)
         assert world.state() is State.RUNNING
@@ -129,7 +129,7 @@ def test_deaths_one_after_another_are_counted_as_deaths_alone() -> None:
         breaks(world, 5)
         world.end(f"digits-w{15 - number * 2}", exit_code=137)
         world.settle()
-        assert world.plan.reason is ResizeReason.FAILURE
+        assert world.generation.reason is ResizeReason.FAILURE
         assert world.state() is not State.STALLED
     assert world.status.failures == 7
 

@@ -19,19 +19,19 @@ def test_a_lower_ceiling_makes_the_job_smaller() -> None:
     world.builder.workers(2, most=2)
     world.settle()
     assert world.shape == (2, 1)
-    assert world.plan.reason is ResizeReason.SPEC
+    assert world.generation.reason is ResizeReason.SPEC
 
 
 def test_a_ceiling_moved_while_a_generation_is_committed_waits_until_it_is_confirmed() -> None:
     world = World(make_job().stages(2).workers(2, most=4))
     world.start()
     world.warm_up()
-    assert (world.shape, world.plan.confirmed) == ((2, 2), False)
+    assert (world.shape, world.generation.confirmed) == ((2, 2), False)
     world.builder.workers(2, most=2)
     world.settle()
-    assert world.plan.layout_generation == 2
+    assert world.generation.layout_generation == 2
     world.commit()
-    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.SPEC)
+    assert (world.shape, world.generation.reason) == ((2, 1), ResizeReason.SPEC)
 
 
 def scale(world: World, replicas: int) -> None:
@@ -41,7 +41,7 @@ def scale(world: World, replicas: int) -> None:
     world.settle()
     for _ in range(3):
         world.warm_up()
-        if world.status.plan is not None:
+        if world.status.generation is not None:
             world.commit(checkpoint=world.report.boundary if world.report else 0)
             world.leave()
 

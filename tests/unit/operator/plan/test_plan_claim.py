@@ -115,7 +115,7 @@ def test_a_start_that_nodes_cannot_take_whole_takes_no_workers_from_others_any_l
 def on_nodes(nodes: str) -> World:
     """A job of one base worker and claims, each on the node of that letter."""
     world = trains(elastic(1, len(nodes)).on_pack("Auto"), room=None, free=None)
-    while len(world.plan.members) < len(nodes):
+    while len(world.generation.members) < len(nodes):
         world.warm_up()
         world.commit(checkpoint=0)
     for number, node in enumerate(nodes):
@@ -127,7 +127,7 @@ def leavers(world: World, workers: int) -> set[str]:
     """Who leaves when the job is told to make do with so many workers; by number."""
     world.share = Share(workers=workers, layout_generation=world.status.layout_generation)
     world.settle()
-    return {member.name.removeprefix("digits-w") for member in world.plan.leavers}
+    return {member.name.removeprefix("digits-w") for member in world.generation.leavers}
 
 
 def test_of_equal_candidates_those_leave_that_leave_a_node_empty() -> None:

@@ -24,10 +24,10 @@ def take_over(world: World, skew: int) -> None:
 def test_a_job_that_trains_trains_on(skew: int) -> None:
     world = World(make_job().stages(2).workers(4).set("runPolicy.stallTimeoutSeconds", 60))
     world.start()
-    before = world.plan
+    before = world.generation
     take_over(world, skew)
     stalled = world.status.condition(ConditionType.STALLED)
-    assert world.plan.layout_generation == before.layout_generation
+    assert world.generation.layout_generation == before.layout_generation
     assert stalled is None or stalled.status == "False"
     assert world.status.failures == 0
 
@@ -66,7 +66,7 @@ def test_survivors_of_a_failure_wait_until_the_next_operator_heard_who_is_ready(
     assert (world.state(), world.deleted) == (State.STARTING, deleted)
     world.wait(30)
     world.warm_up()
-    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.FAILURE)
+    assert (world.shape, world.generation.reason) == ((2, 1), ResizeReason.FAILURE)
 
 
 @SKEWS
@@ -94,7 +94,7 @@ def test_a_replacement_for_a_cordoned_worker_that_is_warm_is_not_given_back_by_t
     take_over(world, skew)
     world.wait(30)
     world.warm_up()
-    assert (world.plan.reason, world.status.next_worker_id) == (ResizeReason.DRAIN, 5)
+    assert (world.generation.reason, world.status.next_worker_id) == (ResizeReason.DRAIN, 5)
 
 
 @SKEWS
@@ -118,14 +118,14 @@ def test_a_published_generation_is_not_taken_back_at_once(skew: int) -> None:
     world = World(make_job().stages(4).workers(4))
     world.start()
     world.commit(boundary=8)
-    before = world.plan
+    before = world.generation
     assert not before.confirmed
     take_over(world, skew)
     world.wait(5)
     world.settle()
-    assert world.plan.layout_generation == before.layout_generation
+    assert world.generation.layout_generation == before.layout_generation
     world.commit()
-    assert world.plan.confirmed
+    assert world.generation.confirmed
 
 
 @SKEWS

@@ -117,7 +117,7 @@ def cordon(world: World, *names: str) -> None:
 
 
 def members(world: World) -> list[str]:
-    return sorted(member.name for member in world.plan.members)
+    return sorted(member.name for member in world.generation.members)
 
 
 def test_a_worker_on_a_cordoned_node_is_replaced_before_it_may_go() -> None:
@@ -127,9 +127,9 @@ def test_a_worker_on_a_cordoned_node_is_replaced_before_it_may_go() -> None:
     assert stay(world) == 5, "nobody may be evicted while a new worker warms up"
     assert world.status.resize is not None and world.status.resize.reason is ResizeReason.DRAIN
     world.warm_up()
-    assert (world.shape, world.plan.reason) == ((4, 1), ResizeReason.DRAIN)
+    assert (world.shape, world.generation.reason) == ((4, 1), ResizeReason.DRAIN)
     assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
-    assert [member.name for member in world.plan.leavers] == ["digits-w1"]
+    assert [member.name for member in world.generation.leavers] == ["digits-w1"]
     assert "digits-w1" not in world.deleted
     world.commit()
     world.leave()
@@ -169,7 +169,7 @@ def test_a_whole_job_moves_when_all_its_nodes_are_cordoned() -> None:
     cordon(world, "digits-w0", "digits-w1")
     world.warm_up()
     assert members(world) == ["digits-w2", "digits-w3"]
-    assert {member.name for member in world.plan.leavers} == {"digits-w0", "digits-w1"}
+    assert {member.name for member in world.generation.leavers} == {"digits-w0", "digits-w1"}
 
 
 def test_a_node_that_takes_pods_again_ends_the_move() -> None:
@@ -181,7 +181,7 @@ def test_a_node_that_takes_pods_again_ends_the_move() -> None:
     world.settle()
     assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w2", "digits-w3"]
     assert world.status.drain_deadline is None
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
 
 
 def test_a_new_worker_on_a_cordoned_node_is_no_replacement() -> None:
@@ -307,7 +307,7 @@ def test_replacements_that_tolerate_cordons_do_not_renew_the_time_of_the_drain_n
         cordon(world, f"digits-w{number}")
     world.warm_up()
     assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w6"], "four others were tried"
-    assert (world.status.drain_deadline, world.plan.layout_generation) == (deadline, 1)
+    assert (world.status.drain_deadline, world.generation.layout_generation) == (deadline, 1)
     world.wait(600)
     world.settle()
     assert world.condition(ConditionType.RESIZING).message.startswith("cancelled: digits-w6: is on a cordoned node")
@@ -376,11 +376,11 @@ def test_past_the_deadline_those_replacements_are_taken_that_are_warm() -> None:
     world.start()
     cordon(world, "digits-w1", "digits-w2")
     world.warm_up(["digits-w4"])
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.wait(600)
     world.settle()
     assert members(world) == ["digits-w0", "digits-w2", "digits-w3", "digits-w4"]
-    assert [member.name for member in world.plan.leavers] == ["digits-w1"]
+    assert [member.name for member in world.generation.leavers] == ["digits-w1"]
 
 
 def committing() -> World:

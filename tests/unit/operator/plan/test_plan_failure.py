@@ -35,9 +35,9 @@ def test_what_ends_a_worker_decides_whether_it_counts(
     world = training()
     world.change("digits-w3", **change)
     world.settle()
-    assert (world.shape, world.plan.reason) == ((2, 1), reason)
+    assert (world.shape, world.generation.reason) == ((2, 1), reason)
     assert world.status.failures == failures
-    assert "digits-w3" not in {member.name for member in (*world.plan.members, *world.plan.leavers)}
+    assert "digits-w3" not in {member.name for member in (*world.generation.members, *world.generation.leavers)}
     world.commit()
     world.leave()
     world.warm_up()
@@ -54,7 +54,7 @@ def test_a_preempted_claim_takes_its_pipeline_along_and_is_not_claimed_again_at_
     assert world.shape == (2, 2)
     world.change(worker, disrupted=True)
     world.settle()
-    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w1"]
+    assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w1"]
     world.commit()
     world.leave()
     assert set(world.workers) == {"digits-w0", "digits-w1"}
@@ -94,7 +94,7 @@ def test_a_preempted_claim_takes_claimed_workers_along_and_none_that_replaced_on
     assert (world.shape, len(own), len(claimed)) == ((2, 2), 2, 2)
     world.change(claimed[1], disrupted=True)
     world.settle()
-    assert (world.shape, [member.name for member in world.plan.leavers]) == ((2, 1), [claimed[0]])
+    assert (world.shape, [member.name for member in world.generation.leavers]) == ((2, 1), [claimed[0]])
     world.commit()
     world.part()
     assert set(world.workers) == own
@@ -166,7 +166,7 @@ def test_a_worker_that_was_deleted_while_the_operator_was_away_is_no_failure() -
     world = training()
     world.kill("digits-w3")
     world.settle()
-    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.DRAIN, 0)
+    assert (world.shape, world.generation.reason, world.status.failures) == ((2, 1), ResizeReason.DRAIN, 0)
 
 
 def test_the_failure_says_what_each_lost_worker_said() -> None:
@@ -215,7 +215,7 @@ def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no
     world.wait(1)
     world.settle()
     world.warm_up()
-    assert {member.name for member in world.plan.members} == {"digits-w0", "digits-w2"}
+    assert {member.name for member in world.generation.members} == {"digits-w0", "digits-w2"}
     assert world.status.failures == 0
 
 
@@ -340,4 +340,4 @@ def test_survivors_that_a_ceiling_keeps_from_any_layout_say_so_and_go_on_once_it
     world.metadata_generation += 1
     world.settle()
     world.warm_up()
-    assert (world.shape, world.plan.layout_generation) == ((2, 1), 2)
+    assert (world.shape, world.generation.layout_generation) == ((2, 1), 2)

@@ -23,7 +23,7 @@ def giving_way() -> World:
     while world.shape != (2, 4):
         world.warm_up()
         world.commit()
-    world.share = Share(workers=4, layout_generation=world.plan.layout_generation, yields=True)
+    world.share = Share(workers=4, layout_generation=world.generation.layout_generation, yields=True)
     world.settle()
     world.part()
     world.commit()
@@ -49,7 +49,7 @@ def test_hold_keeps_the_leavers_as_spares(checkpoint: bool) -> None:
     assert world.condition(ConditionType.RESIZING).reason == "Settled"
     world.end("digits-w0", exit_code=1)
     world.settle()
-    assert [member.name for member in world.plan.members] == ["digits-w1", "digits-w2"]
+    assert [member.name for member in world.generation.members] == ["digits-w1", "digits-w2"]
     assert set(world.workers) == {"digits-w1", "digits-w2", "digits-w3"}, "nobody asked for another spare"
 
 
@@ -84,7 +84,7 @@ def test_who_is_left_over_by_a_failure_waits_for_the_replacement_and_is_not_repl
     world.warm_up()
     world.commit()
     assert world.shape == (2, 2)
-    assert {member.name for member in world.plan.members} == set(world.workers)
+    assert {member.name for member in world.generation.members} == set(world.workers)
     assert world.status.gpus.released == 0
 
 
@@ -98,7 +98,7 @@ def test_who_is_left_over_by_a_failure_is_given_back_where_the_job_may_not_grow_
     world.commit()
     world.bury()
     assert world.shape == (2, 1)
-    assert set(world.workers) == {member.name for member in world.plan.members}
+    assert set(world.workers) == {member.name for member in world.generation.members}
 
 
 def test_leavers_that_wait_break_no_group_and_are_no_joiners() -> None:
@@ -109,11 +109,11 @@ def test_leavers_that_wait_break_no_group_and_are_no_joiners() -> None:
     for _ in range(20):
         world.wait(30)
         world.settle()
-    assert (world.plan.layout_generation, world.status.leaving_ids, world.status.failures) == (2, [2, 3], 0)
+    assert (world.generation.layout_generation, world.status.leaving_ids, world.status.failures) == (2, [2, 3], 0)
     world.end("digits-w3", exit_code=137)
     world.settle()
     world.commit()
-    assert (world.plan.layout_generation, world.status.failures) == (2, 0), "it had left"
+    assert (world.generation.layout_generation, world.status.failures) == (2, 0), "it had left"
     world.wait(1000)
     world.settle()
     assert world.status.leaving_ids == [2, 3]
@@ -135,8 +135,8 @@ def test_leavers_that_wait_take_the_place_of_a_member_that_dies_before_the_check
     world.unschedulable = True
     world.end("digits-w0", exit_code=137)
     world.settle()
-    assert [member.name for member in world.plan.members] == ["digits-w1", "digits-w2"]
-    assert (world.plan.leavers, world.status.leaving_ids) == ([], [3])
+    assert [member.name for member in world.generation.members] == ["digits-w1", "digits-w2"]
+    assert (world.generation.leavers, world.status.leaving_ids) == ([], [3])
     world.commit()
     assert set(world.workers) == {"digits-w1", "digits-w2", "digits-w3"}
     world.commit(checkpoint=8)
@@ -148,7 +148,7 @@ def test_leavers_that_wait_make_a_job_no_wider_than_it_was_when_a_member_dies() 
     assert (world.shape, len(world.status.leaving_ids)) == ((2, 2), 4)
     world.end("digits-w0", exit_code=137)
     world.settle()
-    assert (world.shape, world.plan.reason) == ((2, 2), ResizeReason.FAILURE)
+    assert (world.shape, world.generation.reason) == ((2, 2), ResizeReason.FAILURE)
     assert len(world.status.leaving_ids) == 3
 
 
@@ -169,7 +169,7 @@ def test_the_sleep_after_giving_way_is_prolonged_once_by_the_time_that_the_check
     world = giving_way()
     next_time = world.status.next_resize_time
     assert next_time is not None
-    for name in sorted(set(world.workers) - {member.name for member in world.plan.members})[:num_cordoned]:
+    for name in sorted(set(world.workers) - {member.name for member in world.generation.members})[:num_cordoned]:
         world.wait(300)
         world.change(name, draining=True)
         world.settle()
@@ -191,5 +191,5 @@ def test_leavers_that_wait_are_the_first_of_the_next_start_where_all_members_die
         world.end(name, exit_code=137)
     world.settle()
     world.warm_up()
-    assert (world.shape, world.plan.reason) == ((4, 1), ResizeReason.START)
-    assert {"digits-w2", "digits-w3"} < {member.name for member in world.plan.members}
+    assert (world.shape, world.generation.reason) == ((4, 1), ResizeReason.START)
+    assert {"digits-w2", "digits-w3"} < {member.name for member in world.generation.members}

@@ -38,9 +38,9 @@ def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -
     pods = set(world.workers)
     world.commit(boundary=8)
     assert world.shape == (2, 2)
-    assert world.plan.reason is ResizeReason.PACK
+    assert world.generation.reason is ResizeReason.PACK
     assert set(world.workers) == pods
-    assert world.plan.leavers == []
+    assert world.generation.leavers == []
     assert world.status.frozen == "8/12"
     assert world.condition(ConditionType.RESIZING).reason == "Committing"
     world.commit()
@@ -50,15 +50,15 @@ def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -
 def test_stages_are_cut_anew_in_the_same_layout_where_that_pays() -> None:
     world = World(make_job().stages(4).workers(4).set("pipeline.packing", "Measured"))
     world.start()
-    members = world.plan.members
+    members = world.generation.members
     offered = [Offer(stages=4, bytes_per_worker=1, step_seconds=[StepTime(pipelines=1, seconds=0.8)], pause_seconds=9)]
     world.commit(boundary=2, offered=offered, step_seconds=0.805)
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.commit(offered=offered, step_seconds=1.0)
-    assert (world.plan.layout_generation, world.shape, world.plan.members) == (2, (4, 1), members)
-    assert world.plan.reason is ResizeReason.BALANCE
+    assert (world.generation.layout_generation, world.shape, world.generation.members) == (2, (4, 1), members)
+    assert world.generation.reason is ResizeReason.BALANCE
     world.commit(offered=offered, step_seconds=0.8)
-    assert world.plan.layout_generation == 2
+    assert world.generation.layout_generation == 2
     assert world.condition(ConditionType.RESIZING).reason == "Settled"
 
 
@@ -66,28 +66,28 @@ def test_a_freeze_that_packs_nothing_cuts_the_stages_anew_where_that_pays_by_the
     """A pause counts as ten steps, and a tenth is gained in each that remains."""
     world = widening()
     world.start()
-    members = world.plan.members
+    members = world.generation.members
     offered = [offer.model_copy(update={"step_seconds": [StepTime(pipelines=1, seconds=0.9)]}) for offer in offers(7)]
     world.commit(boundary=7, offered=offered, step_seconds=1.0)
-    assert (world.plan.layout_generation, world.shape, world.plan.members) == (2, (4, 1), members)
-    assert world.plan.reason is ResizeReason.BALANCE
+    assert (world.generation.layout_generation, world.shape, world.generation.members) == (2, (4, 1), members)
+    assert world.generation.reason is ResizeReason.BALANCE
     world.commit(offered=offered, step_seconds=0.9)
-    assert world.plan.layout_generation == 2, "it is cut"
+    assert world.generation.layout_generation == 2, "it is cut"
 
     world.commit(steps=900, offered=offered, step_seconds=1.0)
-    assert world.plan.layout_generation == 2, "too few steps are left"
+    assert world.generation.layout_generation == 2, "too few steps are left"
 
 
 def test_no_generation_is_published_that_would_train_no_step() -> None:
     world = widening()
     world.start()
     world.commit(boundary=8, steps=TOTAL_STEPS - 2)
-    assert (world.shape, world.plan.layout_generation) == ((4, 1), 1)
+    assert (world.shape, world.generation.layout_generation) == ((4, 1), 1)
 
     other = widening()
     other.start()
     other.commit(boundary=8, steps=TOTAL_STEPS - 3)
-    assert (other.shape, other.plan.layout_generation) == ((2, 2), 2)
+    assert (other.shape, other.generation.layout_generation) == ((2, 2), 2)
 
 
 def test_leavers_are_deleted_only_after_the_commit_and_a_durable_checkpoint_at_the_new_boundary() -> None:
@@ -95,7 +95,7 @@ def test_leavers_are_deleted_only_after_the_commit_and_a_durable_checkpoint_at_t
     world.start()
     world.commit(boundary=8)
     assert world.shape == (2, 1)
-    assert len(world.plan.leavers) == 2
+    assert len(world.generation.leavers) == 2
     assert len(world.workers) == 4
     world.commit()
     world.leave()
@@ -138,8 +138,8 @@ def test_a_claim_trains_on_until_all_new_workers_are_ready() -> None:
     assert world.shape == (2, 1)
     world.warm_up()
     assert world.shape == (2, 2)
-    assert world.plan.reason is ResizeReason.CLAIM
-    assert world.plan.leader == "digits-w0"
+    assert world.generation.reason is ResizeReason.CLAIM
+    assert world.generation.leader == "digits-w0"
 
 
 def test_a_claim_past_its_deadline_is_cancelled_and_slept_over() -> None:
@@ -217,7 +217,7 @@ def test_members_that_exit_after_success_are_not_failures_while_the_leader_still
     for worker_id in (1, 2, 3):
         world.end(f"digits-w{worker_id}", exit_code=0, message='{"outcome": "Succeeded"}')
     world.settle()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     assert world.status.failures == 0
     world.end("digits-w0", exit_code=0, message='{"outcome": "Succeeded"}')
     world.settle()
@@ -257,7 +257,7 @@ def test_suspend_gives_all_back_and_resume_takes_the_checkpoints_size() -> None:
     world.settle()
     world.warm_up()
     assert world.shape == (2, 1)
-    assert world.plan.layout_generation == 3
+    assert world.generation.layout_generation == 3
     assert "digits-w0" not in world.workers
 
 
@@ -265,19 +265,19 @@ def test_a_checkpoint_that_members_leave_when_they_are_suspended_is_still_heard(
     world = releasing()
     world.start()
     world.commit(boundary=8)
-    before = world.status.plan
+    before = world.status.generation
     world.stubborn = set(world.workers)
     world.builder.suspended()
     world.settle()
     world.wait(300)
     decided = plan(world.spec, world.observed(), world.now)
     assert {name for name, _ in decided.delete} == set(world.workers)
-    assert decided.status.plan == before, "the channel still knows the members"
+    assert decided.status.generation == before, "the channel still knows the members"
     assert world.report is not None
     left = DurableCheckpoint(step=11, boundary=8, min_stages=2, layout_generation=1)
     world.report = world.report.model_copy(update={"checkpoint": left})
     world.settle()
-    assert (world.status.plan, world.workers) == (None, {})
+    assert (world.status.generation, world.workers) == (None, {})
     world.builder.suspended(False)
     world.settle()
     assert len(world.workers) == 2
@@ -302,7 +302,7 @@ def test_a_pod_that_has_ended_and_that_a_finalizer_keeps_holds_up_no_resume(ling
         assert message == "resumed once the last of its pods has ended: digits-w0, digits-w1, digits-w2, digits-w3"
     else:
         world.warm_up()
-        assert {member.name for member in world.plan.members}.isdisjoint(before)
+        assert {member.name for member in world.generation.members}.isdisjoint(before)
 
 
 def suspend_members_that_do_not_end(world: World) -> None:
@@ -324,7 +324,7 @@ def test_a_job_resumed_while_its_pods_still_end_goes_on_once_they_are_gone() -> 
     world.settle()
     assert set(world.workers) == before, "nobody holds twice the accelerators"
     assert (world.state(), world.condition(ConditionType.RUNNING).reason) == (State.SUSPENDED, "SuspendedByUser")
-    assert world.plan.layout_generation == 1, "its members may report the checkpoint that they leave"
+    assert world.generation.layout_generation == 1, "its members may report the checkpoint that they leave"
     assert world.report is not None
     left = DurableCheckpoint(step=11, boundary=0, min_stages=4, layout_generation=1)
     world.report = world.report.model_copy(update={"checkpoint": left})
@@ -381,9 +381,9 @@ def test_a_job_whose_pods_are_all_taken_away_starts_anew_without_a_failure() -> 
         world.change(name, terminating=True)
     world.settle()
     assert world.status.failures == 0
-    assert world.status.plan is None
+    assert world.status.generation is None
     world.warm_up()
-    assert [member.name for member in world.plan.members] == [f"digits-w{number}" for number in range(4, 8)]
+    assert [member.name for member in world.generation.members] == [f"digits-w{number}" for number in range(4, 8)]
 
 
 def test_a_job_of_another_manager_is_left_alone() -> None:

@@ -29,7 +29,7 @@ def falls_silent(world: World, name: str, others: Iterable[str]) -> None:
     """Its peers lose the connection and wait, and it is not heard; the rest trains on."""
     world.silent.add(name)
     world.break_group([other for other in others if other in world.workers])
-    assert name not in {member.name for member in world.plan.members}
+    assert name not in {member.name for member in world.generation.members}
     world.commit()
     world.leave()
 
@@ -101,7 +101,7 @@ def test_a_layout_without_a_lost_node_says_that_workers_were_lost() -> None:
     world.lost_nodes.add("node-1")
     world.silent.add("digits-w3")
     world.break_group(["digits-w0", "digits-w1", "digits-w2"])
-    assert world.plan.reason is ResizeReason.FAILURE
+    assert world.generation.reason is ResizeReason.FAILURE
     assert "Lost digits-w3 on node-1 (not heard for" in " ".join(event.message for event in world.told)
 
 
@@ -138,7 +138,7 @@ def test_steps_that_are_made_again_after_a_restart_forget_no_failure() -> None:
     world.settle()
     world.commit()
     assert world.report is not None
-    report = world.report.model_copy(update={"step": 10, "layout_generation": world.plan.layout_generation})
+    report = world.report.model_copy(update={"step": 10, "layout_generation": world.generation.layout_generation})
     status = world.status
     assert status.last_report is not None
     status = status.model_copy(update={"last_report": status.last_report.model_copy(update={"layout_generation": 1})})

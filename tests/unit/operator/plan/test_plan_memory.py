@@ -17,7 +17,7 @@ def packed(builder: JobBuilder) -> World:
     world = World(builder)
     world.start()
     world.commit(boundary=8, checkpoint=8)
-    assert world.plan.stages == 2
+    assert world.generation.stages == 2
     world.commit(checkpoint=8)
     world.leave()
     return world
@@ -35,7 +35,7 @@ def test_a_packed_job_goes_back_to_longer_pipelines_until_more_is_frozen() -> No
     assert world.shape == (2, 2)
     run_short(world, "digits-w1", stages=2)
     world.settle()
-    assert (world.shape, world.plan.reason) == ((3, 1), ResizeReason.UNDO), "what the three that are left carry"
+    assert (world.shape, world.generation.reason) == ((3, 1), ResizeReason.UNDO), "what the three that are left carry"
     run_short(world, "digits-w3", stages=2)  # it had ended at the same time, and is seen only now
     world.settle()
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_a_job_whose_workers_all_ran_out_of_memory_starts_again_in_its_own_layou
         run_short(world, name, stages=2)
     world.settle()
     world.warm_up()
-    assert (world.shape, world.plan.reason, world.status.failures) == ((4, 1), ResizeReason.START, 0)
+    assert (world.shape, world.generation.reason, world.status.failures) == ((4, 1), ResizeReason.START, 0)
 
 
 def test_a_job_that_its_own_layout_leaves_too_little_memory_has_failed() -> None:
@@ -87,7 +87,7 @@ def test_a_job_that_was_suspended_may_have_larger_accelerators_and_packs_again()
     world.settle()
     world.warm_up()
     world.commit(checkpoint=8)
-    assert bool(world.status.too_short) and world.plan.stages > 2
+    assert bool(world.status.too_short) and world.generation.stages > 2
     builder.set("suspend", True)
     world.metadata_generation += 1
     world.settle()
@@ -97,4 +97,4 @@ def test_a_job_that_was_suspended_may_have_larger_accelerators_and_packs_again()
     world.metadata_generation += 1
     world.settle()
     world.warm_up()
-    assert (world.plan.stages, bool(world.status.too_short)) == (2, False)
+    assert (world.generation.stages, bool(world.status.too_short)) == (2, False)

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.labels import QUEUE_LABEL
-from pipetransformer_contract.api.status import ConditionType, PublishedPlan, Reason, Share, State
-from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
+from pipetransformer_contract.api.status import ConditionType, Reason, Share, State
+from pipetransformer_contract.messages import Generation, Offer, Outcome, ResizeReason
 from pipetransformer_operator.plan import Plan, Worker, WorkerPhase, worker_name
 from pipetransformer_operator.plan.rules.commit import BROKEN_IN_A_ROW
 from tests.testkit.operator.builders import JobBuilder, make_job
@@ -54,8 +54,12 @@ class Checked(World):
     def settle(self) -> None:
         before = self.status
         super().settle()
-        if self.status.plan is not None and self.status.worker_ids and not (self.status.finished or self.spec.suspend):
-            self.check_recovery(before, self.status.plan)
+        if (
+            self.status.generation is not None
+            and self.status.worker_ids
+            and not (self.status.finished or self.spec.suspend)
+        ):
+            self.check_recovery(before, self.status.generation)
 
     def check(self, before: JobStatus) -> None:
         """What one turn may have changed."""
@@ -65,48 +69,50 @@ class Checked(World):
         assert status.failures <= self.real_failures, "what was no failure was counted"
         assert set(status.claimed_ids) <= set(status.worker_ids)
         assert set(status.surplus_ids or ()) <= set(status.leaving_ids) <= set(status.worker_ids)
-        if status.plan is not None and status.layout_generation != before.layout_generation:
-            self.check_published(before, status.plan)
+        if status.generation is not None and status.layout_generation != before.layout_generation:
+            self.check_published(before, status.generation)
 
     def check_budget(self, min_available: int | None, workers: Mapping[str, Worker]) -> None:
         """Rule 3: nobody may be evicted before it is replaced. It does not hold past a drain's deadline, when the job
         lets go, nor where no state is held: before the first generation, while a job starts again, and at its end."""
-        status, plan = self.status, self.status.plan
-        if plan is None or status.finished or (status.drain_deadline and status.drain_deadline <= self.now):
+        status, generation = self.status, self.status.generation
+        if generation is None or status.finished or (status.drain_deadline and status.drain_deadline <= self.now):
             return
         living = sum(workers[name].alive for key in status.worker_ids if (name := worker_name(JOB, key)) in workers)
         assert min_available is not None and living <= min_available, "a worker may be evicted before it is replaced"
 
-    def check_published(self, before: JobStatus, plan: PublishedPlan) -> None:
+    def check_published(self, before: JobStatus, generation: Generation) -> None:
         """Rules 3 and 5: legal sizes, one change at a time, and nobody left out who may hold the only copy."""
-        names = [member.name for member in plan.members]
+        names = [member.name for member in generation.members]
         elastic = self.spec.elastic_policy
-        assert len(set(names)) == plan.stages * plan.pipelines == len(names)
-        assert plan.leader in names
-        assert not set(names) & {member.name for member in plan.leavers}
-        assert plan.pipelines <= (self.status.num_shards or 0)
-        if plan.reason is not ResizeReason.UNDO and (before.plan is None or before.plan.layout != plan.layout):
+        assert len(set(names)) == generation.stages * generation.pipelines == len(names)
+        assert generation.leader in names
+        assert not set(names) & {member.name for member in generation.leavers}
+        assert generation.pipelines <= (self.status.num_shards or 0)
+        if generation.reason is not ResizeReason.UNDO and (
+            before.generation is None or before.generation.layout != generation.layout
+        ):
             assert elastic.min_workers <= len(names) <= elastic.max_workers
-            assert plan.pipelines >= elastic.min_pipelines
-        if before.plan is None:
+            assert generation.pipelines >= elastic.min_pipelines
+        if before.generation is None:
             return
-        if plan.reason not in FORCED:
-            assert plan.confirmed_generation >= before.plan.layout_generation, "two resizes at a time"
-            assert all(map(self.may_go, before.leaving_ids)) or self.durable(before.plan), (
+        if generation.reason not in FORCED:
+            assert generation.confirmed_generation >= before.generation.layout_generation, "two resizes at a time"
+            assert all(map(self.may_go, before.leaving_ids)) or self.durable(before.generation), (
                 "leavers still wait for their checkpoint"
             )
-        gone = {member.name for member in before.plan.members} - {
-            member.name for member in (*plan.members, *plan.leavers)
+        gone = {member.name for member in before.generation.members} - {
+            member.name for member in (*generation.members, *generation.leavers)
         }
-        if before.plan.confirmed:  # until then those who joined may hold nothing, and leave first
-            self.check_leavers(before.plan, plan)
+        if before.generation.confirmed:  # until then those who joined may hold nothing, and leave first
+            self.check_leavers(before.generation, generation)
         for name in gone:
             worker = self.workers.get(name)
             assert self.is_lost(worker), (
-                f"{name} lives, may hold the only copy, and has no part in generation {plan.layout_generation}"
+                f"{name} lives, may hold the only copy, and has no part in generation {generation.layout_generation}"
             )
 
-    def check_leavers(self, before: PublishedPlan, plan: PublishedPlan) -> None:
+    def check_leavers(self, before: Generation, generation: Generation) -> None:
         """No worker of the starting size leaves while a claimed one stays, which has the lower priority: when that goes
         as well, the job stops. It does not hold for those that have to go: their node or their quota is wanted back."""
         status = self.status
@@ -117,20 +123,20 @@ class Checked(World):
         }
         has_to_go |= {name for name, worker in self.workers.items() if worker.draining}
         members = {member.name for member in before.members}
-        own = {member.name for member in plan.leavers} & members - claimed - has_to_go
-        stays = {member.name for member in plan.members} & claimed
+        own = {member.name for member in generation.leavers} & members - claimed - has_to_go
+        stays = {member.name for member in generation.members} & claimed
         assert not (own and stays), f"{own} leave and {stays} stay"
 
-    def check_recovery(self, before: JobStatus, plan: PublishedPlan) -> None:
+    def check_recovery(self, before: JobStatus, generation: Generation) -> None:
         """A job that lost members and published nothing creates somebody at once, and says afterwards who is awaited,
         or until when it waits. It may have to ask for quota first, or to wait until pods that hold it are gone; leavers
         may be as good as new; and its ceiling may allow nobody."""
         status = self.status
         wanted = {worker_name(JOB, key): key for key in status.worker_ids}
-        lost = [member.name for member in plan.members if member.name not in wanted]
+        lost = [member.name for member in generation.members if member.name not in wanted]
         if not lost:
             return
-        members = {member.name for member in plan.members}
+        members = {member.name for member in generation.members}
         joining = [key for name, key in wanted.items() if name not in members and key not in status.leaving_ids]
         slept_over = status.next_resize_time is not None and status.next_resize_time > self.now
         now = any(worker_name(JOB, key) in lost for key in before.worker_ids)
@@ -144,15 +150,15 @@ class Checked(World):
     def check_deletion(self, before: JobStatus, worker: Worker) -> None:
         """Rules 3 and 8: nobody is deleted who holds state, and nothing is given back before it is durable."""
         status, worker_id, name = self.status, worker.id, worker.name
-        if status.finished or self.spec.suspend or status.plan is None:
+        if status.finished or self.spec.suspend or status.generation is None:
             return
         if self.queue and not status.worker_ids:  # the queue wants the whole job's quota back
             return
         assert worker_id not in status.worker_ids
         lost = self.is_lost(worker)
-        assert lost or name not in {member.name for member in status.plan.members}, "a member was deleted"
-        if worker_id in before.leaving_ids and before.plan is not None:  # the turn may publish the next one, too
-            assert self.durable(before.plan) or lost or worker.draining, (
+        assert lost or name not in {member.name for member in status.generation.members}, "a member was deleted"
+        if worker_id in before.leaving_ids and before.generation is not None:  # the turn may publish the next one, too
+            assert self.durable(before.generation) or lost or worker.draining, (
                 f"{name} was given back before a checkpoint was durable"
             )
 
@@ -166,7 +172,7 @@ class Checked(World):
         if worker is None or not worker.alive or worker.name in self.silent:
             return True
         beats = {other.uid: self.beat(other) for other in (*self.workers.values(), worker)}
-        members = {member.uid for member in self.status.plan.members} if self.status.plan else set()
+        members = {member.uid for member in self.status.generation.members} if self.status.generation else set()
         after = {  # who left as told waits as well, and for nobody
             uid: 0 if uid not in members and beat.waiting_after == beat.layout_generation else beat.waiting_after or 0
             for uid, beat in beats.items()
@@ -179,8 +185,8 @@ class Checked(World):
         self.builder.set("elasticPolicy.maxWorkers", min(max(ceiling, elastic.min_workers), elastic.workers + 6))
         self.metadata_generation += 1
 
-    def durable(self, plan: PublishedPlan) -> bool:
-        return plan.covered_by(self.status.checkpoint)
+    def durable(self, generation: Generation) -> bool:
+        return generation.covered_by(self.status.checkpoint)
 
     def recover(self) -> None:
         """All is well from now on: the job comes to rest, training in a layout that it should have."""
@@ -201,18 +207,18 @@ class Checked(World):
             assert not self.workers and not self.status.quota_requests
         elif running.reason == Reason.RECOVERING:  # survivors of a generation that told of no shorter pipelines
             assert f"maxWorkers allows no more than {ceiling}" in running.message
-        elif self.offered and ceiling < self.plan.stages:
+        elif self.offered and ceiling < self.generation.stages:
             assert "the job stays as it is" in self.condition(ConditionType.RESIZING).message
-            self.move_ceiling(self.plan.stages)
+            self.move_ceiling(self.generation.stages)
             self.live_on()
         if running.reason in (Reason.NO_LEGAL_START, Reason.RECOVERING):
             assert ceiling < self.spec.pipeline.stages
             self.move_ceiling(self.spec.pipeline.stages)
             self.live_on()
-        assert len(self.plan.members) <= self.spec.elastic_policy.max_workers
+        assert len(self.generation.members) <= self.spec.elastic_policy.max_workers
         assert self.state() is State.RUNNING, self.status.conditions
-        assert self.plan.confirmed and not self.status.leaving_ids and self.status.resize is None
-        members = {member.name for member in self.plan.members}
+        assert self.generation.confirmed and not self.status.leaving_ids and self.status.resize is None
+        members = {member.name for member in self.generation.members}
         spares = set(self.workers) - members
         assert not spares or self.spec.elastic_policy.on_pack == "Hold"
         own = set(self.status.worker_ids) - set(self.status.claimed_ids)
@@ -244,10 +250,10 @@ class Checked(World):
     @property
     def trains(self) -> bool:
         """Whether all members of the published generation live."""
-        plan = self.status.plan
-        if plan is None or self.status.finished or self.spec.suspend:
+        generation = self.status.generation
+        if generation is None or self.status.finished or self.spec.suspend:
             return False
-        workers = [self.workers.get(member.name) for member in plan.members]
+        workers = [self.workers.get(member.name) for member in generation.members]
         return all(worker is not None and worker.alive and worker.name not in self.silent for worker in workers)
 
     def schedule(self) -> None:
@@ -318,7 +324,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def leavers_leave(self) -> None:
-        if self.world.trains and self.world.plan.confirmed:
+        if self.world.trains and self.world.generation.confirmed:
             self.world.leave()
 
     @rule()
@@ -328,8 +334,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(everyone=st.booleans(), number=NUMBER)
     def the_group_breaks(self, everyone: bool, number: int) -> None:
-        plan = self.world.status.plan
-        names = [m.name for m in (*plan.members, *plan.leavers)] if plan else []
+        generation = self.world.status.generation
+        names = [m.name for m in (*generation.members, *generation.leavers)] if generation else []
         living = [name for name in names if name in self.world.workers and self.world.workers[name].alive]
         if living:
             self.world.breaks += 1
@@ -385,8 +391,8 @@ class Life(RuleBasedStateMachine):
     @rule(number=NUMBER, known=st.booleans())
     def a_node_dies_under_a_worker_that_has_not_begun(self, number: int, known: bool) -> None:
         world = self.world
-        plan = world.status.plan
-        begun = {member.name for member in (*plan.members, *plan.leavers)} if plan else set()
+        generation = world.status.generation
+        begun = {member.name for member in (*generation.members, *generation.leavers)} if generation else set()
         waiting = [w for w in world.workers.values() if w.alive and w.uid not in world.warm and w.name not in begun]
         if waiting:
             worker = waiting[number % len(waiting)]
@@ -445,7 +451,7 @@ class Life(RuleBasedStateMachine):
         self.world.warm.clear()
         self.world.settle()
 
-    @precondition(lambda self: self.world.status.plan is not None)
+    @precondition(lambda self: self.world.status.generation is not None)
     @rule()
     def nothing_happens(self) -> None:
         before = self.world.status
@@ -552,7 +558,7 @@ def test_a_job_with_claims_and_one_length_of_pipelines_outlives_whatever_its_mem
         world.do_as_told()
     assert world.shape == (stages, pipelines + claims)
     for kind, number in events:
-        names = [member.name for member in world.status.plan.members] if world.status.plan else []
+        names = [member.name for member in world.status.generation.members] if world.status.generation else []
         living = [name for name in names if name in world.workers and world.workers[name].alive]
         name = living[number % len(living)] if living else ""
         if kind in ("room", "no room"):
@@ -576,7 +582,7 @@ def test_no_leaver_is_deleted_before_a_checkpoint_at_the_new_boundary(stages: in
     world = World(make_job().stages(stages).workers(2 * stages).release())
     world.start()
     world.commit(boundary=boundary)
-    leavers = {member.name for member in world.plan.leavers}
+    leavers = {member.name for member in world.generation.leavers}
     world.commit(checkpoint=durable)
     world.leave()
     assert bool(leavers & set(world.deleted)) == bool(leavers and durable >= boundary)

@@ -148,7 +148,7 @@ def test_a_claimed_pipeline_whose_quota_is_wanted_back_leaves_and_the_job_goes_o
     queue.evicted.add("digits-q1")
     world.settle()
     assert members(world) == {"digits-w0", "digits-w1"}
-    assert {leaver.name for leaver in world.plan.leavers} == {"digits-w2", "digits-w3"}
+    assert {leaver.name for leaver in world.generation.leavers} == {"digits-w2", "digits-w3"}
     assert queue.held == 4, "the drain takes as long as it needs"
     world.commit(checkpoint=0)
     assert queue.held == 4, "pods are not gone yet"
@@ -178,7 +178,7 @@ def test_a_claim_of_which_one_was_preempted_gives_way_after_a_worker_of_the_star
     world.commit(checkpoint=0)
     world.part()
     world.bury()
-    assert (world.shape, members(world), world.plan.layout_generation) == ((2, 1), {"digits-w1", "digits-w4"}, 4)
+    assert (world.shape, members(world), world.generation.layout_generation) == ((2, 1), {"digits-w1", "digits-w4"}, 4)
     assert requests(world) == [("digits-q0", 1, [1]), ("digits-q2", 1, [4])]
 
 
@@ -211,7 +211,7 @@ def test_a_job_whose_own_quota_is_wanted_back_ends_all_workers_and_waits_with_th
     world.commit(boundary=8)
     world.commit(checkpoint=8)
     world.bury()
-    generation = world.plan.layout_generation
+    generation = world.generation.layout_generation
     queue.size = 0
     queue.evicted.add("digits-q0")
     world.settle()
@@ -229,7 +229,7 @@ def test_a_job_whose_own_quota_is_wanted_back_ends_all_workers_and_waits_with_th
     world.settle()
     world.warm_up()
     assert world.shape == (2, 1)
-    assert world.plan.layout_generation > generation
+    assert world.generation.layout_generation > generation
 
 
 def test_the_time_that_a_job_waits_in_its_queue_is_none_of_its_deadlines() -> None:
@@ -354,7 +354,7 @@ def test_a_start_beside_a_pod_that_is_stuck_asks_for_more_and_holds_nothing_as_l
 
 def test_a_start_gives_back_the_quota_of_claims() -> None:
     world, queue = claimed()
-    for member in world.plan.members:
+    for member in world.generation.members:
         world.end(member.name, exit_code=137)
     world.settle()
     for name in [name for name, worker in world.workers.items() if not worker.alive]:

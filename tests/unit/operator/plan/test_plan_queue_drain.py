@@ -44,7 +44,7 @@ def test_nodes_that_are_cordoned_one_after_the_other_turn_nothing_of_the_job_int
     assert requests(world) == [("digits-q0", 0, []), *((f"digits-q{n}", 1, [n + 3]) for n in range(1, 5))]
     assert world.status.own_requests == world.status.quota_requests and queue.held == 4
     assert (world.shape, world.status.claimed_ids) == ((2, 2), [])
-    for member in world.plan.members:
+    for member in world.generation.members:
         world.end(member.name, exit_code=137)
     world.settle()
     assert not world.status.claimed_ids
@@ -162,13 +162,13 @@ def test_a_start_on_quota_of_replaced_workers_goes_on_narrower_or_waits_as_a_who
     left: int,
 ) -> None:
     world, queue = replaced()
-    for member in world.plan.members:
+    for member in world.generation.members:
         world.end(member.name, exit_code=137)
     world.settle()
     for name in [name for name, worker in world.workers.items() if not worker.alive]:
         world.kill(name)
     world.settle()
-    assert world.status.plan is None and len(world.workers) == 4
+    assert world.status.generation is None and len(world.workers) == 4
     queue.size = left
     queue.evicted |= {request.name for request in world.status.quota_requests[1 + left :]}
     world.settle()
@@ -181,7 +181,7 @@ def test_a_start_on_quota_of_replaced_workers_goes_on_narrower_or_waits_as_a_who
         queue.size = 4
         world.settle()
     world.warm_up()
-    assert (len(world.plan.members), world.status.claimed_ids) == (left or 4, [])
+    assert (len(world.generation.members), world.status.claimed_ids) == (left or 4, [])
     assert queue.held == (left or 4)
 
 

@@ -20,8 +20,8 @@ def test_survivors_of_a_failure_train_on_and_the_job_grows_back() -> None:
     world.end("digits-w0", exit_code=137)
     world.settle()
     assert world.shape == (2, 1)
-    assert world.plan.reason is ResizeReason.FAILURE
-    assert world.plan.leader == "digits-w1"
+    assert world.generation.reason is ResizeReason.FAILURE
+    assert world.generation.leader == "digits-w1"
     assert world.status.failures == 1
     world.commit()
     world.leave()
@@ -36,11 +36,11 @@ def test_too_few_survivors_hold_their_state_until_a_replacement_is_ready() -> No
     world.start()
     world.end("digits-w1", exit_code=137)
     world.settle()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     assert world.condition(ConditionType.RUNNING).reason == "Recovering"
     world.warm_up()
     assert world.shape == (2, 1)
-    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w2"]
+    assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w2"]
     assert world.status.failures == 1
 
 
@@ -60,7 +60,7 @@ def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkp
     world.wait(60)
     world.settle()
     world.warm_up()
-    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
+    assert (world.shape, world.generation.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
 
 
 def test_a_job_that_waits_for_those_without_whom_it_cannot_train_is_starting_and_not_resizing() -> None:
@@ -79,7 +79,7 @@ def live_through(world: World, seconds: int, end: Callable[[str], None]) -> None
     """Turns for so long; whoever is to join meets that end soon after it was created."""
     until = world.now + timedelta(seconds=seconds)
     while world.now < until and not world.status.finished:
-        members = {member.name for member in world.status.plan.members} if world.status.plan else set()
+        members = {member.name for member in world.status.generation.members} if world.status.generation else set()
         for name in [name for name, worker in world.workers.items() if worker.alive and name not in members]:
             end(name)
         world.settle()
@@ -109,14 +109,14 @@ def test_survivors_whose_replacements_end_hold_no_accelerators_past_the_deadline
     created = world.status.next_worker_id
     assert 4 < created < 8, "each attempt is slept over, twice as long each time"
     live_through(world, 12, end)
-    assert not world.workers and world.status.plan is None
+    assert not world.workers and world.status.generation is None
     assert world.condition(ConditionType.RUNNING).reason == "WorkerFailed"
     live_through(world, 3600, end)
     assert world.status.is_true(ConditionType.FAILED) == (kind != "preemption"), "a start counts what fails"
     if kind == "preemption":
         live_through(world, 3600, lambda name: None)
         world.warm_up()
-        assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.START)
+        assert (world.shape, world.generation.reason) == ((2, 1), ResizeReason.START)
 
 
 def test_survivors_have_all_the_time_of_their_own_whatever_was_prepared_before() -> None:
@@ -155,7 +155,7 @@ def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried
     world.unschedulable = False
     world.change("digits-w4", scheduled=True, waiting="", phase=WorkerPhase.RUNNING)
     world.warm_up()
-    assert [member.name for member in world.plan.members] == ["digits-w0", "digits-w4"]
+    assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w4"]
     assert world.status.failures == 1
 
 
@@ -165,8 +165,8 @@ def test_a_failure_outranks_a_published_resize_and_its_leavers_can_be_members_ag
     world.commit(boundary=8)
     world.kill("digits-w0")
     world.settle()
-    assert world.plan.layout_generation == 3
-    assert {member.name for member in world.plan.members} == {"digits-w1", "digits-w2"}
+    assert world.generation.layout_generation == 3
+    assert {member.name for member in world.generation.members} == {"digits-w1", "digits-w2"}
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -174,13 +174,13 @@ def test_what_a_release_left_over_counts_as_released_although_a_member_fails_bef
     world = World(make_job().stages(4).workers(4).release())
     world.start()
     world.commit(boundary=8)
-    leavers = {member.name for member in world.plan.leavers}
+    leavers = {member.name for member in world.generation.leavers}
     if confirmed:
         world.commit()
         world.leave()
     world.end("digits-w0", exit_code=1)
     world.settle()
-    assert world.plan.reason is ResizeReason.FAILURE
+    assert world.generation.reason is ResizeReason.FAILURE
     for _ in range(3):
         world.commit(checkpoint=8)
         world.leave()
@@ -202,7 +202,7 @@ def test_what_a_release_left_over_waits_for_its_checkpoint_while_a_recovery_is_s
     world.leave()
     leaving = world.status.leaving_ids
     assert len(leaving) == 2
-    member, *_ = world.plan.members
+    member, *_ = world.generation.members
     world.end(member.name, exit_code=137)
     world.settle()
     world.end(max(world.workers, key=lambda name: world.workers[name].id), exit_code=1)
@@ -230,5 +230,5 @@ def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() ->
     world.settle()
     world.warm_up()
     assert world.shape == (2, 1)
-    assert world.plan.reason is ResizeReason.START
-    assert world.plan.layout_generation == 3
+    assert world.generation.reason is ResizeReason.START
+    assert world.generation.layout_generation == 3

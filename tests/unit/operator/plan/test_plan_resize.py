@@ -284,7 +284,7 @@ def test_claimed_workers_leave_first() -> None:
     assert world.status.claimed_ids == [2]
     world.builder.workers(2, most=2)
     world.settle()
-    assert [member.name for member in world.plan.leavers] == ["digits-w2"]
+    assert [member.name for member in world.generation.leavers] == ["digits-w2"]
 
 
 def test_a_failure_during_a_release_keeps_the_leavers_until_the_checkpoint_is_durable() -> None:
@@ -295,7 +295,7 @@ def test_a_failure_during_a_release_keeps_the_leavers_until_the_checkpoint_is_du
     world.leave()
     world.end("digits-w1", exit_code=1)
     world.settle()
-    assert world.plan.reason is ResizeReason.FAILURE
+    assert world.generation.reason is ResizeReason.FAILURE
     assert {"digits-w2", "digits-w3"} <= set(world.workers)
     world.commit()
     assert {"digits-w2", "digits-w3"} <= set(world.workers)
@@ -310,7 +310,7 @@ def test_a_published_resize_is_not_taken_back_while_its_members_are_silent() -> 
     world.wait(3600)
     world.silent = set(world.workers)
     world.settle()
-    assert world.plan.layout_generation == 2
+    assert world.generation.layout_generation == 2
 
 
 def test_members_that_commit_nothing_by_the_deadline_get_the_old_layout_again() -> None:
@@ -320,13 +320,13 @@ def test_members_that_commit_nothing_by_the_deadline_get_the_old_layout_again() 
     assert world.shape == (2, 2)
     world.wait(599)
     world.settle()
-    assert world.plan.layout_generation == 2
+    assert world.generation.layout_generation == 2
     world.wait(1)
     world.settle()
-    assert (world.plan.layout_generation, world.shape) == (3, (2, 1))
-    assert world.plan.reason is ResizeReason.UNDO
-    assert [member.name for member in world.plan.members] == names(0, 1)
-    assert [member.name for member in world.plan.leavers] == names(2, 3)
+    assert (world.generation.layout_generation, world.shape) == (3, (2, 1))
+    assert world.generation.reason is ResizeReason.UNDO
+    assert [member.name for member in world.generation.members] == names(0, 1)
+    assert [member.name for member in world.generation.leavers] == names(2, 3)
     world.commit()
     assert set(world.workers) == set(names(0, 1))
     assert world.status.next_resize_time is not None
@@ -339,10 +339,10 @@ def test_a_layout_that_its_members_never_commit_is_tried_ever_later_until_one_is
     for failures in range(1, 5):
         world.warm_up()
         assert world.shape == (2, 2)
-        world.break_group([member.name for member in world.plan.members])
+        world.break_group([member.name for member in world.generation.members])
         world.wait(2)
         world.settle()
-        assert (world.plan.reason, world.status.resize_failures) == (ResizeReason.UNDO, failures)
+        assert (world.generation.reason, world.status.resize_failures) == (ResizeReason.UNDO, failures)
         assert world.status.next_resize_time == world.now + timedelta(seconds=30 * 2**failures)
         world.commit()
         world.leave()
@@ -365,9 +365,9 @@ def test_a_joiner_that_falls_silent_before_the_generation_is_confirmed_is_lost_a
     assert world.turn().requeue_after == 1
     world.wait(1)
     world.settle()
-    assert (world.plan.reason, world.shape) == (ResizeReason.FAILURE, (2, 1))
-    assert [member.name for member in world.plan.members] == names(0, 1)
-    assert [member.name for member in world.plan.leavers] == names(2)
+    assert (world.generation.reason, world.shape) == (ResizeReason.FAILURE, (2, 1))
+    assert [member.name for member in world.generation.members] == names(0, 1)
+    assert [member.name for member in world.generation.leavers] == names(2)
     assert "digits-w3" in world.deleted
 
 
@@ -378,7 +378,7 @@ def test_a_joiner_that_fell_silent_after_it_was_ready_is_not_published() -> None
     world.silent = {"digits-w2"}
     world.wait(5)
     world.warm_up(["digits-w3"])
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.wait(600)
     world.settle()
     resizing = world.status.condition(ConditionType.RESIZING)
@@ -393,7 +393,7 @@ def test_a_pack_that_could_not_be_committed_is_slept_over() -> None:
     world.break_group(names(0, 1, 2, 3))
     world.wait(2)
     world.settle()
-    assert (world.shape, world.plan.reason) == ((4, 1), ResizeReason.UNDO)
+    assert (world.shape, world.generation.reason) == ((4, 1), ResizeReason.UNDO)
     world.commit()
     assert world.shape == (4, 1)
     world.wait(61)
@@ -409,7 +409,7 @@ def test_a_joiner_that_says_that_the_generation_did_not_come_about_ends_the_atte
     assert world.shape == (2, 2)
     world.wait(2)
     world.settle()
-    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.UNDO)
+    assert (world.shape, world.generation.reason) == ((2, 1), ResizeReason.UNDO)
 
 
 def test_a_generation_that_some_have_committed_is_published_again_as_it_was() -> None:
@@ -421,24 +421,24 @@ def test_a_generation_that_some_have_committed_is_published_again_as_it_was() ->
     world.report = report  # the leader's word did not come through, but heartbeats did
     world.status = world.status.model_copy(
         update={
-            "plan": world.plan.model_copy(update={"confirmed_generation": 1}),
+            "generation": world.generation.model_copy(update={"confirmed_generation": 1}),
             "last_report": world.status.last_report,
         }
     )
     world.break_group(names(0, 1, 2, 3))
     world.wait(2)
     world.settle()
-    assert (world.shape, world.plan.reason) == ((2, 2), ResizeReason.FAILURE)
+    assert (world.shape, world.generation.reason) == ((2, 2), ResizeReason.FAILURE)
 
 
 def test_a_group_that_broke_although_all_live_is_made_again() -> None:
     world = World(make_job().stages(2).workers(4))
     world.start()
     world.break_group(names(0, 1, 2))
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.break_group(names(3))
-    assert (world.plan.layout_generation, world.shape) == (2, (2, 2))
+    assert (world.generation.layout_generation, world.shape) == (2, (2, 2))
     assert set(world.workers) == set(names(0, 1, 2, 3))
     assert world.status.failures == 0
     world.commit()
-    assert world.plan.confirmed
+    assert world.generation.confirmed

@@ -45,7 +45,7 @@ def given_back(world: World) -> None:
 
 def leaving(world: World) -> None:
     world.commit(boundary=8)
-    for member in world.plan.leavers:
+    for member in world.generation.leavers:
         world.end(member.name, exit_code=0)
 
 
@@ -98,7 +98,7 @@ def test_the_status_of_the_largest_job_fits_into_etcd_with_long_names_too() -> N
     lists = ("worker_ids", "leaving_ids", "releasing_ids", "claimed_ids")
     status = world.status.model_copy(
         update={
-            "plan": world.plan.model_copy(update=layout),
+            "generation": world.generation.model_copy(update=layout),
             "quota_requests": [QuotaRequest(name="q", queue="q", workers=MAX_WORKERS, worker_ids=ids)],
             **dict.fromkeys(lists, ids),
         }

@@ -70,8 +70,8 @@ class Cluster:
         return world
 
     def size(self, name: str) -> int:
-        plan = self.worlds[name].status.plan
-        return plan.layout.workers if plan else 0
+        generation = self.worlds[name].status.generation
+        return generation.layout.workers if generation else 0
 
     def run(self, ticks: int) -> None:
         """Lets time pass; every tick jobs plan, pods get nodes, trainers commit, and workers are shared out."""
@@ -95,11 +95,11 @@ class Cluster:
     def _train(self, world: World) -> None:
         if any(worker.scheduled and worker.uid not in world.warm for worker in world.workers.values()):
             world.warm_up()
-        status, plan = world.status, world.status.plan
-        if plan is None or plan.published_time is None or status.finished:
+        status, generation = world.status, world.status.generation
+        if generation is None or generation.published_time is None or status.finished:
             return
-        ticks = (world.now - plan.published_time).total_seconds() / self.tick
-        if not plan.confirmed and ticks >= self.pause:
+        ticks = (world.now - generation.published_time).total_seconds() / self.tick
+        if not generation.confirmed and ticks >= self.pause:
             world.commit()
             world.leave()
         elif status.leaving_ids and ticks >= 2 * self.pause:
@@ -124,7 +124,7 @@ def test_a_lone_job_takes_what_there_is_and_sleeps_over_what_there_is_not() -> N
     world = cluster.add("a", auto(2, 8))
     cluster.run(60)
     assert cluster.size("a") == 6
-    assert world.plan.layout_generation == 5, "nothing is given up for nobody"
+    assert world.generation.layout_generation == 5, "nothing is given up for nobody"
 
 
 @ORDERS
@@ -150,9 +150,9 @@ def test_two_jobs_end_with_fair_shares_and_leave_each_other_in_peace(last_first:
     second = cluster.add("b", auto(1, 8))
     cluster.run(60)
     assert (cluster.size("a"), cluster.size("b")) == (4, 4)
-    before = first.plan.layout_generation, second.plan.layout_generation
+    before = first.generation.layout_generation, second.generation.layout_generation
     cluster.run(120)
-    after = first.plan.layout_generation, second.plan.layout_generation
+    after = first.generation.layout_generation, second.generation.layout_generation
     assert (cluster.size("a"), cluster.size("b")) == (4, 4)
     assert sum(after) - sum(before) <= 4, "twenty minutes later nothing has been passed to and fro"
 
@@ -205,12 +205,12 @@ def test_a_job_that_no_node_takes_costs_the_others_a_few_resizes_and_no_more(
     cluster.run(60)
     if not comes_first:
         cluster.add("z", unplaceable, placeable=False)
-    before = [world.plan.layout_generation for world in others]
+    before = [world.generation.layout_generation for world in others]
     full, sizes = min(nodes, 8 * jobs), []
     for _ in range(300):
         cluster.run(1)
         sizes.append(sum(cluster.size(name) for name in cluster.worlds))
-    cost = sum(world.plan.layout_generation for world in others) - sum(before)
+    cost = sum(world.generation.layout_generation for world in others) - sum(before)
     assert cluster.worlds["z"].status.grants_in_vain == 4
     assert cost <= 4 * (2 + needs), "room was made four times in two hours and a half, and taken back by claims"
     assert sum(sizes) / len(sizes) > full - needs
@@ -250,12 +250,12 @@ def test_a_job_that_sleeps_over_a_layout_that_its_members_could_not_commit_waits
     world = World(auto(2, 8))
     world.start()
     world.warm_up()
-    assert (world.shape, world.plan.confirmed) == ((1, 3), False)
+    assert (world.shape, world.generation.confirmed) == ((1, 3), False)
     world.wait(5)
-    world.break_group([member.name for member in world.plan.members])
+    world.break_group([member.name for member in world.generation.members])
     world.wait(5)
     world.settle()
-    assert world.plan.reason is ResizeReason.UNDO
+    assert world.generation.reason is ResizeReason.UNDO
     world.commit(checkpoint=0)
     world.leave()
     demand = demand_of(world.spec, world.observed(), world.now)
@@ -293,7 +293,7 @@ def test_nobody_makes_room_for_a_job_whose_members_do_not_get_into_their_generat
     world = World(auto(2, 8))
     world.start()
     world.warm_up()
-    assert (world.plan.confirmed, sizes_wanted(world)[-1]) == (False, 8)
+    assert (world.generation.confirmed, sizes_wanted(world)[-1]) == (False, 8)
     world.wait(600)
     assert sizes_wanted(world)[-1] == 3
 
@@ -398,7 +398,7 @@ def test_jobs_of_any_speeds_come_to_shares_where_no_worker_would_do_more_elsewhe
         idle = idle + 1 if useful and sum(sizes) < cluster.nodes else 0
         longest = max(longest, idle)
     assert longest <= 4 + 4 * pause, "two times in a row some give up, and others join"
-    generations = [world.plan.layout_generation for world in cluster.worlds.values()]
+    generations = [world.generation.layout_generation for world in cluster.worlds.values()]
     sizes = [cluster.size(name) for name in names]
     for giver, (gives, had) in enumerate(zip(jobs, sizes, strict=True)):
         for taker, (takes, has) in enumerate(zip(jobs, sizes, strict=True)):
@@ -408,7 +408,7 @@ def test_jobs_of_any_speeds_come_to_shares_where_no_worker_would_do_more_elsewhe
     for _ in range(60):
         cluster.run(1)
         assert [cluster.size(name) for name in names] == sizes, "claims go on, and none gives up for them"
-    assert [world.plan.layout_generation for world in cluster.worlds.values()] == generations
+    assert [world.generation.layout_generation for world in cluster.worlds.values()] == generations
 
 
 def test_a_job_whose_grant_was_in_vain_tries_on_by_itself_and_has_room_made_for_it_after_an_edit() -> None:
@@ -456,9 +456,9 @@ def test_nobody_makes_room_for_a_job_whose_pods_are_refused() -> None:
     first = cluster.add("a", auto(1, 8))
     cluster.run(30)
     cluster.add("b", make_job().stages(2).workers(4), placeable=False).refusal = "exceeded quota: team"
-    before = first.plan.layout_generation
+    before = first.generation.layout_generation
     cluster.run(200)
-    assert first.plan.layout_generation == before
+    assert first.generation.layout_generation == before
 
 
 def test_nobody_makes_room_for_more_pods_than_a_namespace_may_have() -> None:
@@ -468,9 +468,9 @@ def test_nobody_makes_room_for_more_pods_than_a_namespace_may_have() -> None:
     cluster.add("b", auto(2, 4), quota=2)
     cluster.run(10)
     assert (cluster.size("a"), cluster.size("b")) == (6, 2)
-    before = first.plan.layout_generation
+    before = first.generation.layout_generation
     cluster.run(100)
-    assert first.plan.layout_generation == before
+    assert first.generation.layout_generation == before
 
 
 def test_a_job_of_high_priority_gives_nothing_to_a_low_one_and_neither_preempts_the_other_for_an_hour() -> None:

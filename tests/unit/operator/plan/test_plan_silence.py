@@ -22,7 +22,7 @@ def test_a_member_that_peers_lost_and_that_is_silent_is_replaced_at_once() -> No
     world.lost_peers = {"digits-w3"}
     world.silent = {"digits-w3"}
     decided = world.turn()
-    assert world.plan.reason is ResizeReason.FAILURE
+    assert world.generation.reason is ResizeReason.FAILURE
     assert "not heard for 10 s" in " ".join(event.message for event in decided.events)
     assert "digits-w3" not in world.workers
 
@@ -32,7 +32,7 @@ def test_a_member_that_peers_lost_and_that_still_beats_is_kept() -> None:
     world.lost_peers = {"digits-w3"}
     world.wait(3600)
     world.settle()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
 
 
 def test_a_member_that_was_asked_to_beat_rarely_may_be_silent_for_longer() -> None:
@@ -79,7 +79,7 @@ def test_a_silent_member_is_left_alone_while_the_job_trains() -> None:
     for _ in range(4):
         world.wait(900)
         world.commit()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
 
 
 def test_a_silent_member_whose_peers_all_wait_is_replaced() -> None:
@@ -87,7 +87,7 @@ def test_a_silent_member_whose_peers_all_wait_is_replaced() -> None:
     world.wait(100)
     world.silent = {"digits-w3"}
     world.break_group(["digits-w0", "digits-w1", "digits-w2"])
-    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.FAILURE)
+    assert (world.shape, world.generation.reason) == ((2, 1), ResizeReason.FAILURE)
     assert world.status.failures == 1
 
 
@@ -191,10 +191,10 @@ def test_a_silent_member_on_a_lost_node_is_replaced_and_one_that_beats_is_not() 
     world.wait(100)
     world.change("digits-w3", node_lost=True)
     world.settle()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.silent = {"digits-w3"}
     world.settle()
-    assert (world.shape, world.plan.reason, world.status.failures) == ((2, 1), ResizeReason.FAILURE, 1)
+    assert (world.shape, world.generation.reason, world.status.failures) == ((2, 1), ResizeReason.FAILURE, 1)
 
 
 def test_silence_before_the_operators_start_says_nothing() -> None:
@@ -203,11 +203,11 @@ def test_silence_before_the_operators_start_says_nothing() -> None:
     world.silent = {"digits-w3"}
     world.lost_peers = {"digits-w3"}
     decided = world.turn()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     assert decided.requeue_after == 10
     world.wait(10)
     world.settle()
-    assert world.plan.layout_generation == 2
+    assert world.generation.layout_generation == 2
 
 
 def stalling() -> World:
@@ -221,7 +221,7 @@ def test_a_stalled_job_whose_members_are_all_heard_says_so_and_waits() -> None:
     world.wait(61)
     world.settle()
     assert world.state() is State.STALLED
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.commit()
     assert world.state() is State.RUNNING
 
@@ -252,7 +252,7 @@ def test_a_silent_member_of_a_job_that_stands_still_is_replaced_although_its_spe
     world.silent = {"digits-w2"}
     world.wait(1800)
     world.settle()
-    assert "digits-w2" not in {member.name for member in world.plan.members}
+    assert "digits-w2" not in {member.name for member in world.generation.members}
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -314,7 +314,7 @@ def test_the_suspect_of_a_stall_is_named_and_replaced() -> None:
     world.silent = {"digits-w2"}
     world.wait(59)
     world.settle()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.wait(1)
     decided = world.turn()
     assert "digits-w2" in next(event.message for event in decided.events if event.reason == "WorkerLost")
@@ -329,12 +329,12 @@ def test_a_job_that_nobody_is_heard_of_is_left_alone_until_the_cluster_takes_its
     world.silent = set(world.workers)
     world.wait(600)
     world.settle()
-    assert (world.state(), world.plan.layout_generation) == (State.STALLED, 1)
+    assert (world.state(), world.generation.layout_generation) == (State.STALLED, 1)
     assert "no member is heard" in world.condition(ConditionType.STALLED).message
     for name in world.workers:
         world.change(name, disrupted=True)
     world.settle()
-    assert world.status.plan is None and world.status.failures == 0
+    assert world.status.generation is None and world.status.failures == 0
     assert {worker.id for worker in world.workers.values() if worker.alive} == {4, 5, 6, 7}
 
 
@@ -349,7 +349,7 @@ def test_nodes_that_are_cut_off_with_all_members_may_still_train_and_it_is_said(
     world.settle()
     stalled = world.status.condition(ConditionType.STALLED)
     assert stalled is not None and (stalled.status, stalled.reason) == ("Unknown", "NotHeard")
-    assert (world.state(), world.plan.layout_generation) == (State.UNHEARD, 1)
+    assert (world.state(), world.generation.layout_generation) == (State.UNHEARD, 1)
     world.silent.clear()
     world.settle()
     stalled = world.status.condition(ConditionType.STALLED)
@@ -363,7 +363,7 @@ def test_members_whose_nodes_were_deleted_are_lost_although_nobody_is_heard() ->
     world.silent = set(world.workers)
     world.wait(50)
     world.settle()
-    assert world.status.plan is None and world.status.failures == 1
+    assert world.status.generation is None and world.status.failures == 1
     assert {worker.id for worker in world.workers.values() if worker.alive} == {4, 5, 6, 7}
 
 
@@ -387,8 +387,8 @@ def test_a_member_that_does_not_come_when_all_others_wait_is_replaced_in_the_end
     world.break_group(["digits-w0", "digits-w1", "digits-w3"])
     world.wait(59)
     world.settle()
-    assert world.plan.layout_generation == 1
+    assert world.generation.layout_generation == 1
     world.wait(1)
     world.settle()
-    assert (world.shape, world.plan.reason) == ((2, 1), ResizeReason.FAILURE)
+    assert (world.shape, world.generation.reason) == ((2, 1), ResizeReason.FAILURE)
     assert "digits-w2" not in world.workers

@@ -34,11 +34,11 @@ def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
     assert len(world.workers) == 4
     assert world.state() == State.STARTING
     world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
-    assert world.status.plan is None
+    assert world.status.generation is None
     world.warm_up()
     assert world.shape == (4, 1)
-    assert world.plan.leader == "digits-w0"
-    assert [member.name for member in world.plan.members] == [f"digits-w{i}" for i in range(4)]
+    assert world.generation.leader == "digits-w0"
+    assert [member.name for member in world.generation.members] == [f"digits-w{i}" for i in range(4)]
     assert world.state() == State.STARTING, "they meet first"
     world.commit()
     assert world.state() == State.RUNNING
@@ -119,7 +119,7 @@ def test_a_start_that_never_meets_is_tried_again_ever_later() -> None:
     generations = []
     for _ in range(60):
         world.break_group(["digits-w0", "digits-w1"])
-        generations.append(world.plan.layout_generation)
+        generations.append(world.generation.layout_generation)
         world.wait(1)
     assert generations[-1] == 5, "after 2, 4, 8 and 16 seconds"
 

@@ -37,9 +37,9 @@ def test_pipelines_become_stages_again_on_the_same_workers() -> None:
     world.commit(boundary=2)
 
     assert world.shape == (4, 1)
-    assert world.plan.reason is ResizeReason.DEEPEN
+    assert world.generation.reason is ResizeReason.DEEPEN
     assert set(world.workers) == pods
-    assert world.plan.leavers == []
+    assert world.generation.leavers == []
 
 
 def test_released_workers_are_claimed_back_while_the_short_pipeline_trains_on() -> None:
@@ -52,7 +52,7 @@ def test_released_workers_are_claimed_back_while_the_short_pipeline_trains_on() 
     assert world.status.is_true(ConditionType.RESIZING)
     world.warm_up()
     assert world.shape == (4, 1)
-    assert world.plan.reason is ResizeReason.CLAIM
+    assert world.generation.reason is ResizeReason.CLAIM
 
 
 def test_held_workers_are_used_again() -> None:
@@ -69,7 +69,7 @@ def test_a_boundary_that_falls_while_leavers_wait_for_their_checkpoint_does_not_
     world.start()
     world.commit(boundary=8)
     world.commit(boundary=2)
-    assert world.plan.leavers
+    assert world.generation.leavers
     world.leave()
 
     world.commit(checkpoint=2)

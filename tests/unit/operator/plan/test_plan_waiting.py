@@ -41,7 +41,7 @@ class Waiting:
 
     @property
     def waits(self) -> bool:
-        return self.world.status.plan is None and not self.world.status.finished
+        return self.world.status.generation is None and not self.world.status.finished
 
 
 class Crowd:
@@ -104,7 +104,7 @@ class Crowd:
         for name in [name for name, worker in world.workers.items() if worker.terminating]:
             world.kill(name)
         world.turn()
-        if world.status.plan is None:
+        if world.status.generation is None:
             placed = [worker for worker in world.workers.values() if worker.alive and worker.scheduled]
             if len(placed) == job.needs and not job.image:
                 world.warm_up()

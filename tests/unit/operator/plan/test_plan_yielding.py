@@ -107,7 +107,7 @@ def test_those_leave_whose_node_the_pod_waits_for() -> None:
     generation = world.status.layout_generation
     world.share = Share(workers=4, layout_generation=generation, yields=True, node="a")
     world.settle()
-    assert {member.name for member in world.plan.leavers} == {"digits-w2", "digits-w4"}
+    assert {member.name for member in world.generation.leavers} == {"digits-w2", "digits-w4"}
 
 
 @pytest.mark.parametrize("on_pack", ["Widen", "Auto"])
@@ -115,7 +115,7 @@ def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_startin
     world = grown(on_pack)
     pods = [Waiting("pod", 100, {GPU: 8})]
     yielding = Yielding(Others(pods))
-    sizes = [len(world.plan.members)]
+    sizes = [len(world.generation.members)]
     for _ in range(8):
         present = claims(world)
         assert present is not None
@@ -123,9 +123,9 @@ def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_startin
         world.settle()
         world.commit(checkpoint=0)
         world.leave()
-        sizes.append(len(world.plan.members))
+        sizes.append(len(world.generation.members))
     assert sorted(set(sizes), reverse=True) == [4, 3, 2]
-    assert {member.name for member in world.plan.members} == {"digits-w0", "digits-w1"}
+    assert {member.name for member in world.generation.members} == {"digits-w0", "digits-w1"}
     assert set(world.workers) == {"digits-w0", "digits-w1"}, "it sleeps over its next claim"
     assert world.status.failures == 0
     pods.clear()
@@ -172,11 +172,11 @@ def test_a_job_sleeps_over_a_release_that_it_could_not_commit_and_may_be_asked_a
     assert present is not None and present.fewer == 3
     world.share = Share(workers=3, layout_generation=present.layout_generation, yields=True)
     world.settle()
-    assert len(world.plan.members) == 3
+    assert len(world.generation.members) == 3
     world.break_group(list(world.workers))
     world.wait(2)
     world.settle()
-    assert (len(world.plan.members), world.plan.reason) == (4, ResizeReason.UNDO)
+    assert (len(world.generation.members), world.generation.reason) == (4, ResizeReason.UNDO)
     world.commit()
     undone = claims(world)
     assert undone is not None and undone.settled and undone.fewer is None

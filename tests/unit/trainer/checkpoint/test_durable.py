@@ -26,8 +26,10 @@ from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore,
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
 from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import commit, latest, load_unit, save_unit
 from pipetransformer.training.evaluation import evaluate, evaluation_due
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
@@ -41,7 +43,7 @@ from tests.testkit.trainer.watched import TRANSPORT, pair
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job.load(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5}))
+    return load_job(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5}))
 
 
 def lone_layout(job: Job) -> StageLayout:
@@ -303,7 +305,7 @@ def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path:
 
 
 def test_only_a_job_that_starts_with_more_pipelines_than_its_checkpoints_data_have_shards_is_refused(job: Job) -> None:
-    make_durable(Job.load(job.spec, num_shards=4), 5)
+    make_durable(load_job(job.spec, num_shards=4), 5)
     may_grow = job.spec.model_copy(update={"num_shards": 5, "workers": 16})
     assert in_order_of_checkpoint(may_grow) == (may_grow.model_copy(update={"num_shards": 4}), 4)
     wider = may_grow.model_copy(update={"workers": 20})
@@ -316,7 +318,7 @@ def test_only_a_job_that_starts_with_more_pipelines_than_its_checkpoints_data_ha
 
 def test_a_checkpoint_in_another_order_of_the_data_that_came_meanwhile_is_refused(job: Job) -> None:
     make_durable(job, 5)
-    other = Job.load(job.spec, num_shards=2)
+    other = load_job(job.spec, num_shards=2)
 
     with pytest.raises(SpecError, match=r"numShards was 100 and not 2"):
         Checkpointer(other).durable()
@@ -325,7 +327,7 @@ def test_a_checkpoint_in_another_order_of_the_data_that_came_meanwhile_is_refuse
 def test_a_checkpoint_of_a_model_with_other_heads_is_refused_for_no_shape_shows_them(job: Job) -> None:
     make_durable(job, 5)
     heads = job.spec.model.num_heads
-    other = Job.load(job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"num_heads": 2 * heads})}))
+    other = load_job(job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"num_heads": 2 * heads})}))
 
     with pytest.raises(SpecError, match=f"numHeads was {heads} and not {2 * heads}"):
         Checkpointer(other).durable()
@@ -368,7 +370,7 @@ def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
     """Save by two ranks, of which the first leads; on the leader, whether the other had returned before the marker."""
     from pipetransformer.checkpoint import best_model
 
-    job = Job.load(make_spec(ADAMW, checkpoint={"location": location}))
+    job = load_job(make_spec(ADAMW, checkpoint={"location": location}))
     other_returned = Path(location).with_name("returned")
     members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
     generation = Generation(
@@ -402,7 +404,7 @@ def test_a_best_model_that_may_have_been_replaced_counts_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = {"location": str(tmp_path / "checkpoint"), "everySteps": 100}
-    job = Job.load(make_spec(ADAMW, checkpoint=checkpoint, evaluation={"everySteps": 5, "keepBest": True}))
+    job = load_job(make_spec(ADAMW, checkpoint=checkpoint, evaluation={"everySteps": 5, "keepBest": True}))
     state, (groups, barrier) = trained(job, 5), alone()
     state.control.best, state.control.best_step, state.control.kept_step = {"accuracy": 0.1}, 3, 3
     member = mock.Mock(layout=lone_layout(job), groups=groups, world=groups.world, leader=None)
@@ -450,7 +452,7 @@ class Clock:
 
 def checkpointing(tmp_path: Path, **checkpoint: Any) -> tuple[Checkpointer, Clock, Job]:
     clock = Clock()
-    job = Job.load(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint")} | checkpoint))
+    job = load_job(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint")} | checkpoint))
     return Checkpointer(job, clock=clock), clock, job
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipetransformer.checkpoint.prefetch import Prefetcher
-from pipetransformer.hooks import Moment
+from pipetransformer.hooks import HookPoint
 from pipetransformer.models import unit_name
 from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, save_unit
 from tests.testkit.trainer.harness import Faults, Scripted, run_job
@@ -63,7 +63,7 @@ def test_a_unit_that_shares_a_parameter_is_not_read(tmp_path: Path) -> None:
 def test_a_joiner_that_has_read_ahead_trains_as_if_it_had_been_sent_everything(tmp_path: Path) -> None:
     stayed = run_job(make_spec(ADAMW), STAY_ALONE, tmp_path / "stay")
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 1})
-    run_job(spec, STAY_ALONE, tmp_path / "run", faults={0: Faults(killed_at=(Moment.ENDED, 20))})
+    run_job(spec, STAY_ALONE, tmp_path / "run", faults={0: Faults(killed_at=(HookPoint.ENDED, 20))})
 
     script = [Scripted(1, 1, [0]), Scripted(1, 2, [0, 1], at_step=28)]
     run = run_job(spec, script, tmp_path / "run", first_generation=2)

@@ -29,7 +29,7 @@ from pipetransformer.data import (
     weights_of,
 )
 from pipetransformer.errors import SpecError
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer_contract.spec import Data
 from tests.testkit.trainer.numerics import ADAMW, make_spec
 
@@ -55,7 +55,7 @@ def test_every_sample_comes_exactly_once_an_epoch(size: tuple[int, int, int, int
 
 @pytest.mark.parametrize(("batch", "shards"), [(7, 7), (1437, 1024)])
 def test_there_is_a_shard_for_each_sample_of_a_batch_up_to_what_is_enough(batch: int, shards: int) -> None:
-    assert Job.load(make_spec(ADAMW, training={"steps": 1, "globalBatchSize": batch})).order.num_shards == shards
+    assert load_job(make_spec(ADAMW, training={"steps": 1, "globalBatchSize": batch})).order.num_shards == shards
 
 
 @given(sizes)
@@ -183,7 +183,7 @@ def test_dealing_gives_every_sample_once_whatever_the_width(
 
 @pytest.mark.parametrize("pipelines", [1, 3, 4])
 def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> None:
-    job = Job.load(make_spec(ADAMW))
+    job = load_job(make_spec(ADAMW))
     users = job.users(pipelines)
     for split, dealt in (
         ("train", job.training_micro_batches(2, pipelines, 5)),
@@ -195,7 +195,7 @@ def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> N
 
 @pytest.mark.parametrize("pipelines", [1, 2, 3, 4, 7])
 def test_every_held_out_sample_is_scored_once_whatever_the_width(pipelines: int) -> None:
-    job = Job.load(make_spec(ADAMW))
+    job = load_job(make_spec(ADAMW))
     dealt = job.test_micro_batches(pipelines, 5)
     scored = [i for micro_batches in dealt for micro_batch in micro_batches for i in micro_batch.real_ids]
     assert sorted(scored) == list(range(len(job.dataset.test)))

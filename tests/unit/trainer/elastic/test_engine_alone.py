@@ -16,8 +16,11 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.models import unit_name
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import CheckpointInfo, commit, save_unit
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.testkit.trainer.numerics import ADAMW, make_spec
@@ -32,7 +35,7 @@ EVALUATED = {"accuracy": 0.5, "loss": 1.0}
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     checkpoint = {"location": str(tmp_path / "checkpoint"), "everySteps": 100}
-    return Job.load(
+    return load_job(
         make_spec(
             ADAMW,
             checkpoint=checkpoint,

@@ -7,7 +7,7 @@ import pytest
 
 from pipetransformer import FreezeObservation, FreezePolicy
 from pipetransformer.freeze import Instants
-from pipetransformer.hooks import Moment
+from pipetransformer.hooks import HookPoint
 from pipetransformer.storage import latest
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 from tests.testkit.trainer.ledger_checker import check
@@ -39,7 +39,7 @@ def test_survivors_of_a_replicated_stage_go_on_without_redoing_a_committed_step(
     survivors = [number for number in range(4) if number != dead]
     script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(3, 1, survivors, after_loss=dead)]
 
-    run = run_job(make_spec(ADAMW), script, tmp_path, faults={dead: Faults(killed_at=(Moment.ENDED, 7))})
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults={dead: Faults(killed_at=(HookPoint.ENDED, 7))})
 
     compare(run, stayed)
     findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
@@ -64,7 +64,7 @@ def test_a_worker_with_gradients_of_another_generation_does_not_commit_the_step_
 ) -> None:
     """Both lose the vote of step 5. Worker 0 redoes it beside another, and worker 1 comes back after that."""
     script = [Scripted(1, 2, [0, 1]), Scripted(1, 2, [0, 2], at_step=5), Scripted(1, 2, [0, 1], after_loss=2)]
-    faults = {0: Faults(loses_vote_of=5), 1: Faults(loses_vote_of=5), 2: Faults(killed_at=(Moment.ENDED, 5))}
+    faults = {0: Faults(loses_vote_of=5), 1: Faults(loses_vote_of=5), 2: Faults(killed_at=(HookPoint.ENDED, 5))}
 
     run = run_job(make_spec(ADAMW), script, tmp_path, faults=faults)
 
@@ -85,7 +85,7 @@ def test_a_policy_is_asked_once_before_the_first_step_though_its_generation_brea
     )
     script = [Scripted(1, 2, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
 
-    run_job(spec, script, tmp_path, faults={1: Faults(killed_at=(Moment.COMPUTED, 0))})
+    run_job(spec, script, tmp_path, faults={1: Faults(killed_at=(HookPoint.COMPUTED, 0))})
 
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     frozen = [(event["step"], event["frozenLayers"]) for event in events if event["kind"] == "Frozen"]
@@ -101,7 +101,7 @@ def test_what_leavers_gave_before_the_vote_seemed_to_fail_outlives_a_round_that_
         Scripted(1, 2, [0, 2], at_step=8, leavers=[1, 3]),
         Scripted(1, 1, [0], after_loss=2),
     ]
-    faults = {0: Faults(loses_commit_of=2), 2: Faults(killed_at=(Moment.AGREED, 2))}
+    faults = {0: Faults(loses_commit_of=2), 2: Faults(killed_at=(HookPoint.AGREED, 2))}
 
     run = run_job(make_spec(ADAMW), script, tmp_path, faults=faults, watchdog_seconds=5)
 
@@ -113,7 +113,7 @@ def test_what_leavers_gave_before_the_vote_seemed_to_fail_outlives_a_round_that_
 def test_a_warm_spare_takes_the_place_of_a_dead_worker(stayed: Ran, tmp_path: Path) -> None:
     script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 2, [0, 1, 2, 4], after_loss=3)]
 
-    run = run_job(make_spec(ADAMW), script, tmp_path, faults={3: Faults(killed_at=(Moment.ENDED, 7))})
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults={3: Faults(killed_at=(HookPoint.ENDED, 7))})
 
     compare(run, stayed)
     assert check(tmp_path, TRAINING_SAMPLES, EPOCHS).clean
@@ -125,7 +125,7 @@ def test_when_the_only_copy_of_a_stage_is_lost_everybody_goes_back_to_the_checkp
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
     script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], after_loss=1)]
 
-    run = run_job(spec, script, tmp_path / "run", faults={1: Faults(killed_at=(Moment.ENDED, 7))})
+    run = run_job(spec, script, tmp_path / "run", faults={1: Faults(killed_at=(HookPoint.ENDED, 7))})
 
     compare(run, stayed)
     findings = check(tmp_path / "run", TRAINING_SAMPLES, EPOCHS)
@@ -141,7 +141,10 @@ def test_a_neighbours_mirror_saves_a_lone_stage_and_at_most_so_many_steps_are_re
     script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, survivors, after_loss=dead)]
 
     run = run_job(
-        make_spec(ADAMW, mirror={"everySteps": 4}), script, tmp_path, faults={dead: Faults(killed_at=(Moment.VOTED, 6))}
+        make_spec(ADAMW, mirror={"everySteps": 4}),
+        script,
+        tmp_path,
+        faults={dead: Faults(killed_at=(HookPoint.VOTED, 6))},
     )
 
     compare(run, stayed)
@@ -152,7 +155,7 @@ def test_a_neighbours_mirror_saves_a_lone_stage_and_at_most_so_many_steps_are_re
 def test_without_a_checkpoint_a_lost_stage_starts_the_job_again(stayed: Ran, tmp_path: Path) -> None:
     script = [Scripted(4, 1, [0, 1, 2, 3]), Scripted(3, 1, [0, 2, 3], after_loss=1)]
 
-    run = run_job(make_spec(ADAMW), script, tmp_path, faults={1: Faults(killed_at=(Moment.ENDED, 7))})
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults={1: Faults(killed_at=(HookPoint.ENDED, 7))})
 
     compare(run, stayed)
     findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
@@ -196,7 +199,7 @@ def test_a_job_resumes_from_its_checkpoint_at_another_size(
     job_uid: str, number: int, num_shards: int, stayed: Ran, tmp_path: Path
 ) -> None:
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5})
-    everyone = dict.fromkeys(range(4), Faults(killed_at=(Moment.ENDED, 17)))
+    everyone = dict.fromkeys(range(4), Faults(killed_at=(HookPoint.ENDED, 17)))
     run_job(spec, STAY, tmp_path / "run", faults=everyone, first_generation=3)
 
     script = [Scripted(2, 2, [0, 1, 2, 3])]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.partition import assumed_costs
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.harness import Ran, run_job
@@ -56,7 +56,7 @@ def test_every_length_and_width_is_offered_as_soon_as_it_is_measured(run: Ran) -
 
 
 def test_a_cut_in_a_pause_reads_no_samples(spec: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job.load(spec)
+    job = load_job(spec)
     assert not job.inputs_change, "as its cache asks before the first step"
 
     def fail(*_: object) -> None:

@@ -12,6 +12,7 @@ from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import (
     ADAMW,
     EPOCHS,
+    SGD,
     STAY,
     STAY_ALONE,
     TRAINING_SAMPLES,
@@ -44,6 +45,12 @@ UNEVEN = [
     Scripted(1, 3, [2, 0, 1], at_step=6),
     Scripted(2, 1, [1, 2], at_step=17, leavers=[0]),
 ]
+
+
+@pytest.fixture(scope="module", params=[ADAMW, SGD], ids=["adamw", "sgd-momentum"])
+def optimizer(request: pytest.FixtureRequest) -> dict[str, Any]:
+    chosen: dict[str, Any] = request.param
+    return chosen
 
 
 def endings(script: Sequence[Scripted]) -> dict[int, str]:

@@ -13,14 +13,15 @@ from pipetransformer.elastic.regroup.transfer_plan import (
     Inventory,
     Mirrored,
     Origin,
-    RegroupPlan,
+    TransferPlan,
     assign_roles,
     make_plan,
     plan_moves,
     who_differs,
 )
 from pipetransformer.partition import Cut
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 
 NUM_UNITS = 8
 UNIT_BYTES = [1, 4, 4, 4, 4, 4, 4, 2]
@@ -46,7 +47,7 @@ def bring(
 
 def plan_for(
     inventories: list[Inventory], stages: int, pipelines: int, durable: DurablePoint | None = None
-) -> RegroupPlan:
+) -> TransferPlan:
     return make_plan(
         inventories,
         stages * pipelines,
@@ -103,7 +104,7 @@ def test_what_is_no_number_travels_in_the_control_state() -> None:
     for arrived in (inventory.control, inventory.mirrors[0].control):
         assert math.isnan(arrived["best"]["f1"]) and arrived["policy"] == {"best": float("inf")}
     plan = plan_for([bring(range(NUM_UNITS), 0)], 1, 1).model_copy(update={"control": control})
-    assert math.isnan(RegroupPlan.model_validate_json(plan.model_dump_json()).control["best"]["f1"])
+    assert math.isnan(TransferPlan.model_validate_json(plan.model_dump_json()).control["best"]["f1"])
 
 
 def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> None:

@@ -18,8 +18,10 @@ from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.hooks import ignore
 from pipetransformer.models import unit_name
 from pipetransformer.partition import Cut
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.read_ahead import ReadUnit
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.spec import Optimizer
 

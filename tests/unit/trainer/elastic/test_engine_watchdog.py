@@ -23,13 +23,18 @@ from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import MULTIPLE, ROUND, Deadline, Watchdog
 from pipetransformer.errors import StorageError
-from pipetransformer.hooks import Moment
+from pipetransformer.hooks import HookPoint
 from tests.testkit.trainer.harness import CONNECTION_TIMEOUT, Faults, Scripted, run_job
 from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import ADAMW, EPOCHS, TRAINING_SAMPLES, make_spec
 from tests.testkit.trainer.watched import TRANSPORT, pair
 
 pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
 
 
 @pytest.fixture
@@ -363,17 +368,19 @@ def test_what_failed_does_not_count_as_how_long_it_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hung", "moment", "at"),
+    ("hung", "point", "at"),
     [
-        pytest.param(2, Moment.COMPUTED, 8, id="round"),
-        pytest.param(0, Moment.MOVING, 2, id="transfer-of-the-leader"),
-        pytest.param(1, Moment.ENDED, 29, id="end-of-the-job"),
-        pytest.param(0, Moment.FOUND, 2, id="leader-before-the-rendezvous", marks=pytest.mark.slow),
-        pytest.param(3, Moment.MET, 2, id="while-groups-are-made", marks=pytest.mark.slow),
-        pytest.param(1, Moment.COMMITTED, 14, id="evaluation", marks=pytest.mark.slow),
+        pytest.param(2, HookPoint.COMPUTED, 8, id="round"),
+        pytest.param(0, HookPoint.MOVING, 2, id="transfer-of-the-leader"),
+        pytest.param(1, HookPoint.ENDED, 29, id="end-of-the-job"),
+        pytest.param(0, HookPoint.FOUND, 2, id="leader-before-the-rendezvous", marks=pytest.mark.slow),
+        pytest.param(3, HookPoint.MET, 2, id="while-groups-are-made", marks=pytest.mark.slow),
+        pytest.param(1, HookPoint.COMMITTED, 14, id="evaluation", marks=pytest.mark.slow),
     ],
 )
-def test_survivors_of_a_worker_that_hangs_go_on_without_it(hung: int, moment: Moment, at: int, tmp_path: Path) -> None:
+def test_survivors_of_a_worker_that_hangs_go_on_without_it(
+    hung: int, point: HookPoint, at: int, tmp_path: Path
+) -> None:
     survivors = [worker for worker in range(4) if worker != hung]
     script = [
         Scripted(2, 2, [0, 1, 2, 3]),
@@ -381,9 +388,7 @@ def test_survivors_of_a_worker_that_hangs_go_on_without_it(hung: int, moment: Mo
         Scripted(3, 1, survivors, after_loss=hung),
     ]
 
-    run = run_job(
-        make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(moment, at))}, watchdog_seconds=5
-    )
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults={hung: Faults(stopped_at=(point, at))}, watchdog_seconds=5)
 
     assert run.endings == dict.fromkeys(survivors, "Finished")
     assert run.ended_at - run.lost_at[hung] < CONNECTION_TIMEOUT.total_seconds(), "somebody waited for that"

@@ -9,8 +9,9 @@ import torch
 from pipetransformer.elastic.regroup import mirrors as mirror_module
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.transfer import Parts
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.round import Rounds
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 

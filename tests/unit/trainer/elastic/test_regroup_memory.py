@@ -17,8 +17,10 @@ from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.regroup.transaction import Regrouped
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
 from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.worker import trainer as trainer_module
 from pipetransformer.worker.trainer import Trainer
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
@@ -189,7 +191,7 @@ STEP_COUNTS = 4096  # Adam's, one of a few bytes for each parameter
 def test_a_regroup_needs_the_larger_of_both_layouts_and_what_is_in_flight(
     old: tuple[range, int], new: tuple[range, int], optimizer: dict[str, Any], model: dict[str, Any], tmp_path: Path
 ) -> None:
-    job = Job.load(spec_of(model, optimizer))
+    job = load_job(spec_of(model, optimizer))
     with Held() as held:
         worker = Worker(job, tmp_path, held)
         worker.regroup(1, *old)
@@ -214,7 +216,7 @@ def test_a_regroup_needs_the_larger_of_both_layouts_and_what_is_in_flight(
 def test_a_freeze_needs_no_more_than_the_layout_that_it_leaves(
     optimizer: dict[str, Any], model: dict[str, Any], tmp_path: Path
 ) -> None:
-    job = Job.load(spec_of(model, optimizer))
+    job = load_job(spec_of(model, optimizer))
     with Held() as held:
         worker = Worker(job, tmp_path, held)
         worker.regroup(1, range(8), 1)
@@ -230,7 +232,7 @@ def test_a_freeze_needs_no_more_than_the_layout_that_it_leaves(
 
 def test_a_regroup_that_goes_back_forgets_the_mirrors_of_steps_that_did_not_happen(tmp_path: Path) -> None:
     with Held() as held:
-        worker = Worker(Job.load(spec_of(SMALL, ADAMW)), tmp_path, held)
+        worker = Worker(load_job(spec_of(SMALL, ADAMW)), tmp_path, held)
         mirrors = worker.trainer._mirrors
         mirrors.kept = [Mirror(step, Control(step=step).to_dict(), {}) for step in (4, 6, 8)]
         worker.trainer._state.control.step = 6

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupTools, regroup
-from pipetransformer.elastic.regroup.transfer_plan import Inventory, RegroupPlan, make_plan
+from pipetransformer.elastic.regroup.transfer_plan import Inventory, TransferPlan, make_plan
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.models import Ties, unit_name
 from pipetransformer.models.ties import Tie
 from pipetransformer.partition import Cut
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.optimizer import make_optimizer
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.spec import Optimizer
 
@@ -106,7 +108,7 @@ def cut_halved(boundary: int, stages: int, *_: object) -> Cut:
     return Cut(equal_parts(LAYERS // 2 + 2, stages), micro_batch_size=1)
 
 
-def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> RegroupPlan:
+def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> TransferPlan:
     inventories = [
         Inventory(units=sorted(state.units), step=state.control.step, control=state.control.to_dict()) for state in held
     ]
@@ -167,7 +169,7 @@ def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
         commit_late=never,  # type: ignore[arg-type]
         barrier=Barrier(watchdog),
         watchdog=watchdog,
-        reached=lambda moment, at: None,
+        reached=lambda point, at: None,
         map_of=lambda _: Halve(),
     )
 

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 from pipetransformer.data import TensorSplit, deal
 from pipetransformer.elastic.transport.groups import ensure_default_group
 from pipetransformer.freeze.plasticity import distance
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.models import PipelineModel
 from pipetransformer.pipeline import StageRunner, StageSpec
 from pipetransformer.training.similarity import similarities
@@ -46,7 +46,7 @@ def test_decisions_by_plasticity_do_not_depend_on_the_layout(tmp_path: Path) -> 
 
 
 def test_the_probe_is_the_same_whatever_the_micro_batch() -> None:
-    job = Job.load(spec_of())
+    job = load_job(spec_of())
     probes = [
         [sample for micro_batch in job.probe_micro_batches(size) for sample in micro_batch.real_ids]
         for size in (3, 16, 50)

@@ -38,7 +38,7 @@ from pipetransformer.errors import (
     WorkersDifferError,
     fault_of,
 )
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.training.memory_reserve import Reserve
 from pipetransformer.worker.warm_up import warm_up
 from pipetransformer_contract.spec import Precision, TrainerSpec
@@ -524,4 +524,4 @@ def test_a_worker_whose_accelerator_is_broken_ends_before_it_says_that_it_is_rea
         }
     )
     with pytest.raises(DeviceError, match="uncorrectable ECC"):
-        warm_up(Job.load(spec), torch.device("cpu"), Reserve())
+        warm_up(load_job(spec), torch.device("cpu"), Reserve())

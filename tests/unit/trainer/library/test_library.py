@@ -28,7 +28,7 @@ from pipetransformer import (
     train,
 )
 from pipetransformer.errors import CallbackError
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Overruled, Parts
 from pipetransformer.worker.torchrun_agent import GENERATION
 from pipetransformer_contract.api import PipeTrainingJob
@@ -180,9 +180,9 @@ def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> Non
     spec = TrainerSpec(model=Model(name="vit"), data=Data(name="digits"), training=Training(epochs=1))
 
     with pytest.raises(SpecError, match=r"spec\.model\.name: is vit, but this program passes its own model"):
-        Job.load(spec, Parts(model=list))
+        load_job(spec, Parts(model=list))
     with pytest.raises(SpecError, match=r"spec\.data\.name: is script, but this program passes no data"):
-        Job.load(spec.model_copy(update={"data": Data(name="script")}))
+        load_job(spec.model_copy(update={"data": Data(name="script")}))
 
 
 class OwnSchedule(ScheduleGPipe):
@@ -209,7 +209,7 @@ def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
         pipeline=Pipeline(stages=2, schedule=ScheduleName(name)),
     )
 
-    assert Job.load(spec, Parts(schedule=own)).step_model(None).one_forward_one_backward is in_turns
+    assert load_job(spec, Parts(schedule=own)).step_model(None).one_forward_one_backward is in_turns
 
 
 def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_defaults_are_not() -> None:

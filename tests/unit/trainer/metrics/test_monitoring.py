@@ -8,7 +8,7 @@ import torch
 
 from pipetransformer.metrics import Meter, Position, serve
 from pipetransformer.metrics.collector import PositionCollector
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer_contract.messages import ResizeReason
 from tests.testkit.trainer.position import position
 
@@ -43,13 +43,13 @@ def test_a_worker_between_two_generations_has_no_role() -> None:
 
 def test_what_a_worker_did_is_counted() -> None:
     meter = Meter()
-    meter.stepped(0.02)
-    meter.led(64, skipped=True)
-    meter.regrouped(ResizeReason.PACK, 0.3, {"move": 0.1, "vote": 0.05}, [(0, 1, 100), (2, 1, 10), (1, 0, 5)], 1)
-    meter.broke()
+    meter.on_step(0.02)
+    meter.on_led(64, skipped=True)
+    meter.on_regrouped(ResizeReason.PACK, 0.3, {"move": 0.1, "vote": 0.05}, [(0, 1, 100), (2, 1, 10), (1, 0, 5)], 1)
+    meter.on_broken()
     counts = {"hits": 3, "advanced": 1, "computed": 4, "outOfRange": 0, "torn": 2, "failedWrites": 0}
-    meter.cached({**counts, "memoryBytes": 1000, "diskBytes": 0})
-    meter.cached({**counts, "memoryBytes": 1500, "diskBytes": 0})
+    meter.on_cached({**counts, "memoryBytes": 1000, "diskBytes": 0})
+    meter.on_cached({**counts, "memoryBytes": 1500, "diskBytes": 0})
     found = samples(meter, position())
     assert (found["step_seconds_count"], found["samples_total"], found["skipped_steps_total"]) == (1, 64, 1)
     assert found["regroup_seconds_sum/Pack"] == pytest.approx(0.3)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
 from pipetransformer.job.checks import check_model, check_spec
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.models import (
     KeyedDropout,
@@ -31,7 +31,7 @@ from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.models.randomness.dropout import _random_bits
 from pipetransformer.models.randomness.keyed import key_dropout
 from pipetransformer.models.randomness.seeded import one_at_a_time
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.spec import Data, Model, TrainerSpec, Training
 
 INFO = DataInfo((1, 8, 8), 10)
@@ -457,7 +457,7 @@ def test_a_unit_that_moves_brings_its_state_and_finds_its_constants_without_buil
 
     data = TensorDataset(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))
     spec = TrainerSpec(model=Model(name="script"), data=Data(name="script"), training=Training(steps=1))
-    job = Job.load(spec, Parts(model=build, data=data))
+    job = load_job(spec, Parts(model=build, data=data))
     trained, state, x = job.build_units([1])[1], WorkerState(2), torch.randn(3, 8)
     builds.clear()
 

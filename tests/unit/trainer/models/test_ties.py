@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipetransformer import Pipeline, Training, train
 from pipetransformer.freeze.boundary import apply_boundary
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.models import PipelineModel, Tie, Ties
 from pipetransformer.training.after_step import norms_with_ties
 from pipetransformer_contract.spec import Freeze, TrainerSpec
@@ -149,7 +149,7 @@ def test_one_stage_computes_what_plain_pytorch_does(tmp_path: Path) -> None:
     spec = make_spec(OPTIMIZERS["sgd-momentum"])
     run = run_job(spec, [Scripted(1, 1, [0])], tmp_path)
 
-    job = Job.load(spec)
+    job = load_job(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.training.seed)
         plain = model()

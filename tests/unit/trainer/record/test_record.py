@@ -6,7 +6,6 @@ import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -301,21 +300,6 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
     }
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]
-
-
-def test_the_timeline_is_drawn_as_a_picture(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    RunRecord(tmp_path).finish(metrics={"accuracy": 0.9}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_run_ends_well_without_a_picture(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    with mock.patch("pipetransformer.record.timeline.draw", side_effect=RuntimeError("no fonts")):
-        RunRecord(tmp_path).finish(metrics={}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
-    newest = lines.last(tmp_path / "events.jsonl")
-    assert newest is not None and newest["reason"] == "RuntimeError: no fonts"
-    assert (tmp_path / "summary.json").exists()
 
 
 def test_a_record_is_rewound_to_where_a_new_leader_goes_on(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.optimizer import make_optimizer
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.spec import Evaluation, Optimizer, OptimizerName
 
 CPU = torch.device("cpu")

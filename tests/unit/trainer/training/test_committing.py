@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
@@ -24,7 +25,7 @@ class Worker:
     """One that holds the whole model; every gradient is 1 in each of its steps."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.job = Job.load(make_spec(SGD, freeze={"policy": "None"}))
+        self.job = load_job(make_spec(SGD, freeze={"policy": "None"}))
         self.run_dir = run_dir
         self.state = WorkerState(self.job.num_layers, self.job.model.ties)
         self.state.units = self.job.build_units(range(self.job.num_layers + 2))

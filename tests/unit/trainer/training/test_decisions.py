@@ -7,7 +7,8 @@ import pytest
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze import Explicit, PolicyCopy
 from pipetransformer.models import Ties
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.after_step import check_progress, is_done, move_boundary
 from pipetransformer.training.non_finite import Beginning
 from pipetransformer_contract.spec import FreezePoint

@@ -25,9 +25,10 @@ from pipetransformer.data import MicroBatch
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
-from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest
 from pipetransformer.training.evaluation import evaluate
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
@@ -158,7 +159,7 @@ def two_pipelines(
     """Evaluate in two workers, which by their ranks may be told to stop; each gives whether it was done, and its
     control state."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
-    job, groups = Job.load(make_spec(ADAMW)), pair(store)
+    job, groups = load_job(make_spec(ADAMW)), pair(store)
     members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
     generation = Generation(
         job_uid="job", layout_generation=1, stages=1, pipelines=2, members=members, leader="w0", nonce="n",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.gradient_reduction import GradientReducer
 from pipetransformer.training.gradients import Gradients
 from pipetransformer_contract.messages import Generation, Member, ResizeReason

@@ -9,9 +9,10 @@ import pytest
 
 from pipetransformer.callbacks.callback import Callback, Teller
 from pipetransformer.job.job import Job
+from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut, StepModel, assumed_costs
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer.training.leader import Leader, Offered
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason
@@ -36,7 +37,7 @@ def take_steps(leader: Leader, control: Control, count: int) -> None:
             "step": control.step - 1, "epoch": 0, "samples": 100, "loss": 1.0, "gradient_norm": 1.0,
             "learning_rate": 0.1, "generation": 1, "frozen_layers": control.boundary,
         }  # fmt: skip
-        leader.stepped(control, Vote(), seconds=1.0)
+        leader.on_step(control, Vote(), seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -51,19 +52,19 @@ def take_steps(leader: Leader, control: Control, count: int) -> None:
     ],
 )
 def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: float, tmp_path: Path) -> None:
-    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, reason), Offered())
     control = Control(step=5)
 
     phases = {"groups": 0.5, "assemble": 60.0, "first step": 0.25}  # state that nobody had was read from storage
-    leader.first_step(control, pause_seconds=3600.0, phases=phases, transfers=[])
-    leader.frozen(control)
+    leader.on_first_step(control, pause_seconds=3600.0, phases=phases, transfers=[])
+    leader.on_frozen(control)
 
     assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {expected}
 
 
 def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: Path) -> None:
-    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    job, reports = load_job(make_spec(ADAMW)), Reports()
     told: list[Any] = []
 
     class Log(Callback):
@@ -73,7 +74,7 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     teller = Teller([Log()])
     leader = Leader(job, reports, teller, tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control()
-    leader.committed(control, None)
+    leader.on_committed(control, None)
     take_steps(leader, control, 5)
     left = float(job.total_steps - 5)
     teller.catch_up()
@@ -83,21 +84,21 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     control.boundary = 2
     take_steps(leader, control, 5)
     assert reports.sent[-1].seconds_left == left - 5, "the boundary's steps are measured anew"
-    leader.finished(Control(step=job.total_steps))
+    leader.on_finished(Control(step=job.total_steps))
     assert reports.sent[-1].seconds_left == 0
 
 
 def test_the_newest_evaluation_is_told_by_the_metric_that_counts(tmp_path: Path) -> None:
-    job, reports = Job.load(make_spec(ADAMW)), Reports()
+    job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control(step=3)
-    leader.committed(control, None)
+    leader.on_committed(control, None)
     assert reports.sent[-1].held_out is None
     control.note_evaluation({"loss": 0.5, "accuracy": 0.75}, better=True)
-    leader.frozen(control)
+    leader.on_frozen(control)
     assert reports.sent[-1].held_out == HeldOut(metric="accuracy", value=0.75, step=3)
     control.note_evaluation({"loss": 0.5, "accuracy": math.nan}, better=False)
-    leader.frozen(control)
+    leader.on_frozen(control)
     assert reports.sent[-1].held_out is None
 
 
@@ -106,7 +107,7 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
     boundary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are made between two steps, for as many pipelines as the data allow."""
-    job = Job.load(make_spec(ADAMW, pipeline={"stages": 4, "packing": "Measured"}, numShards=64))
+    job = load_job(make_spec(ADAMW, pipeline={"stages": 4, "packing": "Measured"}, numShards=64))
     costs, reports, offered, cuts = assumed_costs(job.num_layers).model_dump(), Reports(), Offered(), list[Cut]()
     cut = StepModel.cut
 
@@ -121,7 +122,7 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
 
     old = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), offered)
     control = Control(costs=costs)
-    old.committed(control, None)
+    old.on_committed(control, None)
     assert len(cuts) == 4, "without times the widths of a length are all the same"
     take_steps(old, control, 5)
     assert len(cuts) > 200 and all(offer.step_seconds for offer in reports.sent[-1].offers)
@@ -129,7 +130,7 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
     cuts.clear()
     control.boundary = boundary
     new = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.CLAIM), offered)
-    new.committed(control, None)
+    new.on_committed(control, None)
     assert len(cuts) == (4 if boundary else 0)
     assert new.idle_share is not None
     assert lengths(reports.sent[-1]) == [4, 3, 2, 1]

@@ -15,8 +15,8 @@ from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
 from pipetransformer.models import PipelineModel
 from pipetransformer.partition import UnitCost
 from pipetransformer.pipeline import ModelError, StageRunner, StageSpec
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control
 from pipetransformer.training.cost_measurement import measure_costs, measurement_due
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pipetransformer.freeze.boundary import first_trainable
-from pipetransformer.hooks import Moment
-from pipetransformer.job.job import Job
+from pipetransformer.hooks import HookPoint
+from pipetransformer.job.load import load_job
 from pipetransformer.models import unit_name
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 from pipetransformer.storage.files import Folder
 from pipetransformer.storage.store import MARKER, CheckpointInfo, load_unit
 from pipetransformer.training.after_step import stages_too_few
@@ -115,7 +115,7 @@ def test_going_back_to_a_mirror_goes_back_to_its_boundary(
     optimizer: dict[str, Any], stayed: Ran, tmp_path: Path
 ) -> None:
     script = [Scripted(3, 1, [0, 1, 2]), Scripted(2, 1, [0, 2], after_loss=1)]
-    faults = {1: Faults(killed_at=(Moment.ENDED, 15))}
+    faults = {1: Faults(killed_at=(HookPoint.ENDED, 15))}
 
     run = run_job(spec_of(optimizer, mirror={"everySteps": 10}), script, tmp_path, faults=faults)
 
@@ -125,7 +125,7 @@ def test_going_back_to_a_mirror_goes_back_to_its_boundary(
 
 
 def test_a_restart_begins_with_the_pipeline_that_its_boundary_needs() -> None:
-    job = Job.load(spec_of(ADAMW))
+    job = load_job(spec_of(ADAMW))
     assert [job.min_stages(boundary) for boundary in (0, 2, 4, 6)] == [4, 3, 2, 1]
 
 
@@ -138,5 +138,5 @@ def test_a_pipeline_of_the_specs_length_is_not_too_short_for_blocks_that_were_fr
     stages: int, fell_step: int, too_few: int | None
 ) -> None:
     """Otherwise the job would end as the user's error, where the next generation, cut anew, may fit."""
-    job, control = Job.load(spec_of(ADAMW)), Control(step=12, boundary=1, fell_step=fell_step)
+    job, control = load_job(spec_of(ADAMW)), Control(step=12, boundary=1, fell_step=fell_step)
     assert stages_too_few(job, control, stages, first_step=10) == too_few

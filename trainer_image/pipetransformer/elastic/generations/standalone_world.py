@@ -88,7 +88,7 @@ def worker_name(rank: int) -> str:
 
 
 class Follower:
-    """The generations that the leader writes (`GenerationSource`). Reports of a follower are nobody's (`Reporter`).
+    """The generations that the leader writes (`GenerationSource`). Reports of a follower are nobody's (`ReportSink`).
 
     A rank may have stood still while the leader gave up several: only the newest counts, wherever this rank is.
     """
@@ -145,7 +145,7 @@ class Follower:
 
 
 class Chooser:
-    """On rank 0: takes the leader's reports (`Reporter`) and makes generations of them (`GenerationSource`).
+    """On rank 0: takes the leader's reports (`ReportSink`) and makes generations of them (`GenerationSource`).
 
     Args:
         world: all ranks.

@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.read_ahead import ReadUnit
-from pipetransformer.state.state import Control, UnitCodec, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .mirrors import Mirrors
 from .state_map import StateMap, sources_of
 from .transfer import Parts, move_units
-from .transfer_plan import Origin, RegroupPlan
+from .transfer_plan import Origin, TransferPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class StateSources:
     load_unit: Callable[[int], dict[str, Tensor]]
 
 
-def units_of(plan: RegroupPlan, rank: int) -> range:
+def units_of(plan: TransferPlan, rank: int) -> range:
     """What a rank of the transfer group holds in its new role; nothing for a leaver."""
     return range(*plan.spans[plan.roles[rank][1]]) if rank < len(plan.roles) else range(0)
 
@@ -75,7 +77,7 @@ class Assembly:
 
     sources: StateSources
     state: WorkerState
-    plan: RegroupPlan
+    plan: TransferPlan
     rank: int
     transfer: dist.ProcessGroup
     device: torch.device

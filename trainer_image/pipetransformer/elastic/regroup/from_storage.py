@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from pipetransformer.errors import SpecError
-from pipetransformer.state.state import WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .assemble import StateSources, put_unit
-from .transfer_plan import Origin, RegroupPlan
+from .transfer_plan import Origin, TransferPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Alone:
 
     sources: StateSources
     new: WorkerState
-    plan: RegroupPlan
+    plan: TransferPlan
     wanted: range
     device: torch.device
     given_up: Callable[[], bool]

@@ -13,8 +13,9 @@ from typing import Any
 import torch.distributed as dist
 
 from pipetransformer.device_copies import HostCopies
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 
 from .transfer import Parts, move_units
 from .transfer_plan import Mirrored, Move

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from pipetransformer.models import Ties
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 
 
 class StateMap(Protocol):

@@ -28,17 +28,18 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store, Transport
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline, Watchdog
 from pipetransformer.errors import WorkersDifferError
-from pipetransformer.hooks import Moment, Reached
+from pipetransformer.hooks import HookPoint, Reached
 from pipetransformer.partition import Cut, ModelCosts
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.state import Control, WorkerState
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
 from .assemble import Assembly, StateSources, units_of
 from .from_storage import Alone
 from .phases import Phases
 from .state_map import MapOf, StateMap, no_map
-from .transfer_plan import DurablePoint, Inventory, Origin, RegroupPlan, make_plan, who_differs
+from .transfer_plan import DurablePoint, Inventory, Origin, TransferPlan, make_plan, who_differs
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ def regroup(
     handler = tools.handler
     generation = handler.find_next()
     phases = Phases()
-    tools.reached(Moment.FOUND, generation.layout_generation)
+    tools.reached(HookPoint.FOUND, generation.layout_generation)
     # All come within a round, and watch each other. A joiner does not know how long an evaluation takes that may be
     # under way, also where it has state in doubt. How long the rest may take, the plan tells.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
@@ -172,7 +173,7 @@ def regroup(
                 raise  # there is nobody whose connection could have broken
             message = f"generation {generation.layout_generation} was not committed: {error}"
             raise RegroupError(message, attempt.assembled) from error
-    tools.reached(Moment.AGREED, generation.layout_generation)
+    tools.reached(HookPoint.AGREED, generation.layout_generation)
     layout = None
     if attempt.is_member:
         spans = [range(start, stop) for start, stop in plan.spans]
@@ -231,11 +232,11 @@ class _Attempt:
     def _leads(self) -> bool:
         return self.is_member and self.generation.members[self.rank].name == self.generation.leader
 
-    def run(self, *, pending: int | None) -> tuple[RegroupPlan, WorkerState]:
+    def run(self, *, pending: int | None) -> tuple[TransferPlan, WorkerState]:
         """Everything from the rendezvous to the vote."""
         tools, number = self.tools, self.generation.layout_generation
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
-        tools.reached(Moment.MET, number)
+        tools.reached(HookPoint.MET, number)
         self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
         plan = self._agree(pending)
@@ -253,7 +254,7 @@ class _Attempt:
         self.assembled = new_state = self._assemble(plan, state_map)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations)
         self.phases.lap("assemble")
-        tools.reached(Moment.ASSEMBLED, number)
+        tools.reached(HookPoint.ASSEMBLED, number)
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         if self._leads:
@@ -263,7 +264,7 @@ class _Attempt:
         self.phases.lap("vote")
         return plan, new_state
 
-    def _assemble(self, plan: RegroupPlan, state_map: StateMap | None) -> WorkerState:
+    def _assemble(self, plan: TransferPlan, state_map: StateMap | None) -> WorkerState:
         """The state of this worker's new role."""
         tools, state, device = self.tools, self.state, self.tools.transport.device
         assert self.groups.transfer is not None
@@ -286,9 +287,9 @@ class _Attempt:
         return made
 
     def _moving(self) -> None:
-        self.tools.reached(Moment.MOVING, self.generation.layout_generation)
+        self.tools.reached(HookPoint.MOVING, self.generation.layout_generation)
 
-    def _expect(self, plan: RegroupPlan) -> None:
+    def _expect(self, plan: TransferPlan) -> None:
         """Note what will move, and so how long the vote may be away: alike on all, since they wait for each other."""
         if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
             return  # votes say meanwhile who is still at it
@@ -300,7 +301,7 @@ class _Attempt:
         self.transfers = [(*pair, size) for pair, size in totals.items()]
         self.deadline.put_off(self.tools.watchdog.limit_to_move(sum(totals.values())))
 
-    def _agree(self, pending: int | None) -> RegroupPlan:
+    def _agree(self, pending: int | None) -> TransferPlan:
         """Tell the leader what this worker brings, and get the plan that the leader makes of everyone's."""
         tools, state, store = self.tools, self.state, self.store
         control = state.control
@@ -322,9 +323,9 @@ class _Attempt:
         if not content:
             self._pass(None)
             content = store.get(_PLAN_BY_STORAGE).decode()
-        return RegroupPlan.model_validate_json(content)
+        return TransferPlan.model_validate_json(content)
 
-    def _plan(self) -> RegroupPlan:
+    def _plan(self) -> TransferPlan:
         """On the leader: the plan, which the others then find in the store."""
         tools, generation, store = self.tools, self.generation, self.store
         total = len(generation.members) + len(generation.leavers)

@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.partition import Cut, ModelCosts
-from pipetransformer.state.state import Control
+from pipetransformer.state.control import Control
 
 from .state_map import MapOf, StateMap, no_map, sources_of
 
@@ -76,7 +76,7 @@ class Move(BaseModel):
     target: int
 
 
-class RegroupPlan(_Message):
+class TransferPlan(_Message):
     """The leader's decision for one generation.
 
     Attributes:
@@ -189,11 +189,11 @@ def make_plan(
     *,
     durable: Callable[[], DurablePoint | None],
     map_of: MapOf = no_map,
-) -> RegroupPlan:
+) -> TransferPlan:
     """The plan for participants that bring `inventories`, in the transfer group's order.
 
     If anyone has committed a step then everyone has voted for it, and holds its complete gradients: those that have not
-    committed it do so late (`RegroupPlan.step`), so the step is done everywhere. Only gradients of the generation that
+    committed it do so late (`TransferPlan.step`), so the step is done everywhere. Only gradients of the generation that
     committed it count: another one that did the same step has summed them in another order. If nobody has committed
     it, it is redone everywhere. When a unit is lost, everybody goes back to the newest state that is whole in memory,
     in mirrors or in a checkpoint, or to the start when there is none.
@@ -218,7 +218,7 @@ def make_plan(
         return recut(found, [set[int]() for _ in inventories], state_map=state_map)
     boundary = 0 if checkpoint is None else checkpoint.boundary
     cut = cut_at(boundary, None)
-    return RegroupPlan(
+    return TransferPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
         step=0 if checkpoint is None else checkpoint.step,
         control={},
@@ -290,7 +290,7 @@ def _from_memory(
     pipelines: int,
     unit_bytes: Callable[[int], Sequence[int]],
     state_map: StateMap | None = None,
-) -> RegroupPlan:
+) -> TransferPlan:
     control, held = found.control, found.held
     before = Control.from_dict(control)
     after = before if state_map is None else state_map.control(before)
@@ -301,7 +301,7 @@ def _from_memory(
     sizes = unit_bytes(before.boundary)
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)
     wanted = [needed[stage] - read[rank] for rank, (_, stage) in enumerate(roles)]
-    return RegroupPlan(
+    return TransferPlan(
         origin=found.origin,
         step=found.step,
         control=control,

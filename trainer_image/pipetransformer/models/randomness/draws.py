@@ -28,7 +28,7 @@ from .dropout import keyed_dropout, keyed_uniform, watchers
 
 _ATTRIBUTE = "_pipetransformer_draws"
 #: Where units are run, also from torch's checkpoint, with the context of their micro-batch.
-_RUNS_UNITS = str(Path(__file__).with_name("run.py"))
+_RUNS_UNITS = str(Path(__file__).parent.with_name("run.py"))
 
 
 def key_draws(unit: nn.Module, name: str, *, seed: int, place: int) -> None:

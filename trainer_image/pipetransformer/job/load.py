@@ -1,0 +1,139 @@
+"""From a spec to its job: the data are read, the model is shaped, and what cannot be trained is refused."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from pipetransformer.data import (
+    Dataset,
+    EpochOrder,
+    check_data_spec,
+    default_micro_batch_size,
+    load_dataset,
+    makes_bytes,
+    own_dataset,
+    read_batch,
+    task_before_reading,
+)
+from pipetransformer.errors import SpecError
+from pipetransformer.freeze import make_policy
+from pipetransformer.models import OwnModel, PipelineModel, build_model, build_units, check_model_spec
+from pipetransformer.models.metrics import LOSS, make_metrics
+from pipetransformer.pipeline import schedule_class
+from pipetransformer.state.optimizer import names_without_decay
+from pipetransformer_contract.spec import Goal, Precision, TrainerSpec
+
+from .checks import check_model, check_spec
+from .job import Job
+from .script_parts import Parts, place_of_function
+
+#: Few pipelines share these within some thousandths, and each is shuffled by a generator of its own, in the step that
+#: begins an epoch.
+_ENOUGH_SHARDS = 1024
+
+
+def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int | None = None) -> Job:
+    """Check the spec, read the data and shape the model.
+
+    Args:
+        spec: of the job.
+        parts: what the spec calls `script`.
+        num_shards: C of the checkpoint that the run goes on from; by default a shard for each sample of a batch, up
+            to as many as share it evenly enough.
+
+    Raises:
+        SpecError: what the user asked for cannot be trained.
+    """
+    parts = parts or Parts()
+    parts.check(spec)
+    training = spec.training
+    dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
+    dataset = _dataset(spec, parts, dtype)
+    count = len(dataset.train)
+    if count < spec.num_shards:
+        raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
+    if num_shards is not None and count < num_shards:
+        raise SpecError(
+            "spec.checkpoint.location",
+            f"{spec.checkpoint and spec.checkpoint.location} holds a checkpoint of a run with more data: they are "
+            f"in order of {num_shards} shards, and now there are {count} training samples: name another location, "
+            "or go on with its data",
+        )
+    order = EpochOrder(
+        seed=training.seed,
+        num_samples=count,
+        global_batch=training.global_batch_size,
+        num_shards=num_shards or min(training.global_batch_size, count, max(spec.num_shards, _ENOUGH_SHARDS)),
+    )
+    model, build = _model(spec, parts, dataset, dtype)
+    if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
+    check_spec(spec)
+    check_model(model)
+    stages = spec.pipeline.stages
+    inputs, targets = read_batch(dataset.train, [0], None)
+    metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)
+    if spec.evaluation.best_metric not in metrics:  # which has an accuracy in mind
+        evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
+        spec = spec.model_copy(update={"evaluation": evaluation})
+    return Job(
+        spec=spec,
+        dtype=dtype,
+        dataset=dataset,
+        order=order,
+        policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, own=parts.freeze),
+        schedule=schedule_class(spec.pipeline.schedule, parts.schedule),
+        model=model,
+        callbacks=parts.callbacks,
+        metrics=metrics,
+        build_units=build,
+        micro_batch_size=spec.pipeline.micro_batch_size
+        or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),
+        total_steps=training.steps or (training.epochs or 1) * order.steps_per_epoch,
+        unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
+        no_decay=names_without_decay(training.optimizer.no_decay, model),
+        overruled=parts.overruled(spec),
+        model_function=place_of_function(parts.model),
+        input_dtype=inputs.dtype,
+    )
+
+
+def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
+    """The samples, read once what can be known before them is checked.
+
+    Raises:
+        SpecError: the model or the options of the data are wrong, or the data cannot be read.
+    """
+    own = parts.data is not None
+    if not own:
+        check_data_spec(spec.data)
+    learns = None
+    if parts.model is None:
+        task, of_bytes = (None, False) if own else (task_before_reading(spec.data), makes_bytes(spec.data))
+        learns = check_model_spec(spec.model, task=task, of_bytes=of_bytes)
+    if own:
+        return own_dataset(parts.data, dtype=dtype, processor=parts.processor, task=learns)
+    dataset = load_dataset(spec.data, dtype=dtype)
+    return dataset if parts.processor is None else replace(dataset, processor=parts.processor)
+
+
+def _model(
+    spec: TrainerSpec, parts: Parts, dataset: Dataset, dtype: torch.dtype
+) -> tuple[PipelineModel, Callable[[Collection[int]], dict[int, nn.Module]]]:
+    """The model without weights, and what builds units of it."""
+    seed = spec.training.seed
+    if parts.model is None:
+        if spec.model.name == "vit" and dataset.info.num_classes < 1:
+            raise SpecError("data", "does not say how many classes it has: pass a Dataset with a DataInfo")
+        build = partial(build_units, spec.model, dataset.info, seed=seed, dtype=dtype)
+        return build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=()), build
+    own = OwnModel(parts.model, read_batch(dataset.train, [0], None)[0], seed=seed, dtype=dtype)
+    model = own.shape()
+    if "num_layers" in spec.model.model_fields_set and model.num_layers != spec.model.num_layers:
+        raise SpecError(
+            "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} blocks"
+        )
+    return model, own.build_units

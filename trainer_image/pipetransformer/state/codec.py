@@ -1,0 +1,104 @@
+"""A unit's form on the wire.
+
+What is sent depends only on the unit, the optimizer and the boundary, so a receiver knows all shapes in advance.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.freeze.boundary import trains
+from pipetransformer.models import Ties, unit_name
+from pipetransformer_contract.spec import Optimizer
+
+from .optimizer import moment_shapes
+from .worker_state import WorkerState
+
+_ALIGNMENT = 16
+#: Bytes from which on a tensor travels by itself.
+_LARGE = 1 << 16
+
+
+class _Slot(NamedTuple):
+    """A tensor of a unit, by its name in `WorkerState.unit_tensors`."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes, padded so that any type may follow."""
+        return -(-self.shape.numel() * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCodec:
+    """Gives a unit as a few tensors to send, and takes it from those that came.
+
+    The first of them packs everything small, for a message costs more than its bytes; what is large travels from where
+    it lies and stays where it arrives. Both ends derive the shapes; only the bytes travel. A parameter that still
+    trains carries its moments. One that was never stepped has none yet, and travels with zeros, which mean the same to
+    every optimizer here.
+    """
+
+    optimizer: Optimizer | None  #: whose moments travel; None for none
+    num_layers: int
+    ties: Ties = field(default_factory=Ties)
+
+    def size(self, index: int, unit: nn.Module, boundary: int) -> int:
+        """Bytes on the wire."""
+        return sum(slot.size for slot in self._slots(index, unit, boundary))
+
+    def give(self, state: WorkerState, index: int, device: torch.device) -> list[Tensor]:
+        """A unit of `state`: views of it where they are large, copies where they are small."""
+        small, large = self._split(index, state.units[index], state.control.boundary)
+        tensors = state.unit_tensors(index, with_moments=True)
+        packed = torch.zeros(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
+        for slot, view in _views(small, packed):
+            if slot.name in tensors:
+                view.copy_(tensors[slot.name].detach())
+        given = [
+            tensors[slot.name].detach().contiguous()
+            if slot.name in tensors
+            else torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+            for slot in large
+        ]
+        return [packed, *given]
+
+    def blank(self, index: int, unit: nn.Module, boundary: int, device: torch.device) -> list[Tensor]:
+        """Tensors to receive what `give` gives elsewhere. `unit` is for its shapes only."""
+        small, large = self._split(index, unit, boundary)
+        packed = torch.empty(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
+        return [packed, *(torch.empty(slot.shape, dtype=slot.dtype, device=device) for slot in large)]
+
+    def take(self, parts: Sequence[Tensor], index: int, unit: nn.Module, boundary: int) -> dict[str, Tensor]:
+        """What `WorkerState.put_unit` takes, from received tensors, which it owns from then on."""
+        small, large = self._split(index, unit, boundary)
+        tensors = {slot.name: view.clone() for slot, view in _views(small, parts[0])}
+        return tensors | {slot.name: part for slot, part in zip(large, parts[1:], strict=True)}
+
+    def _split(self, index: int, unit: nn.Module, boundary: int) -> tuple[list[_Slot], list[_Slot]]:
+        slots = list(self._slots(index, unit, boundary))
+        return [slot for slot in slots if slot.size < _LARGE], [slot for slot in slots if slot.size >= _LARGE]
+
+    def _slots(self, index: int, unit: nn.Module, boundary: int) -> Iterator[_Slot]:
+        prefix = unit_name(index, self.num_layers)
+        for name, tensor in unit.state_dict().items():
+            yield _Slot(f"{prefix}.{name}", tensor.shape, tensor.dtype)
+        for name, parameter in unit.named_parameters():
+            if self.optimizer is None or not trains(index, name, boundary, self.ties):
+                continue
+            for key, (shape, dtype) in moment_shapes(self.optimizer, parameter).items():
+                yield _Slot(f"{prefix}.{name}@{key}", shape, dtype)
+
+
+def _views(slots: Iterable[_Slot], packed: Tensor) -> Iterator[tuple[_Slot, Tensor]]:
+    offset = 0
+    for slot in slots:
+        end = offset + slot.shape.numel() * slot.dtype.itemsize
+        yield slot, packed[offset:end].view(slot.dtype).view(slot.shape)
+        offset += slot.size
