@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import jobs_path
 from pipetransformer_operator.kube.client.api import NotFound, Object
 from tests.testkit.cluster.api_server import ApiServer, api_server
 from tests.testkit.cluster.manifests import digits_job, idle_pod
@@ -182,7 +182,7 @@ def _trains(status: Object) -> bool:
 
 
 def _jobs() -> str:
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
+    return jobs_path(NAMESPACE)
 
 
 def _pods() -> str:

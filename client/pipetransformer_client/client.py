@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_contract.api.manifest import checked, read_manifest
+from pipetransformer_contract.api.requests import jobs_path
 from pipetransformer_contract.api.validate import is_name
 
 from .errors import InvalidName, NotFound, NothingToFetch, Refused, Unavailable
@@ -213,10 +213,8 @@ def _named(name: str) -> str:
 
 def _path(namespace: str | None, name: str | None = None) -> str:
     """Path of a job, of all jobs in a namespace, or of all jobs."""
-    path = f"/apis/{GROUP}/{VERSION}"
-    if namespace is not None:
-        path += f"/namespaces/{_checked(namespace)}"
-    return f"{path}/{PLURAL}" if name is None else f"{path}/{PLURAL}/{_checked(name)}"
+    path = jobs_path(None if namespace is None else _checked(namespace))
+    return path if name is None else f"{path}/{_checked(name)}"
 
 
 def _checked(name: str) -> str:

@@ -1,6 +1,6 @@
 """`python -m pipetransformer_operator`: the operator on a cluster, configured by its environment (see `settings`).
 
-With the argument `release-budgets` it only deletes the budgets that an operator has left, as at the end of a release.
+With the argument `release-budgets` it only deletes the jobs' PodDisruptionBudgets, as when the chart is uninstalled.
 """
 
 import asyncio
@@ -15,15 +15,12 @@ from .kube.client.lease import LeaseLost
 from .kube.workers.protection import release_budgets
 from .settings import Settings, served_namespaces
 
-#: New objects, collections of the young, and of the middle-aged, after which the next older ones are looked through.
-#: Python's own 700 are for small programs: all pods and jobs are kept here, and a quarter of the time went into that.
-#: Little waits for it: a connection leaves 1 kB of garbage.
+#: Thresholds of the garbage collector for its three generations. With Python's own, 700 new objects, it took a quarter
+#: of the time, because all pods and jobs are in memory. Little garbage waits for it: 1 kB for each connection.
 _COLLECT_AFTER = (20_000, 20, 100)
-#: The API server takes objects that are nested 10,000 deep in what a schema leaves open, and kopf ends the process when
-#: one cannot be read, and after a restart again. The decoder takes some 400 bytes of an 8 MB stack for each.
+#: The API server accepts objects that are nested 10,000 levels deep where a schema allows any content. kopf ends the
+#: process if it cannot read one, and again after each restart. The decoder needs 400 bytes of an 8 MB stack a level.
 _RECURSION = 40_000
-
-
 RELEASE_BUDGETS = "release-budgets"
 
 
@@ -35,7 +32,7 @@ def main() -> int:
 
 
 def release() -> int:
-    """Deletes the budgets of all jobs, in the namespaces that the environment names, and returns the exit code."""
+    """Deletes the budgets of all jobs in the namespaces of the environment. Returns the exit code."""
     namespaces = served_namespaces(os.environ)
 
     async def connect_and_release() -> None:
@@ -57,9 +54,9 @@ def run() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it says that each event was handled
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs every handled event
     sys.setrecursionlimit(_RECURSION)
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported modules stay
     gc.set_threshold(*_COLLECT_AFTER)
     try:
         asyncio.run(operate(settings))

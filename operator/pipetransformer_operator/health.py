@@ -1,76 +1,80 @@
-"""What the kubelet asks: is this process worth keeping (`/healthz`), and is it the one to talk to (`/readyz`)?
+"""The kubelet's probes: whether this process is alive (`/healthz`), and whether workers may connect to it (`/readyz`).
 
-A watch can die without an error. Each stream is opened anew every few minutes; one that was not, while the API server
-answers, is stuck, and only a restart helps. While the API server is away, or refuses the stream, a restart would not
-help: it would lose what workers have said.
+A watch can die without an error. Each watch is reopened every few minutes. One that is not reopened while the API
+server answers is stuck, and only a restart helps. If the API server is away, or refuses the watch, a restart would not
+help: it would lose the workers' reports.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from aiohttp import web
 
+from .clocks import Stopwatch
+from .kube.client.api import Leadership
+from .kube.events import ClusterListener
 
-class Health:
+
+class Health(ClusterListener):
     """See the module.
 
     Args:
-        kinds: plural names of what must be watched before this operator is ready.
-        held: whether the API server answers this operator, and lets it write.
-        patience: seconds after which a stream that was not opened again is stuck.
+        kinds: plural names of the resources that must be watched before this operator is ready.
+        leadership: held while the API server answers this operator.
+        patience: seconds after which a watch that was not reopened is stuck.
         clock: seconds that only grow.
     """
 
     def __init__(
         self,
         kinds: Iterable[str],
-        held: Callable[[], bool],
+        leadership: Leadership,
         *,
         patience: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Stopwatch = time.monotonic,
     ) -> None:
         self._kinds = frozenset(kinds)
-        self._held = held
+        self._leadership = leadership
         self._patience = patience
         self._clock = clock
         self._opened: dict[str, float] = {}
         self._refused: set[str] = set()
 
-    def opened(self, stream: str) -> None:
-        """The watch at this path was opened: what it watches was listed before."""
-        self._opened[stream] = self._clock()
-        self._refused.discard(stream)
+    def on_watch_opened(self, path: str) -> None:
+        """See `ClusterListener`."""
+        self._opened[path] = self._clock()
+        self._refused.discard(path)
 
-    def refused(self, stream: str) -> None:
-        """The server does not let it be opened: the namespace was deleted, with the right to see it."""
-        self._refused.add(stream)
+    def on_watch_refused(self, path: str) -> None:
+        """See `ClusterListener`."""
+        self._refused.add(path)
 
     @property
     def ready(self) -> bool:
-        """Whether everything is being watched: only the holder of the lease watches."""
-        return self._kinds <= {stream.rpartition("/")[2] for stream in self._opened}
+        """Whether all kinds are watched. Only the holder of the lease watches."""
+        return self._kinds <= {path.rpartition("/")[2] for path in self._opened}
 
     @property
     def opened_times(self) -> dict[str, float]:
-        """By plural name, when its watch was opened, seconds since the epoch; of several the longest ago."""
+        """When the watches of each plural name were opened, seconds since the epoch: the oldest of several."""
         times: dict[str, float] = {}
         offset = time.time() - self._clock()
-        for stream, opened in self._opened.items():
-            kind = stream.rpartition("/")[2]
+        for path, opened in self._opened.items():
+            kind = path.rpartition("/")[2]
             times[kind] = min(times.get(kind, math.inf), opened + offset)
         return times
 
     @property
     def stuck(self) -> list[str]:
-        """Streams that only a restart will open again."""
-        if not self._held():
+        """Paths of watches that only a restart will reopen."""
+        if not self._leadership.held:
             return []
-        old = {stream for stream, time in self._opened.items() if self._clock() > time + self._patience}
+        old = {path for path, time in self._opened.items() if self._clock() > time + self._patience}
         return sorted(old - self._refused)
 
     def application(self) -> web.Application:
-        """A new application with both routes."""
+        """Serves both probes."""
 
         async def healthz(request: web.Request) -> web.Response:
             stuck = self.stuck

@@ -1,4 +1,4 @@
-"""What the operator is told by its environment."""
+"""The operator's settings, from its environment."""
 
 import json
 import os
@@ -41,33 +41,36 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Reads the environment.
 
-        `POD_NAMESPACE`: the operator's own namespace; `POD_ID`: its pod's UID, the holder of the lease;
-        `PIPETRANSFORMER_LEASE_SECONDS`: how long an operator may be silent before another takes over;
-        `PIPETRANSFORMER_CHANNEL_URL`: the channel as pods reach it;
-        `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`; `PIPETRANSFORMER_HOST`: address to listen on, all when
-        empty;
-        `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, by commas, all when empty; `PIPETRANSFORMER_LOG_LEVEL`;
-        `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt, made here when empty;
-        `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: of workers up to, and beyond, a job's starting size;
-        `PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS`: of the latter where a job has `claimFrom: Autoscaler`;
-        `PIPETRANSFORMER_WEIGHTS`: `Cluster` where jobs' weights count between namespaces as well;
-        `PIPETRANSFORMER_SCRAPER_NAMESPACE`: of Prometheus, which may read the workers' metrics; none when empty;
-        `PIPETRANSFORMER_KUEUE`: `true` where jobs that name a queue ask Kueue for their workers;
-        `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON, taints and conditions of nodes that are
-        emptied, or not well; by default `kube.signals` has them;
-        `PIPETRANSFORMER_YIELD`: `true` where claimed workers yield to pods of others with a higher priority.
+        `POD_NAMESPACE`: the operator's own namespace.
+        `POD_ID`: its pod's UID, which becomes the holder of the lease.
+        `PIPETRANSFORMER_LEASE_SECONDS`: how long an operator may be silent before another takes over.
+        `PIPETRANSFORMER_CHANNEL_URL`: URL of the channel for pods.
+        `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`: ports to listen on.
+        `PIPETRANSFORMER_HOST`: address to listen on; all when empty.
+        `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, separated by commas; all when empty.
+        `PIPETRANSFORMER_LOG_LEVEL`: lowest level of log lines.
+        `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt. When empty, the
+        operator makes its own.
+        `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: for workers up to a job's starting size, and for those beyond.
+        `PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS`: for those beyond if the job has `claimFrom: Autoscaler`.
+        `PIPETRANSFORMER_WEIGHTS`: `Cluster` if weights of jobs also count between namespaces.
+        `PIPETRANSFORMER_SCRAPER_NAMESPACE`: namespace of Prometheus, which may read the workers' metrics; empty: none.
+        `PIPETRANSFORMER_KUEUE`: `true` if jobs that name a queue request workers from Kueue.
+        `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON: taints and conditions of nodes that are
+        drained or unhealthy. `kube.watches.signals` has the defaults.
+        `PIPETRANSFORMER_YIELD`: `true` if jobs release claimed workers for pods of other owners with higher priority.
 
         Raises:
-            ValueError: a variable is missing or not sound; the message names it.
+            ValueError: a variable is missing or invalid; the message names it.
         """
         url = environment.get("PIPETRANSFORMER_CHANNEL_URL", "")
         if urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
-            raise ValueError(f"PIPETRANSFORMER_CHANNEL_URL: {url!r} is no https URL")
+            raise ValueError(f"PIPETRANSFORMER_CHANNEL_URL: expected an https URL, found {url!r}")
         if not environment.get("POD_NAMESPACE"):
-            raise ValueError("POD_NAMESPACE: the operator's own namespace is needed")
+            raise ValueError("POD_NAMESPACE is missing: set it to the operator's own namespace")
         yields = environment.get("PIPETRANSFORMER_YIELD") == "true"
         if yields and environment.get("PIPETRANSFORMER_NAMESPACES"):
-            raise ValueError("PIPETRANSFORMER_YIELD: pods of others are seen only by an operator of all namespaces")
+            raise ValueError("PIPETRANSFORMER_YIELD: only an operator of all namespaces sees pods of other owners")
         return cls(
             namespace=environment["POD_NAMESPACE"],
             identity=environment.get("POD_ID") or f"{platform.node()}-{secrets.token_hex(4)}",
@@ -92,17 +95,17 @@ class Settings:
 
     @property
     def lease_namespace(self) -> str:
-        """Of the lease: operators that would serve the same jobs meet there, whatever releases they belong to."""
+        """Namespace of the lease. Operators that serve the same jobs share it, whatever Helm release they belong to."""
         return self.namespace if self.namespaces else EVERY_CLUSTERS_NAMESPACE
 
     @property
     def channel_hosts(self) -> tuple[str, ...]:
-        """Names that the channel's certificate is for."""
+        """Host names in the channel's certificate."""
         return (urlsplit(self.channel_url).hostname or "",)
 
 
 def served_namespaces(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Namespaces that `PIPETRANSFORMER_NAMESPACES` names; empty for all."""
+    """The namespaces in `PIPETRANSFORMER_NAMESPACES`; empty: all."""
     return tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(",")))
 
 
@@ -117,7 +120,7 @@ def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
     variable = f"PIPETRANSFORMER_{name}_SECONDS"
     text = environment.get(variable, str(default))
     if not text.isdecimal() or not 1 <= int(text) < 2**31:
-        raise ValueError(f"{variable}: {text!r} is no positive number of seconds")
+        raise ValueError(f"{variable}: expected a positive number of seconds, found {text!r}")
     return int(text)
 
 
@@ -125,5 +128,5 @@ def _port(environment: Mapping[str, str], name: str, default: int) -> int:
     variable = f"PIPETRANSFORMER_{name}_PORT"
     text = environment.get(variable, str(default))
     if not text.isdecimal() or not 0 <= int(text) < 65536:
-        raise ValueError(f"{variable}: {text!r} is no port")
+        raise ValueError(f"{variable}: expected a port, found {text!r}")
     return int(text)

@@ -73,7 +73,7 @@ async def test_an_operator_does_not_begin_under_a_crd_that_cannot_hold_what_it_r
     await namespace.apply(packing_job())
 
     async def said() -> bool:
-        return "older than this operator, apply the newer one: no status.claimedIds" in operator.log.read_text()
+        return "older than this operator and lacks status.claimedIds" in operator.log.read_text()
 
     await until("the operator says what is missing", said)
     assert await namespace.status() == {}

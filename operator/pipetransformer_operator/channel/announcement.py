@@ -1,7 +1,7 @@
-"""A published generation as workers hear of it, in bytes that are made once, however many ask.
+"""A published generation as it is sent to workers, encoded once for all of them.
 
-Each worker gets a notice of a few hundred bytes. The whole, with all members, goes to the leader, which hands it on; a
-worker whose leader is silent asks for it, too.
+Each worker gets a notice of a few hundred bytes. The leader gets the whole generation with all members, and passes it
+on; a worker whose leader is silent also asks for it.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from functools import cached_property
 
 from pipetransformer_contract.messages import Generation
 
-#: Answers with all members that are under way at a time.
+#: Answers with all members in flight at a time.
 WHOLES_AT_ONCE = 8
 
 
@@ -20,7 +20,7 @@ class Announcement:
     Attributes:
         generation: that is announced.
         uids: of its members and leavers.
-        turn: taken for each answer with all members.
+        turn: to be held during each answer with all members.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -40,5 +40,5 @@ class Announcement:
 
     @cached_property
     def compressed(self) -> bytes:
-        """The whole by gzip, by its quickest way: of 4,096 members about 140 instead of 510 kB, in milliseconds."""
+        """`whole`, gzipped at the fastest level: about 140 kB instead of 510 kB for 4,096 members, in milliseconds."""
         return gzip.compress(self.whole, compresslevel=1)

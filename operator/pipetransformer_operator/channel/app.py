@@ -1,7 +1,7 @@
-"""The channel's HTTP side: who asks, how often, is the body sound, which board, which status code.
+"""The channel's HTTP side: checks the sender, its rate and the body of a request, and passes it to the job's board.
 
-200 and 204: done (204 on `GET generation`: nothing new). Everything else is a `Refusal`, with its code and its name in
-the metrics.
+200 and 204 mean success (204 on `GET generation`: nothing new). Everything else is a `Refusal`, which has a status code
+and a name in the metrics.
 """
 
 import asyncio
@@ -9,10 +9,11 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
 from pipetransformer_contract.messages import Heartbeat, HeartbeatReply, Ready, Report, ReportReply
@@ -22,6 +23,7 @@ from .announcement import Announcement
 from .authenticator import Authenticator, CannotTell, Identity, Unauthenticated
 from .board import Board, Ended, NotYetDurable, Reporter
 from .limits.rate import Rate
+from .listener import NO_LISTENER, ChannelListener
 from .refusal import Refusal, RefusedError
 from .tls.buffers import WRITE_BYTES
 
@@ -29,30 +31,26 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
-#: When to come again where as many polls wait as may.
+#: When a worker may try again if too many polls wait.
 FULL_SECONDS = 20.0
-#: For so many polls that may wait one more of a member may: heartbeats, which say that members wait, need the rest.
+#: Members may have one extra poll for this many others: the remaining connections are for heartbeats.
 MEMBERS_OF = 10
-#: Within this time an answer with all members is read.
+#: Timeout for reading an answer with all members.
 WHOLE_SECONDS = 10.0
-#: Within this time a request's body has come.
+#: Timeout for receiving the body of a request.
 BODY_SECONDS = 10.0
 JSON = "application/json"
 JOB_HEADER = "X-Pipetransformer-Job"
 WORKER_HEADER = "X-Pipetransformer-Worker"
-#: A worker beats every two seconds, polls every twenty, and reports a few times a second at most.
+#: Requests a second and at once. A worker beats every 2 s, polls every 20 s, and reports a few times a second at most.
 WORKER_RATE = (50.0, 100)
-#: Bad tokens that one address may show, and unknown ones that wait for their review: each costs the API server one.
+#: Bad or unknown tokens a second and at once from one address: each costs the API server a review.
 BAD_TOKEN_RATE = (1.0, 20)
-#: Codes of refusals that are logged, and how often those of one kind to one address are; all are counted.
+#: Status codes of refusals that are logged.
 LOGGED = (401, 403, 429)
+#: Logged refusals of one kind to one address, a second and at once. All are counted.
 LOG_RATE = (0.1, 5)
 
-#: Counts a request: path, status code, seconds.
-Count = Callable[[str, int, float], None]
-#: Counts a refusal.
-CountRefusal = Callable[[Refusal], None]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Message = TypeVar("Message", bound=Wire)
 
 
@@ -61,24 +59,22 @@ class Channel:
 
     Args:
         boards: by (namespace, job name); read at each request.
-        authenticator: who holds a token.
-        count: called after each request.
-        count_refusal: called for each request that is not served.
-        most_polls: may wait at a time, besides those of members, who are to hear at once of what follows.
+        authenticator: identifies the sender of a request.
+        listener: is told of each request and each refusal.
+        most_polls: polls that may wait at a time. Members may have a few more, because they must hear of the next
+            generation at once.
     """
 
     def __init__(
         self,
         boards: Mapping[tuple[str, str], Board],
         authenticator: Authenticator,
-        count: Count = lambda path, code, seconds: None,
-        count_refusal: CountRefusal = lambda kind: None,
+        listener: ChannelListener = NO_LISTENER,
         most_polls: int = sys.maxsize,
     ) -> None:
         self._boards = boards
         self._authenticator = authenticator
-        self._count = count
-        self._count_refusal = count_refusal
+        self._listener = listener
         self._most_polls = most_polls
         self._polls = 0
         self._workers = Rate(*WORKER_RATE)
@@ -87,7 +83,7 @@ class Channel:
 
     @property
     def polls(self) -> int:
-        """Long-polls that wait for an answer now."""
+        """How many long-polls wait for an answer now."""
         return self._polls
 
     def application(self) -> web.Application:
@@ -111,7 +107,8 @@ class Channel:
                 raise
             finally:
                 resource = request.match_info.route.resource
-                self._count(resource.canonical if resource else "unknown", code, time.perf_counter() - started)
+                path = resource.canonical if resource else "unknown"
+                self._listener.on_request(path, code, time.perf_counter() - started)
 
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[counted])
         app.add_routes(
@@ -141,7 +138,7 @@ class Channel:
         finally:
             self._polls -= 1
         if full and timeout and announced is None:
-            text = f"{self._most_polls + extra} workers wait for a generation already"
+            text = f"{self._most_polls + extra} workers already wait for a generation"
             raise RefusedError(Refusal.TOO_MANY, text, retry_after=FULL_SECONDS)
         if announced is None:
             return web.Response(status=204)
@@ -159,10 +156,10 @@ class Channel:
         board, reporter = await self._identify(request)
         report = await _body(request, Report)
         if not board.belongs(reporter):
-            text = f"worker {reporter.name} is no member of the published generation"
+            text = f"worker {reporter.name} is not a member of the published generation"
             raise RefusedError(Refusal.NOT_MEMBER, text)
         if report.job_uid != board.job_uid:
-            text = f"jobUid: {report.job_uid} is not the job of that name that exists now"
+            text = f"jobUid: {report.job_uid} is not the UID of the present job"
             raise RefusedError(Refusal.FOREIGN_JOB, text)
         if report.layout_generation > board.layout_generation:
             raise RefusedError(
@@ -171,7 +168,7 @@ class Channel:
                 f" the newest is {board.layout_generation}",
             )
         if report.boundary > report.num_layers:
-            text = f"boundary: {report.boundary} of {report.num_layers} blocks cannot be frozen"
+            text = f"boundary: cannot freeze {report.boundary} of {report.num_layers} layers"
             raise RefusedError(Refusal.DOES_NOT_FIT, text)
         try:
             await board.put_report(reporter, report, timeout=DURABLE_SECONDS)
@@ -193,11 +190,11 @@ class Channel:
             raise RefusedError(Refusal.FOREIGN_WORKER, text)
         board = self._boards.get((namespace, job))
         if board is None or not board.shown:
-            text = f"{JOB_HEADER}: job {namespace}/{job} is not known here yet"
+            text = f"{JOB_HEADER}: this operator does not know job {namespace}/{job} yet"
             raise RefusedError(Refusal.UNKNOWN_JOB, text)
         reporter = Reporter(identity.name, identity.uid)
         if not board.knows(reporter):
-            text = f"pod {identity.name} is no worker of job {namespace}/{job}"
+            text = f"pod {identity.name} is not a worker of job {namespace}/{job}"
             raise RefusedError(Refusal.FOREIGN_JOB, text)
         return board, reporter
 
@@ -206,11 +203,11 @@ class Channel:
         token = token.strip() if scheme.lower() == "bearer" and token.isascii() else ""
         if known := self._authenticator.known(token):
             return known
-        # Taken for bad until it is known: else as many as come together are reviewed together.
+        # Counts as bad until it is known; otherwise all tokens that arrive together would be reviewed.
         if wait := self._bad_tokens.take(request.remote):
             raise RefusedError(Refusal.TOO_MANY, "too many unknown tokens from this address", retry_after=wait)
         if not token:
-            raise RefusedError(Refusal.NO_TOKEN, "Authorization: a bearer token is needed")
+            raise RefusedError(Refusal.NO_TOKEN, "Authorization: a bearer token is required")
         try:
             identity = await self._authenticator.identify(token)
         except Unauthenticated as error:
@@ -222,10 +219,10 @@ class Channel:
         return identity
 
     def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
-        """The answer. Who is no worker of ours, or asks too often, is logged: what it claims to be, never its token."""
-        self._count_refusal(error.kind)
+        """The answer. Logs what unknown senders, and those that ask too often, claim to be; never their token."""
+        self._listener.on_refusal(error.kind)
         text = error.text.encode(errors="backslashreplace").decode()  # it may quote a header of any bytes
-        # 10,000 workers that wait to join are of as many addresses.
+        # One log budget for all addresses: 10,000 workers that wait to join have as many.
         sender = None if error.kind is Refusal.TOO_MANY else request.remote
         if error.kind.code in LOGGED and not self._logged.take((sender, error.kind)):
             claims = {name: request.headers.get(name, "")[:300] for name in (JOB_HEADER, WORKER_HEADER)}
@@ -235,8 +232,8 @@ class Channel:
 
 
 async def _whole(request: web.Request, announced: Announcement) -> web.StreamResponse:
-    """The generation with all members. Where thousands ask for it only a few answers are under way at a time, so that
-    they take no memory; one that is not read in time is cut off."""
+    """Answers with all members. Only a few such answers are in flight at a time, because thousands would take memory.
+    An answer that is not read in time is aborted."""
     compressed = "gzip" in request.headers.get("Accept-Encoding", "")
     body = announced.compressed if compressed else announced.whole
     response = web.StreamResponse(headers={"Content-Encoding": "gzip"} if compressed else {})
@@ -262,7 +259,7 @@ def _number(request: web.Request, name: str) -> float:
     try:
         number = float(text)
     except ValueError as error:
-        raise RefusedError(Refusal.BAD_QUERY, f"{name}: {text!r} is no number") from error
+        raise RefusedError(Refusal.BAD_QUERY, f"{name}: {text!r} is not a number") from error
     if not 0 <= number < 2**53:
         raise RefusedError(Refusal.BAD_QUERY, f"{name}: {text!r} is out of range")
     return number
@@ -273,13 +270,13 @@ async def _body(request: web.Request, kind: type[Message]) -> Message:
         async with asyncio.timeout(BODY_SECONDS):
             body = await request.read()
     except TimeoutError as error:
-        raise RefusedError(Refusal.NO_JSON, f"the body did not come in {BODY_SECONDS:g} s") from error
+        raise RefusedError(Refusal.NO_JSON, f"the body did not arrive within {BODY_SECONDS:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
-        raise RefusedError(Refusal.TOO_LONG, f"a body may have {MAX_BODY_BYTES} bytes") from error
+        raise RefusedError(Refusal.TOO_LONG, f"the body has more than {MAX_BODY_BYTES} bytes") from error
     except web.RequestPayloadError as error:
         raise RefusedError(Refusal.NO_JSON, f"the body cannot be read: {error}") from error
     except ConnectionError as error:
-        raise RefusedError(Refusal.NO_JSON, "the connection broke within the body") from error
+        raise RefusedError(Refusal.NO_JSON, "the connection broke before the body was complete") from error
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

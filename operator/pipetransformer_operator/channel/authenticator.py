@@ -1,4 +1,4 @@
-"""Who sent a request? One small interface; a cluster asks the API server, a local run looks into a table."""
+"""Identifies the sender of a request: on a cluster the API server does, in a local run a table of tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ class Identity:
 
 
 class Unauthenticated(Exception):
-    """The token is not one of ours, has expired, or was made for another audience."""
+    """The token is unknown, expired, or made for another audience."""
 
 
 class CannotTell(Exception):
-    """Whoever knows the token cannot be asked now; the same request may succeed later."""
+    """The token cannot be checked now; the same request may succeed later."""
 
 
 class Authenticator(Protocol):
     """Turns a bearer token into the worker that it was made for."""
 
     def known(self, token: str) -> Identity | None:
-        """The worker that holds `token`, as far as it can be said without asking anybody."""
+        """The worker that holds `token`, if that is known without a request."""
         ...
 
     async def identify(self, token: str) -> Identity:
@@ -34,7 +34,7 @@ class Authenticator(Protocol):
 
         Raises:
             Unauthenticated: the token is refused.
-            CannotTell: nobody could be asked.
+            CannotTell: the token cannot be checked now.
         """
         ...
 

@@ -1,36 +1,38 @@
-"""One job's board: what its workers said, and what they may be told.
+"""One job's board: what its workers said, and the generation that they may see.
 
-The board is between two worlds that never call each other: HTTP handlers write to it and wait on it, the job's loop
-reads it, and shows a generation on it once that is durable. It lives as long as the operator knows the job and
-remembers nothing beyond that: workers say everything again.
+HTTP handlers write to the board and wait on it. The job's loop reads it, and shows a generation on it once that is
+durable. The two never call each other. The board lives as long as the operator knows the job; after a restart workers
+say everything again.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from pipetransformer_contract.messages import Generation, Heartbeat, Ready, Report
+from pipetransformer_operator.clocks import Clock
 from pipetransformer_operator.plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 
 from .announcement import Announcement
 from .limits.pulse import Pulse
 
-#: Without a word of any worker for so long, at the shortest pace, the operator may be deaf: when it hears again, it
-#: gives the others time.
+#: If all workers are silent for this long, at the shortest pace, the operator may have been cut off. Once it hears one
+#: worker again, it gives the others time.
 DEAF = timedelta(seconds=10)
-#: Of one worker, that wait at once: two of its threads ask, and a connection that broke may not have been noticed yet.
+#: Polls of one worker that may wait at once: two of its threads ask, and a broken connection may still count.
 MAX_POLLS = 4
-#: Polls that are answered before the event loop does anything else; each answer takes it half a millisecond.
+#: Polls answered before the event loop does anything else; each answer takes half a millisecond.
 TOLD_AT_ONCE = 32
 
 
 class Ended(Exception):
-    """The job has ended: a worker that asks for a generation, or says that it lives, is to exit."""
+    """The job has ended: a worker that polls or sends a heartbeat must exit."""
 
 
 class NotYetDurable(Exception):
-    """What was reported did not become durable in time; the reporter is to send it again."""
+    """The report did not become durable in time; the worker must send it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +43,34 @@ class Reporter:
     uid: str
 
 
+class BoardOwner(Protocol):
+    """The job's loop, as its board sees it."""
+
+    def wake(self) -> None:
+        """The board has something new that a worker waits for."""
+        ...
+
+    def workers(self) -> Iterable[Worker]:
+        """The job's workers as known now, including ended ones."""
+        ...
+
+
 class Board:
     """See the module.
 
     Args:
-        wake: called when the job's loop has something new to look at.
-        clock: the present time, aware of its zone.
+        owner: the job's loop.
+        clock: the present time, with its time zone.
         pulse: of all boards together.
-        workers: the job's own, as known now, ended ones too.
 
     Attributes:
-        stop: whether the members are to leave a checkpoint and end, as heartbeats are answered.
-        since: when the first was heard of those heard lately, after none was for a time; at first, when it was made.
+        stop: whether the members must write a checkpoint and exit; heartbeats answer with it.
+        since: when a worker was heard again after all were silent for `DEAF`; at first, when the board was created.
     """
 
-    def __init__(
-        self,
-        wake: Callable[[], None],
-        clock: Callable[[], datetime],
-        pulse: Pulse,
-        workers: Callable[[], Iterable[Worker]],
-    ) -> None:
-        self._wake = wake
+    def __init__(self, owner: BoardOwner, clock: Clock, pulse: Pulse) -> None:
+        self._owner = owner
         self._clock = clock
-        self._look = workers
         self.pulse = pulse
         self._counted = 0, 0
         self.since = self._newest = clock()
@@ -88,17 +94,17 @@ class Board:
 
     @property
     def ready(self) -> Mapping[str, Ready]:
-        """By worker uid, what warm workers said."""
+        """What warm workers said, by UID."""
         return dict(self._ready)
 
     @property
     def heard(self) -> Mapping[str, datetime]:
-        """By worker uid, when the worker last said anything."""
+        """When each worker was last heard, by UID."""
         return dict(self._heard)
 
     @property
     def beats(self) -> Mapping[str, Beat]:
-        """By worker uid, its newest heartbeat."""
+        """Each worker's newest heartbeat, by UID."""
         return dict(self._beats)
 
     @property
@@ -108,7 +114,7 @@ class Board:
 
     @property
     def lost_peers(self) -> frozenset[str]:
-        """Whom workers of the shown generation may have lost, as those say whose group of that generation broke."""
+        """Peers that workers of the shown generation may have lost, according to those whose group broke."""
         present, lost = self.layout_generation, set[str]()
         for uid, names in self._lost_peers.items():
             beat = self._beats[uid]
@@ -118,19 +124,19 @@ class Board:
 
     @property
     def arrived(self) -> int:
-        """How many reports came; what `settle` takes once they are folded into a durable status."""
+        """How many reports arrived. Pass it to `settle` once a durable status contains them."""
         return self._arrived
 
     # What the loop says.
 
     async def show(self, generation: Generation | None, *, ended: bool, stop: bool = False) -> None:
-        """Shows the durable generation to workers and forgets those that are gone. Returns once all whose polls wait
-        for it are told.
+        """Shows the durable generation to workers, and forgets workers that are gone. Returns once all waiting polls
+        that it concerns are answered.
 
         Args:
-            generation: as it stands in the written status.
+            generation: from the written status.
             ended: whether the job has ended.
-            stop: whether the members are to leave a checkpoint and end.
+            stop: whether the members must write a checkpoint and exit.
         """
         self.stop = stop
         generation = generation.for_workers() if generation else None
@@ -146,7 +152,7 @@ class Board:
                 del memory[uid]
 
     async def settle(self, arrived: int) -> None:
-        """Lets the senders of the first `arrived` reports know that the status holds what they said."""
+        """Tells the senders of the first `arrived` reports that the status contains what they said."""
         async with self._settling:
             self._settled = max(self._settled, arrived)
             self._settling.notify_all()
@@ -160,12 +166,12 @@ class Board:
 
     @property
     def shown(self) -> bool:
-        """Whether the loop has looked at the job at all since the operator's start."""
+        """Whether the loop has looked at the job since the operator's start."""
         return self._shown
 
     @property
     def job_uid(self) -> str:
-        """Of the job that the published generations belong to; empty before the first."""
+        """UID of the job that the published generations belong to; empty before the first."""
         return self._announced.generation.job_uid if self._announced else ""
 
     @property
@@ -174,7 +180,7 @@ class Board:
         return self._announced.generation.layout_generation if self._announced else 0
 
     def knows(self, reporter: Reporter) -> bool:
-        """Whether the reporter is a worker of this job; it may have been created after the last turn."""
+        """Whether the reporter is a worker of this job, even one that was created after the last turn."""
         if reporter.uid not in self._workers:
             self._learn_workers()
         return self._workers.get(reporter.uid) == reporter.name
@@ -188,10 +194,10 @@ class Board:
         self._hear(reporter)
         if self._ready.get(reporter.uid) != ready:
             self._ready[reporter.uid] = ready
-            self._wake()
+            self._owner.wake()
 
     def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> float:
-        """Notes a sign of life; returns after how many seconds the next is expected.
+        """Notes a sign of life. Returns seconds until the next is expected.
 
         Raises:
             Ended: the job has ended.
@@ -212,14 +218,14 @@ class Board:
             self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
         else:
             self._lost_peers.pop(uid, None)
-        waits_anew = since == now and self._announced is not None
-        unsaved_anew = heartbeat.unsaved and (before is None or before.unsaved != heartbeat.unsaved)
-        if waits_anew or unsaved_anew or self.lost_peers != lost:
-            self._wake()
+        began_waiting = since == now and self._announced is not None
+        newly_unsaved = heartbeat.unsaved and (before is None or before.unsaved != heartbeat.unsaved)
+        if began_waiting or newly_unsaved or self.lost_peers != lost:
+            self._owner.wake()
         return pause
 
     async def put_report(self, reporter: Reporter, report: Report, *, timeout: float) -> None:
-        """Takes a report and returns once the status holds what it says.
+        """Takes a report, and returns once the status contains it.
 
         Raises:
             NotYetDurable: that took longer than `timeout` seconds.
@@ -229,7 +235,7 @@ class Board:
             self._report = report
         self._arrived += 1
         mine = self._arrived
-        self._wake()
+        self._owner.wake()
         async with self._settling:
             try:
                 async with asyncio.timeout(timeout):
@@ -238,8 +244,8 @@ class Board:
                 raise NotYetDurable(f"the report is not in the job's status after {timeout:g} s") from error
 
     async def generation_after(self, reporter: Reporter, after: int, *, timeout: float) -> Announcement | None:
-        """The newest generation above `after` that names the reporter, or None when none came within `timeout` seconds,
-        or before `MAX_POLLS` newer ones of the reporter waited.
+        """The newest generation above `after` that names the reporter. None if none came within `timeout` seconds, or
+        if `MAX_POLLS` newer polls of the reporter wait.
 
         Raises:
             Ended: the job has ended.
@@ -247,7 +253,7 @@ class Board:
         self._hear(reporter)
         try:
             async with asyncio.timeout(timeout):
-                # Looked at anew each time: what woke the poll may be out of date when its turn comes.
+                # Check again each time: the state may have changed since the poll was woken.
                 while not self._has_news(reporter, after):
                     if not await self._waited(reporter.uid):
                         return None
@@ -261,7 +267,7 @@ class Board:
         return self._ended or (self.layout_generation > after and self.belongs(reporter))
 
     async def _waited(self, uid: str) -> bool:
-        """Waits for the next change; False where newer polls of the same worker took the place."""
+        """Waits for the next change. Returns False if newer polls of the same worker replaced this one."""
         polls = self._polls.setdefault(uid, [])
         poll: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         polls.append(poll)
@@ -274,7 +280,7 @@ class Board:
                 polls.remove(poll)
 
     async def _tell(self) -> None:
-        """Wakes the polls of all who have something to hear. Between two batches the event loop serves others."""
+        """Wakes all polls that the news concerns. The event loop does other work between two batches."""
         uids = self._polls if self._ended or not self._announced else self._announced.uids
         waiting = [poll for uid, polls in self._polls.items() if uid in uids for poll in polls]
         for first in range(0, len(waiting), TOLD_AT_ONCE):
@@ -292,7 +298,7 @@ class Board:
         return now
 
     def _take_back(self, now: datetime) -> None:
-        """The clock was set back: nothing was said after `now`, or one that hangs would count as heard until then."""
+        """Caps all times at `now`, because the clock was set back: otherwise a hanging worker would count as heard."""
         self.since = min(self.since, now)
         self._heard = {uid: min(time, now) for uid, time in self._heard.items()}
         for uid, beat in self._beats.items():
@@ -300,19 +306,19 @@ class Board:
             self._beats[uid] = replace(beat, time=min(beat.time, now), waiting_since=since)
 
     def _learn_workers(self) -> None:
-        workers = list(self._look())
+        workers = list(self._owner.workers())
         self._workers = {worker.uid: worker.name for worker in workers}
         speaking = sum(worker.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING) for worker in workers)
         self._count(workers=speaking, jobs=0 if self._ended else 1)
 
     def _count(self, *, workers: int, jobs: int) -> None:
-        """Tells the pulse how many speak: no job or pod that has ended slows others, however long it is kept."""
+        """Tells the pulse how many workers speak. Jobs and pods that have ended do not count."""
         known_workers, known_jobs = self._counted
         self.pulse.add(workers=workers - known_workers, jobs=jobs - known_jobs)
         self._counted = workers, jobs
 
 
 def _wake(poll: asyncio.Future[bool], *, changed: bool) -> None:
-    """Wakes one poll, unless it is over."""
+    """Wakes one poll, unless it has ended."""
     if not poll.done():
         poll.set_result(changed)

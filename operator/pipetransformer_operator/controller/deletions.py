@@ -1,7 +1,7 @@
-"""Workers that the cluster refuses to delete: in whose words, and when it is asked again.
+"""Workers that the cluster refuses to delete: its explanation, and when to try again.
 
-A policy, a webhook or a right that is missing may last as long as the job. So it is asked ever more rarely, and all
-else that the job needs goes on meanwhile.
+A policy, a webhook or a missing right may last as long as the job. So the pauses between attempts grow, and everything
+else that the job needs continues meanwhile.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +19,8 @@ class Deletions:
     """See the module. Times are seconds of one clock that only grows.
 
     Args:
-        first: the pause after a refusal; doubles with each.
-        longest: of the pauses.
+        first: pause after the first refusal; doubles each time.
+        longest: longest pause.
     """
 
     def __init__(self, first: float, longest: float) -> None:
@@ -30,28 +30,28 @@ class Deletions:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """By uid of the worker, what the cluster said last."""
+        """The cluster's last explanation, by UID of the worker."""
         return {uid: refusal.words for uid, refusal in self._refused.items()}
 
     def due(self, wanted: Iterable[tuple[str, str]], now: float) -> list[tuple[str, str]]:
-        """Which of the deletions (name, uid) are tried now. A worker that is not among them ends, or is gone."""
+        """Returns the deletions (name, uid) to try now. Forgets workers that are not in `wanted`."""
         wanted = list(wanted)
         uids = {uid for _, uid in wanted}
         self._refused = {uid: refusal for uid, refusal in self._refused.items() if uid in uids}
         return [(name, uid) for name, uid in wanted if uid not in self._refused or now >= self._refused[uid].again]
 
     def refuse(self, uid: str, words: str, now: float) -> float:
-        """The cluster refused; returns after how long it is asked again."""
+        """The cluster refused. Returns the pause before the next attempt."""
         before = self._refused.get(uid)
         pause = min(2 * before.pause, self._longest) if before else self._first
         self._refused[uid] = _Refusal(words, pause, now + pause)
         return pause
 
     def accept(self, uid: str) -> None:
-        """The cluster took the deletion."""
+        """The cluster accepted the deletion."""
         self._refused.pop(uid, None)
 
     def wait(self, now: float) -> float | None:
-        """Seconds until one is due; None while none is refused."""
+        """Seconds until an attempt is due; None if none was refused."""
         again = min((refusal.again for refusal in self._refused.values()), default=None)
         return None if again is None else max(0.1, again - now)

@@ -1,43 +1,38 @@
-"""All jobs' loops: started at first sight of a job, ended when it is gone."""
+"""All jobs' loops. A loop starts when its job is first seen, and ends when the job is gone."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.pulse import Pulse
-from pipetransformer_operator.plan import Waiting, allocate, claims_of, demand_of, gang_of, may_demand
+from pipetransformer_operator.clocks import Clock, utc_now
+from pipetransformer_operator.plan import allocate, claims_of, demand_of, gang_of, may_demand
 
 from .gangs import FREE, Gangs
 from .loop import JobLoop, Pace
-from .ports import JobKey, JobStore, Quota, Recorder, WorkerPool
+from .ports import JobKey, JobStore, LoopMetrics, Quota, WorkerPool
 from .releases import Releases
 from .slots import Slots
-from .yielding import Yielding
+from .yielding import WaitingPods, Yielding
 
 logger = logging.getLogger(__name__)
 
 
-def utc_now() -> datetime:
-    """The present time in UTC."""
-    return datetime.now(UTC)
-
-
 class Controller:
-    """Keeps one `JobLoop` a job. Must be used from one event loop.
+    """Keeps one `JobLoop` for each job. Use it from one event loop only.
 
     Args:
         store: where jobs are kept.
         pool: where workers run.
-        clock: the present time, aware of its zone.
-        pace: how quickly loops turn.
-        recorder: told what loops do.
-        quota: whom jobs with a queue ask for their workers; None where no queue decides.
-        waiting: pods of others that jobs yield claimed workers to; None where they do not.
-        weigh_namespaces: jobs' weights count between namespaces as well.
+        clock: the present time, with its time zone.
+        pace: pauses of the loops.
+        metrics: is told what the loops do.
+        quota: where jobs with a queue request workers; None: no queue decides.
+        others: knows pods of other owners that wait. Jobs release claimed workers to them. None: jobs release none.
+        weigh_namespaces: weights of jobs also count between namespaces.
     """
 
     def __init__(
@@ -45,25 +40,25 @@ class Controller:
         store: JobStore,
         pool: WorkerPool,
         *,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Clock = utc_now,
         pace: Pace | None = None,
-        recorder: Recorder | None = None,
+        metrics: LoopMetrics | None = None,
         quota: Quota | None = None,
-        waiting: Callable[[], Sequence[Waiting]] | None = None,
+        others: WaitingPods | None = None,
         weigh_namespaces: bool = False,
     ) -> None:
         self._store = store
         self._pool = pool
         self._clock = clock
         self._pace = pace or Pace()
-        self._recorder = recorder or Recorder()
+        self._metrics = metrics or LoopMetrics()
         self._quota = quota
         self._weigh_namespaces = weigh_namespaces
-        self._yielding = Yielding(waiting) if waiting is not None else None
+        self._yielding = Yielding(others) if others is not None else None
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._pulse = Pulse()
-        self._writes = Slots(self._pace.parallel_writes)
+        self._slots = Slots(self._pace.parallel_writes)
         self._gangs = Gangs()
         self._releases = Releases()
         self._stopping = False
@@ -71,11 +66,11 @@ class Controller:
 
     @property
     def boards(self) -> Mapping[tuple[str, str], Board]:
-        """By (namespace, job name), for the channel: a live view."""
+        """A live view of the boards, by (namespace, job name)."""
         return _Boards(self._loops)
 
     def wake(self, key: JobKey) -> None:
-        """Something about the job may have changed, or it is new."""
+        """The job may have changed, or is new."""
         loop = self._loops.get(key)
         if loop is not None:
             loop.notice()
@@ -86,45 +81,43 @@ class Controller:
                 self._pool,
                 self._clock,
                 self._pace,
-                self._recorder,
+                self._metrics,
                 self._pulse,
-                self._writes,
+                self._slots,
+                self._releases,
                 self._quota,
-                lambda: self._releases.for_job(key),
             )
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))
             if self._sharing is None:
-                self._sharing = asyncio.create_task(self._share_forever(), name="sharing")
+                self._sharing = asyncio.create_task(self._keep_sharing(), name="sharing")
 
     def wake_known(self, key: JobKey | None) -> None:
-        """Something that the job asked about may have changed; None: any job. One without a loop is not looked for."""
+        """Something about the job may have changed; None: about any job. Starts no loop for a new job."""
         for known, loop in self._loops.items():
             if key in (None, known):
                 loop.notice()
 
-    def released(self, by: JobKey | None = None) -> None:
-        """Accelerators were released by pods of the job, or by anything else (None): a pod of another owner that had
-        some ended, or a node appeared or takes pods again. Other jobs that wait for nodes wake."""
+    def note_release(self, by: JobKey | None = None) -> None:
+        """Pods of the job released accelerators; None: a pod of another owner did, or a node appeared."""
         self._releases.note(self._clock(), by)
+        self.wake_waiting(by)
+
+    def wake_waiting(self, by: JobKey | None = None) -> None:
+        """Accelerators are free: wakes the jobs that wait for some, except the one that released them."""
         for key, loop in self._loops.items():
             if key != by:
-                loop.released()
-
-    def accelerators_freed(self) -> None:
-        """Something that jobs may wait for became free, or is new."""
-        for loop in self._loops.values():
-            loop.notice_room()
+                loop.notice_accelerators()
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
-        """Jobs that are ours and have a loop, as last read or written."""
+        """Jobs that this operator manages, as last read or written."""
         for key in list(self._loops):
             job = self._store.read(key)
             if job is not None and job.managed:
                 yield job
 
     async def stop(self) -> None:
-        """Ends all loops; jobs and workers stay as they are."""
+        """Ends all loops. Jobs and workers stay as they are."""
         self._stopping = True
         tasks = [*self._tasks.values(), *filter(None, [self._sharing])]
         for task in tasks:
@@ -132,12 +125,12 @@ class Controller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def share(self) -> None:
-        """Shares out workers among the jobs that compete for them; each job's loop obeys in its own time."""
+        """Shares workers among the jobs that compete for them. Each loop follows with its next turn."""
         looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
         now = self._clock()
         demands, claims, gangs = [], [], []
         for loop, job in looks.values():
-            await asyncio.sleep(0)  # a look at a thousand jobs takes a third of a second
+            await asyncio.sleep(0)  # observing a thousand jobs takes a third of a second
             if self._yielding is None and not may_demand(job):
                 continue
             look = (job.spec, loop.observe(job), now)
@@ -156,24 +149,24 @@ class Controller:
         }
         if self._yielding is not None:
             shares |= self._yielding.look([claim for claim in claims if claim is not None])
-        turns = self._gangs.look([gang for gang in gangs if gang is not None], now)
+        places = self._gangs.look([gang for gang in gangs if gang is not None], now)
         for name, (loop, _) in looks.items():
             loop.grant(shares.get(name))
-            loop.take_turn(turns.get(name, FREE))
+            loop.take_place(places.get(name, FREE))
 
-    async def _share_forever(self) -> None:
+    async def _keep_sharing(self) -> None:
         while True:
             await asyncio.sleep(self._pace.sharing)
             try:
                 await self.share()
             except Exception:
-                logger.exception("workers could not be shared out")
+                logger.exception("cannot share workers among jobs")
 
     def _forget(self, key: JobKey) -> None:
         self._loops.pop(key).board.close()
         del self._tasks[key]
-        self._recorder.gone(key)
-        self.wake(key)  # a job of the same name may have come meanwhile
+        self._metrics.on_gone(key)
+        self.wake(key)  # there may be a new job of the same name
 
 
 class _Boards(Mapping[tuple[str, str], Board]):

@@ -1,7 +1,7 @@
-"""What the controller needs of the world: where jobs are kept and where workers run.
+"""What the controller needs: where jobs are kept and where workers run.
 
-A cluster keeps jobs in the API server and runs workers as pods; a local run keeps its one job in memory and runs
-workers as processes. The loop cannot tell them apart.
+On a cluster the API server keeps jobs, and workers are pods. A local run keeps its one job in memory, and its workers
+are processes. The loop cannot tell them apart.
 """
 
 from collections.abc import Mapping
@@ -22,49 +22,49 @@ class JobKey(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Workers of a job that would find a free accelerator now."""
+    """How many more workers of a job would find a free accelerator now."""
 
-    free: int | None  #: in all; None where nobody knows
-    unreserved: int | None  #: less those that other jobs are about to take; 0 where nobody knows, None without a bound
-    reach: int | None = None  #: with those that its starting size would preempt; None where nobody knows or asks
+    free: int | None  #: in total; None: unknown
+    unreserved: int | None  #: without those that other jobs reserved; 0: unknown, None: unlimited
+    reach: int | None = None  #: with those that its starting size would preempt; None: unknown or not asked
 
 
 class Conflict(Exception):
-    """The job changed since it was read: observe again."""
+    """The job changed after it was read: observe again."""
 
 
 class Unavailable(Exception):
-    """The other side cannot be reached or is overloaded: try again later."""
+    """The API server cannot be reached or is overloaded: try again later."""
 
 
 class Refused(Unavailable):
-    """The other side refuses the request as it is: an invalid object, quota, admission or rights."""
+    """The request is refused as it is: an invalid object, quota, admission or rights."""
 
 
 class Invalid(Refused):
-    """What the request holds is refused, and will be again."""
+    """The request itself is invalid, so trying it again is useless."""
 
 
 class NameConflict(Exception):
-    """Something that is not this job's worker has the worker's name."""
+    """An object that is not this job's worker has the worker's name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} exists and belongs to someone else")
+        super().__init__(f"{name} already exists and is not a worker of this job")
         self.name = name
 
 
 class JobStore(Protocol):
-    """Where jobs are kept. Reading is from memory and never older than what the store itself wrote."""
+    """Where jobs are kept. Reads come from memory, and are never older than the store's own writes."""
 
     def read(self, key: JobKey) -> PipeTrainingJob | None:
         """The job, or None when it does not exist."""
         ...
 
     async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
-        """Replaces the status of the job that was read as `job`.
+        """Replaces the status of `job`, which was read from this store.
 
         Raises:
-            Conflict: the job changed or went since.
+            Conflict: the job changed meanwhile, or is gone.
             Unavailable: it cannot be written now.
         """
         ...
@@ -78,7 +78,7 @@ class JobStore(Protocol):
         ...
 
     async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
-        """Tells the user of a decision, as well as it can be told: nothing depends on it."""
+        """Tells the user of a decision. A failure is only logged."""
         ...
 
 
@@ -87,70 +87,70 @@ class WorkerPool(Protocol):
 
     @property
     def sees_drains(self) -> bool:
-        """Whether workers are `draining` before their node is emptied."""
+        """Whether workers become `draining` before their node is emptied."""
         ...
 
     @property
     def nodes(self) -> NodeFacts:
-        """What is known of nodes, as far as they are seen."""
+        """What is known of nodes."""
         ...
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
-        """The job's workers that are not gone, by id. From memory; never lacks one that the pool itself created."""
+        """The job's existing workers, by id. From memory, and always with those that the pool itself created."""
         ...
 
     def room(self, job: PipeTrainingJob) -> Room:
-        """How many more of the job's workers nodes would take now, those among them that have none yet. From memory."""
+        """How many of the job's workers without a node, and new ones, would find a node now. From memory."""
         ...
 
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
-        """The job's next status, which says what workers it will have: no other job is told of the room for them."""
+        """Reserves room for the workers of the job's next status, so that other jobs do not count on it."""
         ...
 
     async def prepare(self, job: PipeTrainingJob) -> None:
-        """Sees to what all workers of the job need, before some are created. Those that run need it as well: another
-        operator may have written it.
+        """Writes what all workers of the job need. Running workers need it too, because another operator may have
+        changed it.
 
         Raises:
-            Refused: the cluster does not take it; the message says why.
+            Refused: the cluster refuses it; the message says why.
             Unavailable: it cannot be written now.
         """
         ...
 
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
-        """Starts a worker; one that is there already is left alone.
+        """Starts a worker, unless it already exists.
 
         Raises:
-            NameConflict: its name is taken.
-            Refused: the cluster does not take such a worker, as it is or for now; the message says why.
+            NameConflict: another object has its name.
+            Refused: the cluster refuses the worker, always or for now; the message says why.
             Unavailable: it cannot be created now; the message says why.
         """
         ...
 
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
-        """Lets others take workers away only as long as `min_available` stay, and lets nobody else connect to them.
+        """Limits evictions so that `min_available` workers stay, and limits who may connect to workers.
 
-        None: how many may be taken away is left as it is. With `keeps_unready` they are kept as well whose pods run and
-        are not ready.
+        None: keeps the present limit of evictions. With `keeps_unready` it also protects running pods that are not
+        ready.
 
         Raises:
-            Refused: the cluster does not take what protects them; the message says why.
+            Refused: the cluster refuses the protection; the message says why.
             Unavailable: it cannot be written now.
         """
         ...
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
-        """The job's workers on these nodes fell silent, or could not run there: its others had better run elsewhere
-        until the time given, and so had other jobs', away from unfit nodes for a shorter time."""
+        """The job's workers on these nodes fell silent or could not run there.
+
+        Until the time given the job's workers avoid them. Other jobs avoid unfit nodes for a shorter time."""
         ...
 
     def blame(self, broken: Mapping[str, str]) -> None:
-        """The accelerators of workers failed: by the worker's uid, on which node. Where that happens twice, no worker
-        of any job is sent for an hour."""
+        """Accelerators failed: node by UID of the worker. After two failures a node gets no worker for an hour."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
-        """Asks the worker to end, if it is still the one with `uid`; it may be gone already.
+        """Asks the worker to end if its UID is still `uid`. It may be gone already.
 
         Raises:
             Refused: the cluster keeps it; the message says why.
@@ -160,19 +160,19 @@ class WorkerPool(Protocol):
 
 
 class Quota(Protocol):
-    """Whom jobs ask for their workers, where a queue decides."""
+    """Where jobs request workers if a queue decides."""
 
     def observe(self, job: PipeTrainingJob) -> Queue | None:
-        """What is known of the job's queue; None when it asks none. From memory."""
+        """What is known of the job's queue; None if the job names none. From memory."""
         ...
 
     async def apply(self, job: PipeTrainingJob, status: JobStatus) -> None:
-        """Asks for what the status says, and gives back what it says; nothing else is kept.
+        """Requests the workers in the status, and returns the quota of all others.
 
         Raises:
-            Conflict: a request changed since it was observed.
-            Refused: a request is not accepted as it is; `observe` says why.
-            Unavailable: not now.
+            Conflict: a request changed after it was observed.
+            Refused: a request is refused as it is; `observe` says why.
+            Unavailable: it cannot be written now.
         """
         ...
 
@@ -181,19 +181,19 @@ class TurnResult(StrEnum):
     """How a turn of a job's loop ended."""
 
     DONE = "Done"
-    CONFLICT = "Conflict"  #: the job had changed meanwhile; another turn follows, soon at first
-    UNAVAILABLE = "Unavailable"  #: the other side did not take a write; tried again later
-    ERROR = "Error"  #: a fault of ours; tried again later
+    CONFLICT = "Conflict"  #: the job changed meanwhile; another turn follows soon
+    UNAVAILABLE = "Unavailable"  #: a write failed; another turn tries again later
+    ERROR = "Error"  #: a defect of the operator; another turn tries again later
 
 
-class Recorder:
-    """Is told what the loops do, for figures; nothing depends on it. This one forgets."""
+class LoopMetrics:
+    """Is told what the loops do. Every method does nothing here."""
 
-    def decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
-        """A plan's status is durable. `job` and `observed` are what it was made from, in so many seconds."""
+    def on_decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
+        """A plan's status is durable. The plan was made from `job` and `observed` and took `seconds`."""
 
-    def turned(self, result: TurnResult, seconds: float) -> None:
+    def on_turned(self, result: TurnResult, seconds: float) -> None:
         """A turn has ended."""
 
-    def gone(self, key: JobKey) -> None:
-        """The job is gone, or another has its name."""
+    def on_gone(self, key: JobKey) -> None:
+        """The job is gone, or a new job has its name."""

@@ -1,8 +1,8 @@
-"""What may be done at once for all namespaces together, and no namespace takes all of it.
+"""Limits what runs at once for all namespaces together, so that no namespace takes everything.
 
-Where a namespace's admission does not answer, each request there lasts until its time is over, and a job has thousands.
-So a namespace takes one more slot only while it holds fewer than are free: alone it has half of them, of two each has
-a third, and so on, and such a part is left for those that are quick.
+If a namespace's admission does not answer, each request there lasts until its timeout, and a job has thousands. So a
+namespace takes another slot only while it holds fewer than are free. One busy namespace gets half of all slots, two get
+a third each, and the rest stays free for quick ones.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """See the module. In turn among those that may: who asked first comes first.
+    """See the module. Among namespaces that may take a slot, the oldest request comes first.
 
     Args:
-        number: of slots; a namespace has at most half of them, rounded up.
+        number: of slots. A namespace has at most half of them, rounded up.
     """
 
     def __init__(self, number: int) -> None:
@@ -27,7 +27,7 @@ class Slots:
 
     @asynccontextmanager
     async def of(self, namespace: str) -> AsyncIterator[None]:
-        """Waits for a slot and holds it; what belongs to no namespace shares the empty one."""
+        """Waits for a slot and holds it. Requests without a namespace share the empty one."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(namespace, deque()).append((next(self._arrivals), turn))
         self._deal()
@@ -54,6 +54,6 @@ class Slots:
                 turn.set_result(None)
 
     def _next(self) -> str | None:
-        """Whose turn it is."""
+        """The namespace that gets the next slot."""
         may = (one for one in self._waiting if self._held[one] < self._free)
         return min(may, key=lambda one: self._waiting[one][0][0], default=None)

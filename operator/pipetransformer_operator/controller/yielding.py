@@ -1,30 +1,39 @@
-"""Asks jobs for claimed pipelines while pods of others wait: one job, one pipeline at a time.
+"""Asks jobs to release claimed pipelines while pods of other owners wait: one job, one pipeline at a time.
 
-What it remembers is lost with the operator, and then asked for once more at worst.
+An operator that restarts forgets what it asked, and at worst asks once more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.plan import Claims, Waiting, choose_claim
+
+
+class WaitingPods(Protocol):
+    """Knows the pods of other owners."""
+
+    def waiting(self) -> Sequence[Waiting]:
+        """Pods that have waited for a node for some time."""
+        ...
 
 
 class Yielding:
     """See the module.
 
     Args:
-        waiting: pods of others that wait now.
+        others: knows the pods that wait.
     """
 
-    def __init__(self, waiting: Callable[[], Sequence[Waiting]]) -> None:
-        self._waiting = waiting
+    def __init__(self, others: WaitingPods) -> None:
+        self._others = others
         self._given: dict[str, int] = {}
         self._asked: _Asked | None = None
 
     def look(self, claims: Sequence[Claims]) -> dict[str, Share]:
-        """What each job may have that is asked for a pipeline, by the job's key."""
-        waiting = self._waiting()
+        """The smaller share of the job that is asked for a pipeline, by its key; empty if none is asked."""
+        waiting = self._others.waiting()
         self._given = {pod.uid: self._given[pod.uid] for pod in waiting if pod.uid in self._given}
         if self._asked is not None and (given := self._asked.given(claims)) is not None:
             if self._asked.pod in self._given:
@@ -41,7 +50,7 @@ class Yielding:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a job was asked for, on behalf of a pod."""
+    """A request to a job to release workers for a pod."""
 
     pod: str
     key: str
@@ -49,7 +58,7 @@ class _Asked:
     share: Share
 
     def given(self, claims: Sequence[Claims]) -> int | None:
-        """How many workers it has given, none where it cannot; None as long as it may yet."""
+        """How many workers the job released; 0 if it cannot release any. None: it has not decided yet."""
         claim = next((claim for claim in claims if claim.key == self.key), None)
         if claim is None:
             return self.workers

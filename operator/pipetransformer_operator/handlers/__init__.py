@@ -1,6 +1,6 @@
-"""kopf's part: it watches jobs and nodes and tells what it sees. No decision is made here.
+"""kopf's part: watches jobs and nodes, and tells the service what it sees. Nothing is decided here.
 
-Watches start only once this operator holds the lease, so they show all that an operator before it wrote.
+Watches start only when this operator holds the lease, so they show everything that the operator before it wrote.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pipetransformer_operator.settings import Settings
 from .session import Backoffs, log_in
 
 CONNECT_SECONDS = 10
-#: kopf keeps an object's newest event for so long.
+#: How long kopf keeps the newest event of an object.
 IDLE_SECONDS = 1.0
 
 
@@ -50,7 +50,7 @@ async def operate(settings: Settings) -> None:
 
 
 async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
-    """Runs them until one ends, as it does; the others are cancelled."""
+    """Runs the parts until one ends, and cancels the rest. Raises what that one raised."""
     tasks = {asyncio.create_task(part) for part in parts}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +70,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = LISTED_AT_ONCE
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.networking.error_backoffs = Backoffs()
-    # Neither namespaces nor definitions are watched: the operator needs no right to see them.
+    # The operator has no right to see namespaces and CRDs, and needs none.
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.posting.level = logging.ERROR
@@ -79,7 +79,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
 
 
 class NothingToCompare(kopf.DiffBaseStorage):
-    """kopf copies each object at each event to find what changed since it was handled last; no handler here asks."""
+    """Saves kopf a copy of each object at each event: no handler here asks what changed since the last one."""
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
         """See `kopf.DiffBaseStorage`."""
@@ -92,20 +92,30 @@ class NothingToCompare(kopf.DiffBaseStorage):
         """See `kopf.DiffBaseStorage`."""
 
 
-def _register(registry: kopf.OperatorRegistry, service: Service) -> None:
-    def answered(path: str, watch: bool, code: int) -> None:
+class _Answers:
+    """Tells health and jobs of the API server's answers to kopf."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def on_answer(self, path: str, code: int, *, watch: bool) -> None:
+        """See `AnswerListener`."""
         if watch and code == 200:
-            service.health.opened(path)
+            self._service.health.on_watch_opened(path)
         elif code in (403, 404):
-            service.health.refused(path)
+            self._service.health.on_watch_refused(path)
         elif path.endswith(f"/{PLURAL}") and code == 200:
-            service.jobs.listed(path)
+            self._service.jobs.listed(path)
+
+
+def _register(registry: kopf.OperatorRegistry, service: Service) -> None:
+    answers = _Answers(service)
 
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
-        return await log_in(answered, service.metrics.asked, **kwargs)
+        return await log_in(answers, service.metrics, **kwargs)
 
-    # All handlers are coroutines: kopf runs others in threads.
+    # All handlers are coroutines, because kopf runs functions in threads.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(*, body: kopf.Body, type: str, **_: Any) -> None:
         (service.jobs.drop if type == "DELETED" else service.jobs.note)(body)
@@ -114,4 +124,4 @@ def _register(registry: kopf.OperatorRegistry, service: Service) -> None:
 def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:
     @kopf.on.event("nodes", registry=registry)
     async def node_changed(*, body: kopf.Body, type: str, **_: Any) -> None:
-        service.node_changed(body, deleted=type == "DELETED")
+        service.on_node_changed(body, deleted=type == "DELETED")

@@ -1,15 +1,15 @@
-"""kopf's connection to the API server, with an ear on its watches."""
+"""kopf's connection to the API server, which tells listeners of each request and answer."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import kopf
 from yarl import URL
 
-from pipetransformer_operator.kube.client.api import Count
+from pipetransformer_operator.kube.client.api import RequestListener
 from pipetransformer_operator.kube.client.verbs import describe
 
 FIRST_BACKOFFS = (0.5, 1.0, 2.0, 5.0)
@@ -17,7 +17,7 @@ LONGEST_BACKOFF = 10.0
 
 
 class Backoffs:
-    """Waits between attempts of one request, without an end: an operator outlives any outage of the API server."""
+    """Endless pauses between attempts of one request, because an operator outlives any outage of the API server."""
 
     def __iter__(self) -> Iterator[float]:
         yield from FIRST_BACKOFFS
@@ -25,50 +25,29 @@ class Backoffs:
             yield LONGEST_BACKOFF
 
 
-async def log_in(answered: Callable[[str, bool, int], None], count: Count, **kwargs: Any) -> kopf.AiohttpSession | None:
-    """A session with the credentials that kopf finds.
+class AnswerListener(Protocol):
+    """Is told of the API server's answers to kopf."""
+
+    def on_answer(self, path: str, code: int, *, watch: bool) -> None:
+        """A request for this path was answered with the HTTP status code. `watch`: it opens a watch."""
+        ...
+
+
+async def log_in(answers: AnswerListener, requests: RequestListener, **kwargs: Any) -> kopf.AiohttpSession | None:
+    """Opens a session with the credentials that kopf finds; None if it finds none.
 
     Args:
-        answered: told of each answer: the path, whether it is a watch, and the HTTP status code.
-        count: told of each request.
+        answers: is told of each answer.
+        requests: is told of each request.
         kwargs: kopf's.
     """
     info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
     if info is None:
         return None
-
-    async def began(
-        session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams
-    ) -> None:
-        context.started = time.perf_counter()
-
-    async def ended(
-        session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestEndParams
-    ) -> None:
-        note(request, context, request.response.status)
-        answered(request.url.path, _watches(request.url), request.response.status)
-
-    async def failed(
-        session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams
-    ) -> None:
-        note(request, context, None)
-
-    def note(
-        request: aiohttp.TraceRequestEndParams | aiohttp.TraceRequestExceptionParams,
-        context: SimpleNamespace,
-        code: int | None,
-    ) -> None:
-        verb, resource = describe(request.method, request.url.path, watch=_watches(request.url))
-        count(verb, resource, code, time.perf_counter() - context.started)
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(began)
-    trace.on_request_end.append(ended)
-    trace.on_request_exception.append(failed)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
-        trace_configs=[trace],
+        trace_configs=[_Trace(answers, requests).config()],
     )
     return kopf.AiohttpSession(
         server=info.server,
@@ -76,6 +55,42 @@ async def log_in(answered: Callable[[str, bool, int], None], count: Count, **kwa
         default_namespace=info.default_namespace,
         expiration=info.expiration,
     )
+
+
+class _Trace:
+    """aiohttp's events of a request, passed on to the listeners."""
+
+    def __init__(self, answers: AnswerListener, requests: RequestListener) -> None:
+        self._answers = answers
+        self._requests = requests
+
+    def config(self) -> aiohttp.TraceConfig:
+        trace = aiohttp.TraceConfig()
+        trace.on_request_start.append(self._on_start)
+        trace.on_request_end.append(self._on_end)
+        trace.on_request_exception.append(self._on_exception)
+        return trace
+
+    async def _on_start(
+        self, session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams
+    ) -> None:
+        context.started = time.perf_counter()
+
+    async def _on_end(
+        self, session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestEndParams
+    ) -> None:
+        code = request.response.status
+        self._tell(request.method, request.url, context, code)
+        self._answers.on_answer(request.url.path, code, watch=_watches(request.url))
+
+    async def _on_exception(
+        self, session: aiohttp.ClientSession, context: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams
+    ) -> None:
+        self._tell(request.method, request.url, context, None)
+
+    def _tell(self, method: str, url: URL, context: SimpleNamespace, code: int | None) -> None:
+        verb, resource = describe(method, url.path, watch=_watches(url))
+        self._requests.on_api_request(verb, resource, code, time.perf_counter() - context.started)
 
 
 def _watches(url: URL) -> bool:

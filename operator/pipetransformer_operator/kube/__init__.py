@@ -1,2 +1,1 @@
-"""The cluster: jobs and pods as the API server keeps them. Nothing else imports a Kubernetes client; all writes go
-through `kube.api`."""
+"""The cluster: jobs and pods in the API server. Only this room imports a Kubernetes client."""

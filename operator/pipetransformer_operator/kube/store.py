@@ -1,22 +1,21 @@
 """Jobs in the API server (`JobStore`).
 
-Reads come from the watch; a status that was just written is newer than the watch, so it is kept until the watch
-has caught up.
-
-While the operator is upgraded it may be older or newer than the CRD. Fields of a spec that it does not know are as if
-they were not there: a newer CRD puts its defaults into every job. A CRD that lacks fields of the status would lose what
-the operator remembers, so under such a one it does not start.
+Reads come from the watch. A status that was just written is newer than the watch, so it is kept until the watch catches
+up. During an upgrade the operator may be older or newer than the CRD. It ignores unknown fields of a spec, because a
+newer CRD puts its defaults into every job. It does not start if the CRD lacks fields of the status, because the API
+server would drop what the operator stores there.
 """
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.requests import jobs_path as jobs_path  # `as`: `kueue` imports it from here
 from pipetransformer_contract.api.schema import missing_fields, pruned, root_schema
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.plan import PlanEvent
@@ -27,22 +26,23 @@ logger = logging.getLogger(__name__)
 COMPONENT = "pipetransformer-operator"
 
 
-class KubeStore:
-    """See the module.
+class JobSource(Protocol):
+    """Jobs as a watch shows them."""
 
-    Args:
-        api: of the cluster.
-        watched: the job as the watch last showed it, or None.
-    """
+    def of(self, key: JobKey) -> Object | None:
+        """The job as the watch last showed it, or None."""
+        ...
 
-    def __init__(self, api: Api, watched: Callable[[JobKey], Object | None]) -> None:
-        self._api = api
-        self._watched = watched
+
+class ParsedJobs:
+    """The newest version of each job, parsed once."""
+
+    def __init__(self) -> None:
         self._newest: dict[JobKey, PipeTrainingJob] = {}
 
-    def read(self, key: JobKey) -> PipeTrainingJob | None:
-        """See `JobStore`. A job that does not fit the types (of a newer CRD, say) is logged and not touched."""
-        body = self._watched(key)
+    def parse(self, key: JobKey, body: Object | None) -> PipeTrainingJob | None:
+        """The newer of what the watch shows and what is known. Logs a job that does not match the types, and returns
+        None for it: a newer CRD may have made it."""
         if body is None:
             self._newest.pop(key, None)
             return None
@@ -52,17 +52,40 @@ class KubeStore:
         try:
             self._newest[key] = job = _parse(body)
         except ValidationError as error:
-            logger.error("%s is not touched, for it does not fit the types: %s", key, error)
+            logger.error("ignoring %s because it does not match this operator's types: %s", key, error)
             return None
         return job
 
-    def kept(self, key: JobKey, body: Mapping[str, Any]) -> Object:
-        """What is to be kept of a job that the watch shows: its version alone where that is known here already, as what
-        was written is; else all but managedFields, which nobody reads."""
+    def note(self, job: PipeTrainingJob) -> None:
+        """The job was written: this version is newer than the watch."""
+        self._newest[JobKey(job.metadata.namespace, job.metadata.name)] = job
+
+    def trimmed(self, key: JobKey, body: Mapping[str, Any]) -> Object:
+        """The part of a watched job to keep in memory: only its version if that is already parsed here; otherwise
+        everything except managedFields, which the operator does not read."""
         metadata, known = body["metadata"], self._newest.get(key)
         if known is not None and _same(known, body):
             return {"metadata": {name: metadata[name] for name in ("uid", "resourceVersion")}}
         return {**body, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+
+
+class KubeStore:
+    """See the module.
+
+    Args:
+        api: of the cluster.
+        jobs: as the watch shows them.
+        parsed: of the same jobs, those that were read or written.
+    """
+
+    def __init__(self, api: Api, jobs: JobSource, parsed: ParsedJobs) -> None:
+        self._api = api
+        self._jobs = jobs
+        self._parsed = parsed
+
+    def read(self, key: JobKey) -> PipeTrainingJob | None:
+        """See `JobStore`."""
+        return self._parsed.parse(key, self._jobs.of(key))
 
     async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `JobStore`."""
@@ -81,7 +104,7 @@ class KubeStore:
             written = await self._api.request("PUT", f"{_path(job)}/status", body)
         except NotFound as error:
             raise Conflict(str(error)) from error
-        self._newest[JobKey(job.metadata.namespace, job.metadata.name)] = _parse(written)
+        self._parsed.note(_parse(written))
 
     async def delete(self, job: PipeTrainingJob) -> None:
         """See `JobStore`."""
@@ -97,11 +120,11 @@ class KubeStore:
             path = f"/api/v1/namespaces/{job.metadata.namespace}/events"
             await self._api.request("POST", path, _event(job, event))
         except (Unavailable, Conflict, NotFound) as error:
-            logger.warning("event lost: %s: %s (%s)", event.reason.value, event.message, error)
+            logger.warning("cannot write event %s: %s (%s)", event.reason.value, event.message, error)
 
 
 async def served(api: Api) -> bool:
-    """Whether the API server answers now, and knows our jobs with all that is to be remembered about them."""
+    """Whether the API server answers, and its CRD has every field of the status."""
     try:
         group = await api.get(f"/apis/{GROUP}/{VERSION}")
         schemas = (await api.get(f"/openapi/v3/apis/{GROUP}/{VERSION}"))["components"]["schemas"]
@@ -113,18 +136,13 @@ async def served(api: Api) -> bool:
     missing = missing_fields(root_schema()["properties"]["status"], served["properties"].get("status", {}), "status")
     if missing:
         logger.error(
-            "the CRD of %s is older than this operator, apply the newer one: no %s", PLURAL, ", ".join(missing)
+            "the CRD of %s is older than this operator and lacks %s: apply the newer one", PLURAL, ", ".join(missing)
         )
     return not missing
 
 
-def jobs_path(namespace: str) -> str:
-    """Path of the jobs of a namespace."""
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
-
-
 def _same(known: PipeTrainingJob, body: Mapping[str, Any]) -> bool:
-    """Whether the watch shows nothing newer than what is known of the same object: versions grow (KEP-5504)."""
+    """Whether what is known of the object is at least as new as what the watch shows: versions grow (KEP-5504)."""
     metadata = body["metadata"]
     same = known.metadata.uid == metadata["uid"]
     return same and int(known.metadata.resource_version) >= int(metadata["resourceVersion"])
@@ -137,7 +155,7 @@ def _parse(body: Object) -> PipeTrainingJob:
         if any(detail["type"] != "extra_forbidden" for detail in error.errors()):
             raise
         fields = ", ".join(".".join(map(str, detail["loc"])) for detail in error.errors())
-        logger.warning("%s: not known to this operator: %s", body["metadata"]["name"], fields)
+        logger.warning("%s: ignoring fields that this operator does not know: %s", body["metadata"]["name"], fields)
         return PipeTrainingJob.from_manifest(pruned(root_schema(), body) | {"metadata": body["metadata"]})
 
 

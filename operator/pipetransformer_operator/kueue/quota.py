@@ -1,20 +1,21 @@
-"""Kueue as the quota of jobs (`Quota`): asks for what a job's status says, and returns what that no longer says.
+"""Kueue as the quota of jobs (`Quota`): asks for what a job's status says, and returns what it no longer says.
 
-Every turn makes the Workloads what the status wants them to be, so a turn too many costs nothing. A Workload that goes
-with its job is kept by our finalizer until the job's pods are gone.
+Every turn makes the Workloads match the status, so an extra turn costs nothing. When a job is deleted, our finalizer
+keeps its Workloads until its pods are gone.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
+from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.store import jobs_path
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.rendering import ANYWHERE, Assignment
@@ -29,18 +30,18 @@ ABANDONED_SECONDS = 60.0
 _ENDED = ("Succeeded", "Failed")
 
 
-class KueueQuota:
+class KueueQuota(ClusterListener):
     """See the module.
 
     Args:
         api: of the cluster.
         namespaces: that are served; all when empty.
-        changed: called with the job whose Workload changed, with None where it may be any.
+        events: is told whose Workload changed.
     """
 
-    def __init__(self, api: Api, namespaces: Iterable[str], changed: Callable[[JobKey | None], None]) -> None:
+    def __init__(self, api: Api, namespaces: Iterable[str], events: ClusterListener) -> None:
         self._api = api
-        self._seen = Workloads(api, namespaces, changed)
+        self._seen = Workloads(api, namespaces, events)
         self._refusals: dict[JobKey, str] = {}
         self._assignments: dict[str, tuple[tuple[str, ...], Assignment]] = {}
 
@@ -58,7 +59,7 @@ class KueueQuota:
         """See `Quota`."""
         if self._seen.problem(job.metadata.namespace):
             return
-        mine, now = self._mine(job), datetime.now(UTC)
+        mine, now = self._mine(job), utc_now()
         wanted = {request.name for request in status.quota_requests}
         for request in status.quota_requests:
             seen = mine.get(request.name)
@@ -73,13 +74,13 @@ class KueueQuota:
                 await self._patch(seen, body, APPLY_PATCH)
         for name, seen in mine.items():
             if name not in wanted:
-                await self._let_go(seen)
+                await self._release(seen)
 
     async def assigned(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> Assignment:
-        """What the worker's pod has to carry, by the quota that it is on.
+        """What the worker's pod must carry, according to the quota that it uses.
 
         Raises:
-            Refused: Kueue cannot be asked now, and was not before.
+            Refused: Kueue does not answer now, and the answer is not cached.
         """
         request = next((one for one in status.quota_requests if worker_id in one.worker_ids), None)
         if request is None:
@@ -87,7 +88,7 @@ class KueueQuota:
         seen = self._mine(job).get(request.name)
         names = workloads.flavors(seen) if seen else None
         if seen is None or names is None:
-            raise Refused(f"Workload {request.name} cannot be read now, and it says which nodes its pods need")
+            raise Refused(f"cannot read Workload {request.name} now, which says which nodes its pods need")
         known = self._assignments.get(seen["metadata"]["uid"])
         if known is None or known[0] != names:
             try:
@@ -97,15 +98,15 @@ class KueueQuota:
             known = self._assignments[seen["metadata"]["uid"]] = (names, workloads.assignment(seen, found))
         return known[1]
 
-    def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+    def on_job_gone(self, key: JobKey) -> None:
+        """See `ClusterListener`."""
         self._refusals.pop(key, None)
 
     async def run(self) -> None:
-        """Watches for ever, and lets Workloads go whose job is gone once its pods are, too."""
-        await asyncio.gather(self._seen.run(), self._let_orphans_go())
+        """Watches until it is cancelled, and releases Workloads once their job and its pods are gone."""
+        await asyncio.gather(self._seen.run(), self._release_orphans())
 
-    async def _let_orphans_go(self) -> None:
+    async def _release_orphans(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for key, seen in self._seen.all():
@@ -113,12 +114,12 @@ class KueueQuota:
                     continue
                 try:
                     if not await self._is_needed(key, controller_uid(seen)):
-                        await self._let_go(seen)
+                        await self._release(seen)
                 except (Conflict, NotFound, Unavailable) as error:
-                    logger.warning("Workload %s stays for now: %s", seen["metadata"]["name"], error)
+                    logger.warning("cannot release Workload %s now: %s", seen["metadata"]["name"], error)
 
     async def _is_needed(self, key: JobKey, owner: str) -> bool:
-        """Whether the job is there, or a pod of it may still hold a device. Asks the API server: memory may lag."""
+        """Whether the job exists, or one of its pods may still hold a device. Asks the API server: memory may lag."""
         try:
             job = await self._api.get(f"{jobs_path(key.namespace)}/{key.name}")
             if job["metadata"]["uid"] == owner and "deletionTimestamp" not in job["metadata"]:
@@ -157,10 +158,10 @@ class KueueQuota:
             return int((await self._get(f"workloadpriorityclasses/{name}"))["value"])
         except NotFound:
             label = f"metadata.labels[{PRIORITY_CLASS_LABEL}]"
-            raise Refused(f"{label}: there is no WorkloadPriorityClass {name}") from None
+            raise Refused(f"{label}: WorkloadPriorityClass {name} does not exist") from None
 
-    async def _let_go(self, seen: Object) -> None:
-        """Deletes a Workload, and drops what kept it."""
+    async def _release(self, seen: Object) -> None:
+        """Deletes a Workload and drops our finalizer."""
         metadata = seen["metadata"]
         if not workloads.is_ending(seen):
             path = f"{_path(metadata['namespace'])}/{metadata['name']}"
@@ -188,10 +189,10 @@ class KueueQuota:
         return {name: one for name, one in seen.items() if controller_uid(one) == job.metadata.uid}
 
 
-class NoKueue:
-    """What a job that names a queue gets where the operator was not told to use Kueue: it waits, and is told why.
+class NoKueue(ClusterListener):
+    """The quota of an operator that does not use Kueue: a job that names a queue waits, and its status says why.
 
-    An operator before it may have used Kueue: it lets go of that one's Workloads, which nobody else would.
+    An earlier operator may have used Kueue, so this one releases the Workloads that it left.
 
     Args:
         api: of the cluster.
@@ -207,7 +208,7 @@ class NoKueue:
         if not job.metadata.labels.get(QUEUE_LABEL) and not job.status.quota_requests:
             return None
         return Queue(
-            f"the job names a queue (label {QUEUE_LABEL}), and this operator does not use Kueue: install its chart with"
+            f"the job names a queue (label {QUEUE_LABEL}), but this operator does not use Kueue: install its chart with"
             " kueue.enabled=true, or remove the label"
         )
 
@@ -215,11 +216,11 @@ class NoKueue:
         """See `Quota`."""
 
     async def assigned(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> Assignment:
-        """As every pod is."""
+        """See `WorkerQuota`. Pods run anywhere."""
         return ANYWHERE
 
     async def run(self) -> None:
-        """Drops our finalizer from all Workloads that there are: nobody makes others."""
+        """Drops our finalizer from all Workloads. No new ones appear, so it then returns."""
         for place in self._places:
             while True:
                 try:
@@ -227,23 +228,20 @@ class NoKueue:
                         await _drop_finalizer(self._api, kept)
                     break
                 except (Conflict, Unavailable) as error:
-                    logger.warning("Workloads of an operator that used Kueue stay for now: %s", error)
+                    logger.warning("cannot release Workloads of an operator that used Kueue now: %s", error)
                     await asyncio.sleep(ABANDONED_SECONDS)
 
     async def _kept(self, path: str) -> list[Object]:
-        """What our finalizer keeps. The chart gives the right to see it wherever there is Kueue."""
+        """Workloads that our finalizer keeps. The chart grants the right to list them where Kueue is installed."""
         try:
             found = [one async for part in self._api.list(path, QUERY) for one in part["items"]]
         except (NotFound, Refused):
             return []
         return [one for one in found if workloads.FINALIZER in one["metadata"].get("finalizers", [])]
 
-    def forget(self, key: JobKey) -> None:
-        """Nothing is known of it."""
-
 
 async def _drop_finalizer(api: Api, workload: Object) -> list[str]:
-    """Drops what we keep a Workload by, and returns what others keep it by."""
+    """Drops our finalizer from a Workload, and returns the finalizers of others."""
     metadata = workload["metadata"]
     others = [one for one in metadata.get("finalizers", []) if one != workloads.FINALIZER]
     path = f"{_path(metadata['namespace'])}/{metadata['name']}"

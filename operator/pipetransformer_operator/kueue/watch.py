@@ -1,20 +1,21 @@
 """Workloads of our jobs, as last seen. Kueue's outages are frequent and silent, so nothing waits for this watch.
 
-Until a namespace was listed once nothing is known of it; from then on what was seen last is what is known. While Kueue
-is away its API answers with errors, and an open watch says nothing: it is opened anew often, each time with a list.
+Nothing is known of a namespace until its first list; from then on, whatever was seen last. While Kueue is away its API
+answers with errors and an open watch is silent, so the watch is opened often, each time after a list.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.client.api import Api, Object
-from pipetransformer_operator.kube.watches.follow import follow
+from pipetransformer_operator.kube.events import ClusterListener
+from pipetransformer_operator.kube.watches.follow import Followed, follow
 
 from .workload import API
 
-#: Of each request: a Kueue that hangs must not hold anything else up.
+#: Timeout of each request, so that a Kueue that hangs delays nothing else.
 TIMEOUT_SECONDS = 5.0
 WATCH_SECONDS = 60
 QUERY = {"labelSelector": JOB_LABEL}
@@ -26,37 +27,37 @@ class Workloads:
     Args:
         api: of the cluster.
         namespaces: to watch; all when empty.
-        changed: called with the job whose Workload changed, with None where it may be any.
+        events: is told whose Workload changed.
     """
 
-    def __init__(self, api: Api, namespaces: Iterable[str], changed: Callable[[JobKey | None], None]) -> None:
+    def __init__(self, api: Api, namespaces: Iterable[str], events: ClusterListener) -> None:
         self._api = api
         self._problems = dict.fromkeys(namespaces or [""], "Kueue was not asked yet")
-        self._changed = changed
+        self._events = events
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._gone: set[str] = set()
 
     def problem(self, namespace: str) -> str:
-        """Why nothing is known of the namespace; empty from its first complete list on."""
+        """Why nothing is known of the namespace; empty once it was listed completely."""
         return self._problems[namespace if namespace in self._problems else ""]
 
     def of(self, key: JobKey) -> Mapping[str, Object]:
         """Workloads with the job's label, by name."""
         return self._seen.get(key, {})
 
-    def all(self) -> list[tuple[JobKey, Object]]:
-        """Each with the job that its label names."""
+    def all(self) -> Sequence[tuple[JobKey, Object]]:
+        """All Workloads, each with the job that its label names."""
         return [(key, workload) for key, of_job in self._seen.items() for workload in of_job.values()]
 
     def note(self, workload: Object) -> None:
-        """This is newer than what was seen before, unless that has a higher version, or the object is gone."""
+        """Takes a Workload, unless a newer version was seen or the object is gone."""
         key, name = _key(workload), workload["metadata"]["name"]
         if workload["metadata"]["uid"] in self._gone:
             return
         before = self._seen.setdefault(key, {}).get(name)
         if before is None or _version(workload) > _version(before):
             self._seen[key][name] = workload
-            self._changed(key)
+            self._events.on_quota_changed(key)
 
     def drop(self, workload: Object) -> None:
         """The object is gone."""
@@ -67,34 +68,25 @@ class Workloads:
             del of_job[name]
             if not of_job:
                 del self._seen[key]
-        self._changed(key)
+        self._events.on_quota_changed(key)
 
     async def run(self) -> None:
-        """Watches for ever."""
+        """Watches until it is cancelled."""
         await asyncio.gather(*(self._follow(namespace) for namespace in self._problems))
 
     async def _follow(self, namespace: str) -> None:
-        where = f"/namespaces/{namespace}" if namespace else ""
-        path = f"/apis/{API}{where}/workloads"
-
-        def failed(error: Exception) -> None:
-            if self._problems[namespace]:
-                self._problems[namespace] = f"Kueue does not answer: {error}"
-                self._changed(None)
-
-        changes = follow(
-            self._api,
-            path,
-            QUERY,
-            relist=lambda: self._list(namespace, path),
-            watch_seconds=WATCH_SECONDS,
-            relists_always=True,
-            failed=failed,
-        )
-        async for workload, deleted in changes:
+        followed = _WorkloadsOf(namespace, self)
+        async for workload, deleted in follow(self._api, followed, watch_seconds=WATCH_SECONDS, relists_always=True):
             (self.drop if deleted else self.note)(workload)
 
-    async def _list(self, namespace: str, path: str) -> str:
+    def on_failed(self, namespace: str, error: Exception) -> None:
+        """The namespace's Workloads could not be listed or watched."""
+        if self._problems[namespace]:
+            self._problems[namespace] = f"Kueue does not answer: {error}"
+            self._events.on_quota_changed(None)
+
+    async def list(self, namespace: str, path: str) -> str:
+        """Lists the namespace's Workloads, drops those that are gone, and returns the list's resourceVersion."""
         there: dict[str, Object] = {}
         version = ""
         async for part in self._api.list(path, QUERY, timeout=TIMEOUT_SECONDS):
@@ -109,8 +101,26 @@ class Workloads:
         self._gone.clear()
         if self._problems[namespace]:
             self._problems[namespace] = ""
-            self._changed(None)
+            self._events.on_quota_changed(None)
         return version
+
+
+class _WorkloadsOf(Followed):
+    """Workloads of one namespace; of all when it is empty."""
+
+    def __init__(self, namespace: str, workloads: Workloads) -> None:
+        where = f"/namespaces/{namespace}" if namespace else ""
+        super().__init__(f"/apis/{API}{where}/workloads", QUERY)
+        self._namespace = namespace
+        self._workloads = workloads
+
+    async def relist(self) -> str:
+        """See `Followed`."""
+        return await self._workloads.list(self._namespace, self.path)
+
+    def on_failed(self, error: Exception) -> None:
+        """See `Followed`."""
+        self._workloads.on_failed(self._namespace, error)
 
 
 def _key(workload: Object) -> JobKey:

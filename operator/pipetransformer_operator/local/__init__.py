@@ -1,1 +1,1 @@
-"""Runs a job without a cluster: the same controller and channel, its one job in memory, its workers as processes."""
+"""Runs a job without a cluster: the same controller and channel, one job in memory, and workers as processes."""

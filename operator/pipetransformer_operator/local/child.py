@@ -1,7 +1,7 @@
-"""Becomes a worker that ends with the process that started it: `child.py PARENT PROGRAM ARGUMENT...`.
+"""Becomes a worker that ends with its parent process: `child.py PARENT PROGRAM ARGUMENT...`.
 
-The kernel tells the worker to stop when its parent has died, however that came about. So a run that was killed leaves
-nothing behind that still trains, and its workers write a last checkpoint.
+The kernel sends the worker SIGTERM when its parent dies for any reason. So the workers of a killed run write a last
+checkpoint and end.
 """
 
 import ctypes
@@ -13,11 +13,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Replaces this process by the program."""
+    """Replaces this process with the program."""
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(parent):  # it died before the kernel was asked
+        if os.getppid() != int(parent):  # the parent died before the call above
             sys.exit(128 + signal.SIGTERM)
     os.execvp(command[0], command)
 

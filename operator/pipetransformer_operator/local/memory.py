@@ -1,28 +1,39 @@
 """The job of a local run, kept in memory (`JobStore`)."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.controller.ports import Conflict, JobKey
 from pipetransformer_operator.plan import PlanEvent
 
 
+class JobListener(Protocol):
+    """Is told of the job of a local run."""
+
+    def on_status(self, job: PipeTrainingJob) -> None:
+        """The status of the job changed."""
+        ...
+
+    def on_event(self, event: PlanEvent) -> None:
+        """The operator decided something."""
+        ...
+
+
 class MemoryStore:
-    """Keeps one job; `last` is its last state, also when it was deleted.
+    """Keeps one job.
 
     Args:
         job: as validated.
-        changed: called with the job after each write of its status.
-        told: called with each event.
+        listener: is told of each write of the status, and of each event.
+
+    Attributes:
+        last: the newest state of the job, even after it was deleted.
     """
 
-    def __init__(
-        self, job: PipeTrainingJob, changed: Callable[[PipeTrainingJob], None], told: Callable[[PlanEvent], None]
-    ) -> None:
+    def __init__(self, job: PipeTrainingJob, listener: JobListener) -> None:
         self.last = job
         self._deleted = False
-        self._changed = changed
-        self._told = told
+        self._listener = listener
 
     def read(self, key: JobKey) -> PipeTrainingJob | None:
         """See `JobStore`."""
@@ -31,9 +42,9 @@ class MemoryStore:
     async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `JobStore`."""
         if self.last is not job:
-            raise Conflict("the job was written since it was read")
+            raise Conflict("the job was written after it was read")
         self.last = job.model_copy(update={"status": status})
-        self._changed(self.last)
+        self._listener.on_status(self.last)
 
     async def delete(self, job: PipeTrainingJob) -> None:
         """See `JobStore`."""
@@ -41,4 +52,4 @@ class MemoryStore:
 
     async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
         """See `JobStore`."""
-        self._told(event)
+        self._listener.on_event(event)

@@ -1,7 +1,7 @@
 """Workers as processes of this machine (`WorkerPool`).
 
-A process that has ended stays in the list, with its exit code and termination message, until it is deleted: as a pod
-would.
+As a pod would, a process that has ended stays in the list, with its exit code and termination message, until it is
+deleted.
 """
 
 import asyncio
@@ -12,10 +12,11 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import search_path
@@ -26,13 +27,13 @@ from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, WorkerPhase
 from pipetransformer_operator.plan.last_words import last_words
 
 ADDRESS = "127.0.0.1"
-#: Of a worker that the job no longer needs.
+#: How long a worker that the job no longer needs may take to end.
 TERM_SECONDS = 5.0
-#: Of workers of a run that is interrupted: they write a checkpoint.
+#: How long the workers of an interrupted run may take to write a checkpoint and end.
 STOP_SECONDS = 60.0
-#: Becomes the worker's program.
+#: The program that becomes the worker.
 _CHILD = str(Path(__file__).with_name("child.py"))
-#: Of a log, as much as a kubelet keeps.
+#: How much of the end of a log a kubelet keeps.
 LOG_BYTES = 2048
 
 
@@ -43,22 +44,29 @@ class _Process:
     uid: str
     folder: Path
     log: Path
-    #: Where its part of the log begins, for one of an earlier run may stand before it.
+    #: Offset of its part of the log: an earlier run may have written before it.
     log_start: int
     process: asyncio.subprocess.Process
     deleted: bool = False
+
+
+class ProcessListener(Protocol):
+    """Is told of processes that end."""
+
+    def on_process_ended(self) -> None:
+        """A process ended, or was removed from the list."""
+        ...
 
 
 class ProcessPool:
     """See the module.
 
     Args:
-        run_dir: where the run's record goes; logs go to `logs/` below it.
+        run_dir: folder for the run's record; logs go to its `logs/`.
         scratch: folder for tokens and termination messages.
         channel_url: base URL of the channel.
-        wake: called when a process ends.
         command: starts a worker.
-        own: of the environment of each worker.
+        own: environment variables of each worker.
         inherited: file descriptors that stay open in each worker.
     """
 
@@ -67,7 +75,6 @@ class ProcessPool:
         run_dir: Path,
         scratch: Path,
         channel_url: str,
-        wake: Callable[[], None],
         command: Sequence[str],
         own: Mapping[str, str],
         inherited: Sequence[int] = (),
@@ -76,19 +83,23 @@ class ProcessPool:
         self._run_dir = run_dir
         self._scratch = scratch
         self._channel_url = channel_url
-        self._wake = wake
+        self._listeners: list[ProcessListener] = []
         self._command = command
         self._own = own
         self._inherited = inherited
         self._processes: dict[str, _Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
+    def add(self, listener: ProcessListener) -> None:
+        """Adds a listener, which is told of every process that ends."""
+        self._listeners.append(listener)
+
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
         return tuple(_observe(process) for process in self._processes.values())
 
     def room(self, job: PipeTrainingJob) -> Room:
-        """See `WorkerPool`. A machine runs as many processes as it is asked for."""
+        """See `WorkerPool`. A machine runs any number of processes."""
         return Room(None, None)
 
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
@@ -126,7 +137,7 @@ class ProcessPool:
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=self._inherited,
-                start_new_session=True,  # the terminal's Ctrl-C is for the controller, which ends the workers in order
+                start_new_session=True,  # Ctrl-C must reach only the controller, which ends the workers in order
             )
         self._processes[name] = _Process(worker_id, name, uid, folder, log_file, start, process)
         watcher = asyncio.create_task(self._watch(self._processes[name]))
@@ -135,7 +146,7 @@ class ProcessPool:
 
     @property
     def sees_drains(self) -> bool:
-        """See `WorkerPool`. Nobody else takes processes away."""
+        """See `WorkerPool`. Only this pool ends processes."""
         return True
 
     @property
@@ -170,7 +181,7 @@ class ProcessPool:
             await asyncio.wait(self._watchers)
 
     async def stop(self) -> None:
-        """Ends all processes and waits until they are gone. They have time for a checkpoint, unless it is cancelled."""
+        """Ends all processes and waits until they are gone. They have time for a checkpoint unless it is cancelled."""
         for process in list(self._processes.values()):
             if process.process.returncode is None:
                 process.process.terminate()
@@ -186,14 +197,18 @@ class ProcessPool:
         await process.process.wait()
         if process.deleted:
             self._forget(process)
-        self._wake()
+        self._tell()
 
     def _forget(self, process: _Process) -> None:
         self._processes.pop(process.name, None)
         for token in [token for token, identity in self.tokens.items() if identity.uid == process.uid]:
             del self.tokens[token]
         shutil.rmtree(process.folder, ignore_errors=True)
-        self._wake()
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener.on_process_ended()
 
     def _environment(
         self, job: PipeTrainingJob, status: JobStatus, name: str, uid: str, folder: Path
@@ -238,7 +253,7 @@ def _observe(process: _Process) -> Worker:
 
 
 def _last_words(process: _Process, code: int) -> str:
-    """As a kubelet gives them: its termination message, or if it failed the end of its log."""
+    """Its termination message, or the end of its log if it failed without one, as a kubelet reports them."""
     said = process.folder / "termination-log"
     left = said.read_text() if said.exists() else ""
     if not left and code:
@@ -250,5 +265,5 @@ def _last_words(process: _Process, code: int) -> str:
 
 def _kill(process: _Process) -> None:
     if process.process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):  # it may have ended just now
+        with contextlib.suppress(ProcessLookupError):  # it may just have ended
             os.killpg(process.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A local run from its first worker to its last: wires controller, channel and processes, and waits for the end."""
+"""A local run from start to end: puts controller, channel and processes together, and waits until the job ends."""
 
 import asyncio
 import socket
@@ -14,14 +14,15 @@ from pipetransformer_contract.api.status import LastReport
 from pipetransformer_contract.messages import Report
 from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import TokenTable
-from pipetransformer_operator.controller.manager import Controller, utc_now
+from pipetransformer_operator.clocks import utc_now
+from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.plan import PlanEvent
 
-from .memory import MemoryStore
+from .memory import JobListener, MemoryStore
 from .processes import ADDRESS, ProcessPool
 
-#: Between two looks at what the leader has reported.
+#: How often the leader's newest report is shown.
 SHOW_SECONDS = 1.0
 
 
@@ -33,43 +34,32 @@ async def run_job(
     told: Callable[[PlanEvent], None] = lambda event: None,
     inherited: Sequence[int] = (),
 ) -> JobStatus:
-    """Runs the job to its end and returns its last status. Workers are gone when this returns or raises.
+    """Runs the job to its end and returns its last status. All workers have ended when this returns or raises.
 
     Args:
-        job: as `local_job` gives it.
-        run_dir: where the run's record and the workers' logs go.
-        changed: called with the job after each change of its status, and with what its leader reports in between.
+        job: from `local_job`.
+        run_dir: folder for the run's record and the workers' logs.
+        changed: called with the job after each change of its status, and after each report of its leader.
         told: called with each decision.
         inherited: file descriptors that stay open in each worker.
     """
     key = JobKey(job.metadata.namespace, job.metadata.name)
-    ended = asyncio.Event()
-    woken: list[Callable[[], None]] = []
-
-    def note(job: PipeTrainingJob) -> None:
-        changed(job)
-        if job.status.finished:
-            ended.set()
-
-    def wake() -> None:
-        for call in woken:
-            call()
-
-    store = MemoryStore(job, note, told)
+    shown = _Shown(changed, told)
+    store = MemoryStore(job, shown)
     with tempfile.TemporaryDirectory(prefix="pipetransformer-") as scratch:
         sock = socket.create_server((ADDRESS, 0))
         url = f"http://{ADDRESS}:{sock.getsockname()[1]}"
         command, own = worker_command(job), worker_environment(job)
-        pool = ProcessPool(run_dir, Path(scratch), url, wake, command, own, inherited)
+        pool = ProcessPool(run_dir, Path(scratch), url, command, own, inherited)
         controller = Controller(store, pool)
-        woken.append(lambda: controller.wake(key))
+        pool.add(_Waker(controller, key))
         runner = web.AppRunner(Channel(controller.boards, TokenTable(pool.tokens)).application(), shutdown_timeout=1)
         await runner.setup()
         await web.SockSite(runner, sock).start()
-        progress = asyncio.create_task(_follow_reports(controller, key, store, changed))
+        progress = asyncio.create_task(_follow_reports(controller, key, store, shown))
         try:
             controller.wake(key)
-            await ended.wait()
+            await shown.finished.wait()
             await pool.all_ended()
         finally:
             progress.cancel()
@@ -79,10 +69,36 @@ async def run_job(
     return store.last.status
 
 
-async def _follow_reports(
-    controller: Controller, key: JobKey, store: MemoryStore, changed: Callable[[PipeTrainingJob], None]
-) -> None:
-    """Shows each report at once: the status, made for an API server, takes mere progress now and then only."""
+class _Shown:
+    """Shows the job to the user (`JobListener`), and notes when it has finished."""
+
+    def __init__(self, changed: Callable[[PipeTrainingJob], None], told: Callable[[PlanEvent], None]) -> None:
+        self.finished = asyncio.Event()
+        self._changed = changed
+        self._told = told
+
+    def on_status(self, job: PipeTrainingJob) -> None:
+        self._changed(job)
+        if job.status.finished:
+            self.finished.set()
+
+    def on_event(self, event: PlanEvent) -> None:
+        self._told(event)
+
+
+class _Waker:
+    """Wakes the job's loop when a process ends (`ProcessListener`)."""
+
+    def __init__(self, controller: Controller, key: JobKey) -> None:
+        self._controller = controller
+        self._key = key
+
+    def on_process_ended(self) -> None:
+        self._controller.wake(self._key)
+
+
+async def _follow_reports(controller: Controller, key: JobKey, store: MemoryStore, listener: JobListener) -> None:
+    """Shows each report at once. The status shows mere progress only now and then, to save an API server's writes."""
     shown: Report | None = None
     while True:
         await asyncio.sleep(SHOW_SECONDS)
@@ -93,4 +109,6 @@ async def _follow_reports(
         shown, job = report, store.last
         if report.newer_than(job.status.last_report):
             reported = LastReport(**dict(report), time=utc_now())
-            changed(job.model_copy(update={"status": job.status.model_copy(update={"last_report": reported})}))
+            listener.on_status(
+                job.model_copy(update={"status": job.status.model_copy(update={"last_report": reported})})
+            )

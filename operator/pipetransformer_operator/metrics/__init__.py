@@ -1,4 +1,4 @@
-"""What Prometheus sees of the operator. Per-job series come from a live collector, so they vanish with their job."""
+"""What Prometheus sees of the operator. Series of a job are read at each scrape, so they end with the job."""
 
 from .operator import Metrics
 

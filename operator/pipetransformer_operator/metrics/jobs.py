@@ -1,18 +1,20 @@
-"""Series of single jobs, read from the jobs themselves at each scrape: they vanish with their job."""
+"""Series of single jobs. They are read from the jobs at each scrape, so they end with the job."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import JobStatus, State
+from pipetransformer_operator.clocks import Clock
 from pipetransformer_operator.plan.rules.accounting import gpu_seconds_saved
 
 from .names import JOB_LABELS, PREFIX
 
-#: What one job is worth of a metric; None when it has no such figure now.
+#: A job's value of a metric; None if it has none now.
 Figure = Callable[[JobStatus, datetime], float | None]
 
 
@@ -23,15 +25,15 @@ def _quota(status: JobStatus, *, admitted: bool) -> float | None:
 
 _GAUGES: dict[str, tuple[str, Figure]] = {
     "gpus_held": (
-        "Workers of the job whose pod is not gone; one accelerator each.",
+        "Workers of the job whose pod still exists; one accelerator each.",
         lambda status, now: status.gpus.held,
     ),
     "gpus_leaving": (
-        "Workers that have left the layout and are kept until a durable checkpoint knows its boundary.",
+        "Workers that left the layout, kept until a durable checkpoint contains its frozen layers.",
         lambda status, now: len(status.leaving_ids),
     ),
     "workers_initial": (
-        "Workers of a start that no ceiling limits: what savings are measured against.",
+        "Workers with which the job would start if nothing limited it: the baseline of savings.",
         lambda status, now: status.initial_workers or None,
     ),
     "layout_generation": (
@@ -39,7 +41,7 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
         lambda status, now: status.layout_generation,
     ),
     "stages": (
-        "Stages a pipeline in the newest published layout (K).",
+        "Stages of each pipeline in the newest published layout (K).",
         lambda status, now: status.generation.stages if status.generation else None,
     ),
     "pipelines": (
@@ -47,15 +49,15 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
         lambda status, now: status.generation.pipelines if status.generation else None,
     ),
     "layers": (
-        "Blocks of the model.",
+        "Layers of the model.",
         lambda status, now: status.last_report.num_layers if status.last_report else None,
     ),
     "frozen_layers": (
-        "Blocks that no longer train.",
+        "Frozen layers: those that no longer train.",
         lambda status, now: status.last_report.boundary if status.last_report else None,
     ),
     "step": (
-        "Committed steps, as the status knows them: up to half a minute late, more where over 300 jobs run.",
+        "Committed steps, from the job's status: up to half a minute late, and later with more than 300 jobs.",
         lambda status, now: status.last_report.step if status.last_report else None,
     ),
     "checkpoint_step": (
@@ -63,74 +65,82 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
         lambda status, now: status.checkpoint.step if status.checkpoint else None,
     ),
     "quota_granted": (
-        "Workers that the job's queue granted, less those whose quota was returned; of jobs with a queue.",
+        "Workers that the job's queue granted, without those whose quota was returned. Only for jobs with a queue.",
         lambda status, now: _quota(status, admitted=True),
     ),
     "quota_waiting": (
-        "Workers that the job's queue is asked for and has not granted; of jobs with a queue.",
+        "Workers that the job requested from its queue, which has not granted them. Only for jobs with a queue.",
         lambda status, now: _quota(status, admitted=False),
     ),
     "failures_counted": (
-        "Failures that count against runPolicy.backoffLimit now; forgotten after forgetFailuresAfterSteps.",
+        "Failures that count against runPolicy.backoffLimit now; each expires after forgetFailuresAfterSteps.",
         lambda status, now: len(status.failure_steps),
     ),
     "resize_failures": (
-        "Changes of layout that failed in a row; each doubles the wait for the next.",
+        "Consecutive failed changes of layout; each doubles the wait for the next attempt.",
         lambda status, now: status.resize_failures,
     ),
 }
 _COUNTERS: dict[str, tuple[str, Figure]] = {
     "gpus_released": (
-        "Workers that the job has given back while it trained.",
+        "Workers that the job released while it trained.",
         lambda status, now: status.gpus.released,
     ),
     "saved_gpu_seconds": (
-        "GPU-seconds that packing left to others; its rate is GPUs saved now.",
+        "GPU-seconds that packing made available to other jobs; its rate is the number of GPUs saved now.",
         gpu_seconds_saved,
     ),
     "failures": (
-        "Failures of workers, and generations that broke, since the job was created; not the loss of a node.",
+        "Failed workers and broken generations since the job was created, without lost nodes.",
         lambda status, now: status.failures,
     ),
     "node_losses": (
-        "Nodes that were lost with members of the job.",
+        "Nodes that were lost while they ran members of the job.",
         lambda status, now: status.node_losses,
     ),
 }
+
+
+class JobSource(Protocol):
+    """Knows the jobs that the operator manages."""
+
+    def jobs(self) -> Iterable[PipeTrainingJob]:
+        """The jobs, as last read or written."""
+        ...
 
 
 class JobCollector(Collector):
     """Reads all jobs at each scrape.
 
     Args:
-        jobs: that the operator looks after.
-        pending: workers of a job that no node runs yet, by (namespace, name), as last observed.
-        clock: the present time, aware of its zone.
+        source: knows the jobs.
+        pending: number of workers without a node, by (namespace, name) of the job, as last observed.
+        clock: the present time, with its time zone.
     """
 
     def __init__(
         self,
-        jobs: Callable[[], Iterable[PipeTrainingJob]],
+        source: JobSource,
         pending: Mapping[tuple[str, str], int],
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
-        self._jobs = jobs
+        self._source = source
         self._pending = pending
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """The series of each job."""
+        """Yields the series of each job."""
         now = self._clock()
         families: list[tuple[GaugeMetricFamily | CounterMetricFamily, Figure]] = [
             *((_gauge(name, help_text), figure) for name, (help_text, figure) in _GAUGES.items()),
             *((_counter(name, help_text), figure) for name, (help_text, figure) in _COUNTERS.items()),
         ]
-        pending = _gauge("gpus_pending", "Workers that ought to run and have no node yet, or are not created.")
+        pending = _gauge("gpus_pending", "Workers of the layout that have no node yet or are not created.")
         states = ", ".join(state.value for state in State)
         state = GaugeMetricFamily(
-            f"{PREFIX}_job_state", f"1 for the state that the job is in: {states}.", labels=(*JOB_LABELS, "state")
+            f"{PREFIX}_job_state", f"1 for the job's present state: {states}.", labels=(*JOB_LABELS, "state")
         )
-        for job in self._jobs():
+        for job in self._source.jobs():
             labels = (job.metadata.namespace, job.metadata.name)
             for family, figure in families:
                 value = figure(job.status, now)

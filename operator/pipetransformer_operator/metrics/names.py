@@ -1,6 +1,6 @@
-"""How metrics are called: one prefix, and the labels of what belongs to a job.
+"""The prefix of all metrics, and the labels of a job's metrics.
 
-`job` is what Prometheus itself calls a target's group, so a training job's name is `job_name`.
+Prometheus itself uses the label `job` for a group of targets, so the name of a training job is in `job_name`.
 """
 
 PREFIX = "pipetransformer"

@@ -1,7 +1,6 @@
-"""How changes of layout went, told from a job's status before and after each turn."""
+"""How changes of layout end and how long their phases take, from a job's status before and after each turn."""
 
 import time
-from collections.abc import Callable
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -9,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.status import Resize, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.clocks import Stopwatch
 from pipetransformer_operator.controller.ports import JobKey
 
 from .names import PREFIX
@@ -17,32 +17,32 @@ _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 
 class Direction(StrEnum):
-    """Where a change of layout leads, in workers."""
+    """How a change of layout changes the number of workers."""
 
-    START = "Start"  #: from nothing
+    START = "Start"  #: the first layout
     GROW = "Grow"
     SHRINK = "Shrink"
-    KEEP = "Keep"  #: as many workers, otherwise arranged
+    KEEP = "Keep"  #: the same number of workers, in another layout
 
 
 class Result(StrEnum):
     """How a change of layout ended."""
 
     COMMITTED = "Committed"  #: its members train in the new layout
-    CANCELLED = "Cancelled"  #: before it was published: its workers did not come in time, or nobody wants it any more
-    UNDONE = "Undone"  #: published, and its members went back to the layout before it
-    SUPERSEDED = "Superseded"  #: a failure or a drain was more urgent
+    CANCELLED = "Cancelled"  #: before it was published: its workers were not ready in time, or it is no longer wanted
+    UNDONE = "Undone"  #: published, but its members returned to the layout before it
+    SUPERSEDED = "Superseded"  #: a failure or a drain came first
 
 
 class Resizes:
-    """Counts them and times their phases. What began before this operator did is counted and not timed.
+    """Counts changes of layout and times their phases. A phase that began before this operator is not timed.
 
     Args:
-        registry: for the metrics.
+        registry: where the metrics are registered.
         clock: seconds that only grow.
     """
 
-    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Stopwatch = time.monotonic) -> None:
         self._clock = clock
         self._entered: dict[JobKey, tuple[ResizePhase, float]] = {}
         self._ended = Counter(
@@ -59,8 +59,8 @@ class Resizes:
             registry=registry,
         )
 
-    def turned(self, key: JobKey, before: JobStatus, after: JobStatus) -> None:
-        """Notes what a turn did to the job."""
+    def on_turned(self, key: JobKey, before: JobStatus, after: JobStatus) -> None:
+        """A turn changed the job's status."""
         result = result_of(before, after)
         if result is not None and before.resize is not None:
             self._ended.labels(direction_of(before.resize).value, result.value).inc()
@@ -73,13 +73,13 @@ class Resizes:
         if phase is not None and key not in self._entered and began:
             self._entered[key] = phase, self._clock()
 
-    def gone(self, key: JobKey) -> None:
-        """Nothing more is to be noted of the job."""
+    def on_gone(self, key: JobKey) -> None:
+        """The job is gone."""
         self._entered.pop(key, None)
 
 
 def direction_of(resize: Resize) -> Direction:
-    """Where the change leads."""
+    """How the change changes the number of workers."""
     if resize.from_ is None:
         return Direction.START
     before, after = resize.from_.layout.workers, resize.to.layout.workers
@@ -87,7 +87,7 @@ def direction_of(resize: Resize) -> Direction:
 
 
 def result_of(before: JobStatus, after: JobStatus) -> Result | None:
-    """How the change that was under way ended in this turn, or None when none did."""
+    """How the change of layout in `before` ended in this turn; None if it did not end, or there was none."""
     resize, old, new = before.resize, before.generation, after.generation
     if resize is None:
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
@@ -12,6 +12,7 @@ from pipetransformer_operator.channel.app import Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
 from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.pulse import Pulse
+from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker
 
 WORKERS = [Worker(0, "digits-w0", "uid-0"), Worker(1, "digits-w1", "uid-1")]
@@ -59,8 +60,22 @@ async def show(board: Board, published: Generation | None, *, ended: bool = Fals
     await board.show(published, ended=ended)
 
 
-def new_board() -> Board:
-    return Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: WORKERS)
+@dataclass
+class Loop:
+    """A job's loop as its board sees it: these are its workers, and it counts how often it was woken."""
+
+    pods: list[Worker] = field(default_factory=lambda: WORKERS)
+    woken: int = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def workers(self) -> list[Worker]:
+        return self.pods
+
+
+def new_board(loop: Loop | None = None) -> Board:
+    return Board(loop or Loop(), utc_now, Pulse())
 
 
 @asynccontextmanager

@@ -18,12 +18,11 @@ from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.wire import Path as ChannelPath
 from pipetransformer_operator.channel.app import MAX_POLL_SECONDS, Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
-from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.entrance import Entrance, allow_files, listen, serve
-from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.channel.tls import buffers as tls_buffers
 from pipetransformer_operator.channel.tls.certificate import load_new_certificate, new_authority, server_context
 from pipetransformer_operator.plan import Worker
+from tests.testkit.operator.channel import Loop, new_board
 from tests.testkit.operator.scale.request import ChannelClient
 
 NAMESPACE, JOB, JOB_UID = "research", "transformer", "00000000-0000-0000-0000-000000000000"
@@ -122,12 +121,12 @@ def _operate(pipe: Connection, workers: int) -> None:
 async def _serve(pipe: Connection, workers: int) -> None:
     """A channel as the operator wires it, with one job that all workers wait for."""
     tls_buffers.shrink()
-    entrance, now = Entrance(allow_files(), lambda: None), datetime.now(UTC)
+    entrance, now = Entrance(allow_files()), datetime.now(UTC)
     context, authority = server_context(), new_authority(now)
     load_new_certificate(context, authority, ["localhost"], now)
     pods = [Worker(number, _name(number), _uid(number)) for number in range(workers)]
     tokens = TokenTable({_token(number): Identity(NAMESPACE, _name(number), _uid(number)) for number in range(workers)})
-    board = Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: pods)
+    board = new_board(Loop(pods))
     await board.show(None, ended=False)
     channel = Channel({(NAMESPACE, JOB): board}, tokens, most_polls=entrance.most_polls)
     runner = await serve(channel.application(), entrance.guard(listen("127.0.0.1", 0)), context)

@@ -15,6 +15,7 @@ from pipetransformer.metrics.collector import PositionCollector
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.metrics import Metrics
+from tests.testkit.operator.shown_state import ShownState
 from tests.testkit.trainer.position import position
 from tools.dashboards import write
 from tools.devcluster.layout import REPOSITORY
@@ -47,7 +48,9 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
     here = position()
     here.control.last_step["gradient_norm"] = 1.0
     meter.registry.register(PositionCollector(lambda: here, torch.device("cuda")))
-    return dict([*described(Metrics(list).registry), *described(meter.registry)])
+    metrics = Metrics()
+    metrics.show(ShownState())
+    return dict([*described(metrics.registry), *described(meter.registry)])
 
 
 def test_each_metric_has_its_row_with_its_labels(catalogue: dict[str, tuple[str, ...]]) -> None:

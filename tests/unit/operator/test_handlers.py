@@ -15,6 +15,8 @@ from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_operator import handlers
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.events import ClusterListener
+from pipetransformer_operator.kube.store import ParsedJobs
 from pipetransformer_operator.kube.watches.jobs import KnownJobs
 from pipetransformer_operator.service import Service
 
@@ -82,22 +84,28 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await runner.cleanup()
 
 
-class Watched:
+class Watched(ClusterListener):
     """What is known of jobs by kopf's watches of these namespaces, all when empty."""
 
     def __init__(self, api: Api, *namespaces: str) -> None:
         self.changed: asyncio.Queue[JobKey] = asyncio.Queue()
         self.gone: asyncio.Queue[JobKey] = asyncio.Queue()
         self.refused: asyncio.Queue[str] = asyncio.Queue()
-        self.known = KnownJobs(api, lambda key, job: dict(job), self.changed.put_nowait, self.gone.put_nowait)
-        health = SimpleNamespace(opened=lambda path: None, refused=self.refused.put_nowait)
-        metrics = SimpleNamespace(asked=lambda *request: None)
+        self.known = KnownJobs(api, ParsedJobs(), self)
+        health = SimpleNamespace(on_watch_opened=lambda path: None, on_watch_refused=self.refused.put_nowait)
+        metrics = SimpleNamespace(on_api_request=lambda *request: None)
         service: Any = SimpleNamespace(jobs=self.known, health=health, metrics=metrics)
         registry = kopf.OperatorRegistry()
         handlers._register(registry, cast("Service", service))
         where: Any = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
         watching = kopf.operator(registry=registry, settings=handlers._kopf_settings(), standalone=True, **where)
         self._tasks = [asyncio.create_task(self.known.run()), asyncio.create_task(watching)]
+
+    def on_job_changed(self, key: JobKey) -> None:
+        self.changed.put_nowait(key)
+
+    def on_job_gone(self, key: JobKey) -> None:
+        self.gone.put_nowait(key)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -117,7 +125,7 @@ def job(namespace: str) -> Object:
     return {"metadata": metadata}
 
 
-async def test_a_job_that_a_new_list_lacks_is_gone_though_kopf_says_nothing_of_it(server: Server, api: Api) -> None:
+async def test_a_job_that_a_new_list_lacks_is_gone_although_kopf_is_silent(server: Server, api: Api) -> None:
     server.jobs = [job("a")]
     watched = Watched(api)
     await server.watched.acquire()

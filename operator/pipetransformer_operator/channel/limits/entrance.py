@@ -1,7 +1,7 @@
-"""How many connections the channel keeps open, of one address and of all: no job's pods shut out those of others.
+"""Bounds the connections of the channel, in total and by address, so that no job's pods shut out those of others.
 
-They are counted where they are accepted, before TLS and long before a token is seen: one that never says a word takes
-a file and memory, too. One above the bounds is closed at once; a worker comes again.
+Connections are counted when they are accepted, before TLS and before any token: a silent one also takes a file and
+memory. A connection above the bounds is closed at once, and the worker tries again.
 """
 
 import asyncio
@@ -11,33 +11,34 @@ import socket
 import ssl
 import sys
 from collections import Counter
-from collections.abc import Callable
 
 from aiohttp import web
+
+from pipetransformer_operator.channel.listener import NO_LISTENER, ChannelListener
 
 from .rate import Rate
 
 logger = logging.getLogger(__name__)
-#: Who waits to join keeps one, and a start waits for those that find no place: workers of two jobs of the largest size
-#: fit, with some left for heartbeats. Each takes 25 to 37 kB: the chart's limit holds all besides a thousand jobs.
+#: A worker that waits to join keeps one connection. This is enough for the workers of two jobs of the largest size, and
+#: for heartbeats. Each connection takes 25 to 37 kB; the chart's memory limit fits all of them and a thousand jobs.
 MAX_CONNECTIONS = 12_000
-#: Of six connections so many may belong to polls that wait: the rest is for who has something to say.
+#: Waiting polls may hold this many of every six connections. The others are for heartbeats and reports.
 POLLS_OF_SIX = 5
-#: What one address may hold once half of all are taken: a node whose workers share its address needs no more.
+#: Connections that one address may hold once half of all are taken: enough for a node whose workers share its address.
 FEW = 64
-#: Open files that are left for all else.
+#: Open files reserved for everything else.
 SPARE_FILES = 256
-#: A connection is closed when TLS, its first request, or the next one takes longer to come, or the end of TLS.
+#: Timeout for TLS to begin or end, and for the first and each next request of a connection.
 IDLE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 1.0
-#: Connections of one address whose end is logged; all are counted.
+#: Logged refusals of one address, a second and at once. All are counted.
 LOG_RATE = (0.1, 5)
 
 
 def allow_files() -> int:
-    """Lets this process open as many files as it may be let to, and returns how many.
+    """Raises this process's limit of open files to the hard limit, and returns it.
 
-    Container runtimes give 1,024 to who does not ask, and a thousand jobs have more connections.
+    Container runtimes set 1,024 by default, and a thousand jobs have more connections.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -45,10 +46,10 @@ def allow_files() -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listens at an address, or at all of this machine where it is empty, of IPv4 and of IPv6.
+    """Listens at an address; if it is empty, at all IPv4 and IPv6 addresses of this machine.
 
     Raises:
-        OSError: the port is taken, or there is no such address.
+        OSError: the port is taken, or the address does not exist.
     """
     if not host and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -58,7 +59,7 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(
     application: web.Application, listening: socket.socket, context: ssl.SSLContext | None = None
 ) -> web.AppRunner:
-    """Serves the application there, to whom has something to ask, until the runner is cleaned up."""
+    """Serves the application on the socket until the runner is cleaned up."""
     runner = web.AppRunner(
         application, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=IDLE_SECONDS, access_log=None
     )
@@ -68,7 +69,7 @@ async def serve(
 
 
 class _Site(web.SockSite):
-    """aiohttp's own leaves a minute for the handshake, and half of one for the end of TLS."""
+    """aiohttp's own site waits 60 s for the TLS handshake and 30 s for the end of TLS."""
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
@@ -89,33 +90,33 @@ class Entrance:
 
     Args:
         files: that this process may have open.
-        refused: called for each connection that is closed at once.
+        listener: is told of each connection that is closed at once.
     """
 
-    def __init__(self, files: int, refused: Callable[[], None]) -> None:
+    def __init__(self, files: int, listener: ChannelListener = NO_LISTENER) -> None:
         self._most = min(MAX_CONNECTIONS, max(files - SPARE_FILES, files // 2))
-        self._refused = refused
+        self._listener = listener
         self._by_address: Counter[str] = Counter()
         self._open = 0
         self._logged = Rate(*LOG_RATE)
 
     @property
     def most_polls(self) -> int:
-        """Polls that may wait at a time."""
+        """How many polls may wait at a time."""
         return self._most * POLLS_OF_SIX // 6
 
     @property
     def open(self) -> int:
-        """Connections that are open now."""
+        """How many connections are open now."""
         return self._open
 
     def admit(self, address: str) -> bool:
-        """Counts one more connection of the address, unless there are too many."""
+        """Counts one more connection of the address. Returns False, without counting, if too many are open."""
         its = self._by_address[address]
         if self._open >= self._most or (self._open >= self._most // 2 and its >= FEW):
-            self._refused()
+            self._listener.on_shut_out()
             if not self._logged.take(address):
-                text = "a connection of %s is closed at once: %d of it and %d in all are open, of %d at most"
+                text = "closing a connection of %s: it has %d open connections, of %d in total and at most %d"
                 logger.warning(text, address, its, self._open, self._most)
             return False
         self._open += 1
@@ -123,14 +124,14 @@ class Entrance:
         return True
 
     def leave(self, address: str) -> None:
-        """A connection that was admitted is closed."""
+        """An admitted connection was closed."""
         self._open -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
 
     def guard(self, listening: socket.socket) -> socket.socket:
-        """The same listening socket, which accepts only what is admitted."""
+        """The same listening socket, which accepts only admitted connections."""
         return _Guarded(self, listening)
 
 
@@ -140,7 +141,7 @@ class _Guarded(socket.socket):
         self._entrance = entrance
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Raises ConnectionAbortedError where it is not admitted: asyncio then goes on as if nobody had come."""
+        """Raises ConnectionAbortedError for a connection that is not admitted, which asyncio ignores."""
         connection, peer = super().accept()
         if not self._entrance.admit(peer[0]):
             connection.close()
@@ -151,10 +152,12 @@ class _Guarded(socket.socket):
 class _Counted(socket.socket):
     def __init__(self, entrance: Entrance, connection: socket.socket, address: str) -> None:
         super().__init__(connection.family, connection.type, connection.proto, connection.detach())
-        self._leave: Callable[[], None] | None = lambda: entrance.leave(address)
+        self._entrance = entrance
+        self._address = address
+        self._counted = True
 
     def close(self) -> None:
         super().close()
-        leave, self._leave = self._leave, None
-        if leave:
-            leave()
+        if self._counted:
+            self._counted = False
+            self._entrance.leave(self._address)

@@ -1,28 +1,30 @@
-"""How often one sender may ask: token buckets, one a key."""
+"""How often one sender may ask: a token bucket for each key."""
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+
+from pipetransformer_operator.clocks import Stopwatch
 
 MAX_KEYS = 32768
 
 
 class Rate:
-    """Each key may do `burst` things at once and `per_second` in the long run.
+    """Each key may act `burst` times at once and `per_second` times in the long run.
 
     Args:
-        per_second: things a second.
-        burst: things at once.
+        per_second: actions a second.
+        burst: actions at once.
         clock: seconds that only grow.
     """
 
-    def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_second: float, burst: int, clock: Stopwatch = time.monotonic) -> None:
         self._per_second = per_second
         self._burst = burst
         self._clock = clock
         self._full_at: dict[Hashable, float] = {}
 
     def take(self, key: Hashable) -> float:
-        """Does one thing: 0 when it may be done now, else seconds until it may."""
+        """Counts one action. Returns 0 if it is allowed now; otherwise seconds until it is."""
         wait = self.wait(key)
         if not wait:
             if len(self._full_at) >= MAX_KEYS:
@@ -32,11 +34,11 @@ class Rate:
         return wait
 
     def give_back(self, key: Hashable) -> None:
-        """One thing that was taken does not count."""
+        """Uncounts one action."""
         if key in self._full_at:
             self._full_at[key] -= 1 / self._per_second
 
     def wait(self, key: Hashable) -> float:
-        """Seconds until the key may do one more thing."""
+        """Seconds until the key may act again."""
         ahead = self._full_at.get(key, 0.0) - self._clock()
         return max(0.0, ahead - (self._burst - 1) / self._per_second)

@@ -1,22 +1,21 @@
-"""asyncio's TLS connections with small buffers: a long-poll lasts, and there is one a job.
+"""Small buffers for asyncio's TLS connections, because every job keeps a long-poll open.
 
-asyncio fills 256 KiB for each TLS connection, ten times what the rest of it takes: a thousand long-polls are a quarter
-of a gigabyte. A request of ours fits in 4 KiB, and longer ones are read in parts. What a slow reader has not taken is
-kept below TLS, 64 KiB of it, before the writer has to wait. The names are not public: a test fails where asyncio
-changes one.
+asyncio allocates 256 KiB for each TLS connection, ten times the rest of its memory: 256 MiB for a thousand long-polls.
+Our requests fit in 4 KiB, and longer ones are read in parts. By default, 64 KiB that a slow reader has not taken wait
+below TLS before the writer pauses. The names are not public: a test fails if asyncio changes one.
 """
 
 from asyncio import BaseTransport, WriteTransport
 from asyncio.sslproto import SSLProtocol
 
 READ_BYTES = 4 * 1024
-#: What is kept of an answer for a reader that does not take it, once below TLS and once in it.
+#: Bytes of an answer that wait for a slow reader, once below TLS and once in it.
 WRITE_BYTES = 8 * 1024
 _connection_made = SSLProtocol.connection_made
 
 
 def shrink() -> None:
-    """Lets connections that are opened from now on, of the whole process, have small buffers."""
+    """Gives small buffers to all TLS connections that this process opens from now on."""
     SSLProtocol.max_size = READ_BYTES
     SSLProtocol.connection_made = _made  # type: ignore[method-assign, assignment]
 

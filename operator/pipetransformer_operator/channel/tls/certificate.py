@@ -1,7 +1,7 @@
-"""The channel's certificates: authorities that outlive the operator and follow each other, and server certificates.
+"""The channel's certificates: authorities that outlive the operator, and server certificates that they sign.
 
-A new authority is made long before the present one ends. Workers are told to trust both; only when all of them surely
-have read that does the new one sign. Which one signs follows from their dates alone.
+A new authority is created long before the present one expires, and workers are told to trust both. The new one signs
+only after all workers have certainly read that. Which one signs follows from their dates alone.
 """
 
 import ipaddress
@@ -19,34 +19,34 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_LIFETIME = timedelta(days=365)
-#: The next authority is made so long before the newest ends.
+#: The next authority is created this long before the newest expires.
 RENEWAL = AUTHORITY_LIFETIME / 3
-#: Within this time all workers trust a new authority: it is published, and kubelets refresh what is mounted.
+#: Time until all workers trust a new authority: it is published, and kubelets refresh mounted files.
 SPREAD = timedelta(days=1)
 SERVER_LIFETIME = timedelta(days=30)
-#: Certificates are valid from a little before they were made: clocks of nodes differ.
+#: Certificates are valid from this long before their creation, because clocks of nodes differ.
 CLOCK_SKEW = timedelta(hours=1)
 
 
 class Certificate(Protocol):
-    """What the channel shows to workers, and what makes them trust it."""
+    """The channel's certificate, and the authorities by which workers trust it."""
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For the server; stays the same object when what is in it is renewed."""
+        """For the server. It stays the same object when the certificate is renewed."""
         ...
 
     @property
     def trusted(self) -> bytes:
-        """PEM of all certificates that workers are to trust."""
+        """PEM of all certificates that workers must trust."""
         ...
 
     async def refresh(self) -> None:
-        """Reads and renews; what is in memory stays when that fails.
+        """Reads and renews. If that fails, the certificate in memory stays.
 
         Raises:
-            Unavailable: not now.
-            ValueError: what was read cannot be used.
+            Unavailable: it cannot be read now.
+            ValueError: what was read is invalid.
         """
         ...
 
@@ -60,17 +60,17 @@ class Authority:
 
     @property
     def start(self) -> datetime:
-        """From when it is valid."""
+        """Start of its validity."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_before_utc
 
     @property
     def end(self) -> datetime:
-        """Until when it is valid."""
+        """End of its validity."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
 
 def new_authority(now: datetime) -> Authority:
-    """Makes a self-signed authority (P-256)."""
+    """Creates a self-signed authority (P-256)."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pipetransformer-channel")])
     certificate = (
@@ -84,7 +84,7 @@ def new_authority(now: datetime) -> Authority:
 
 
 def renewed(authorities: Sequence[Authority], now: datetime) -> tuple[Authority, ...]:
-    """Those that have not ended, oldest first, and a new one when the newest ends soon."""
+    """The authorities that have not expired, oldest first, and a new one if the newest expires soon."""
     valid = sorted((one for one in authorities if one.end > now), key=lambda one: one.start)
     if not valid or valid[-1].end - now < RENEWAL:
         valid.append(new_authority(now))
@@ -92,7 +92,7 @@ def renewed(authorities: Sequence[Authority], now: datetime) -> tuple[Authority,
 
 
 def signing(authorities: Sequence[Authority], now: datetime) -> Authority:
-    """The newest that all workers trust by now, else the oldest."""
+    """The newest authority that all workers trust by now; otherwise the oldest."""
     spread = [one for one in authorities if one.start + CLOCK_SKEW + SPREAD <= now]
     return max(spread, key=lambda one: one.start) if spread else min(authorities, key=lambda one: one.start)
 
@@ -101,16 +101,16 @@ def server_context() -> ssl.SSLContext:
     """A TLS server context without a certificate yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # no worker comes back with one, and they cost a fifth of a connection
+    context.num_tickets = 0  # workers do not resume sessions, and tickets are a fifth of a connection's cost
     return context
 
 
 def load_new_certificate(context: ssl.SSLContext, authority: Authority, hosts: Sequence[str], now: datetime) -> None:
-    """Puts a new certificate for `hosts` (DNS names or IP addresses), signed by `authority`, into `context`.
+    """Loads a new certificate for `hosts` (DNS names or IP addresses), signed by `authority`, into `context`.
 
     Raises:
-        ValueError: the authority's PEM cannot be read.
-        TypeError: its key is of another kind.
+        ValueError: the authority's PEM is invalid.
+        TypeError: its key is not an elliptic-curve key.
     """
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     issuer_key = serialization.load_pem_private_key(authority.key, password=None)
@@ -133,10 +133,10 @@ def load_new_certificate(context: ssl.SSLContext, authority: Authority, hosts: S
 
 
 class MountedCertificate:
-    """A `Certificate` that cert-manager, or somebody else, renews in a folder: `tls.crt`, `tls.key` and `ca.crt`.
+    """A `Certificate` in a folder that cert-manager, for example, renews: `tls.crt`, `tls.key` and `ca.crt`.
 
-    Where `ca.crt` names a new authority, workers are first told to trust it beside the old one; what it signed is shown
-    from the next refresh on.
+    If `ca.crt` has a new authority, workers are first told to trust both. From the next refresh on the server uses the
+    certificate that the new one signed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -165,7 +165,7 @@ class MountedCertificate:
                 return
             self._context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self._folder}: tls.crt, tls.key and ca.crt are needed: {error}") from error
+            raise ValueError(f"{self._folder}: cannot load tls.crt, tls.key and ca.crt: {error}") from error
         self._trusted = self._shown = trusted
 
 

@@ -1,20 +1,21 @@
-"""How many accelerators are free, node by node: what nodes have, less what pods there hold.
+"""How many accelerators are free on each node: what the node has, minus what pods there hold.
 
-Watches of nodes and of all pods keep it up to date, so a question costs no request. Each answer is as old as the
-watches are, some hundred milliseconds, and knows nothing of what the scheduler is about to do.
+Watches of nodes and of all pods keep this up to date, so asking costs no request. Each answer is as old as the watches,
+some hundred milliseconds, and does not know what the scheduler is about to do.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 
 from .node_fit import Amounts, NodeView, PodShape, allows, fits, node_view, requests_of
 
-#: Shapes of pods for which the room is kept up to date: jobs of a cluster have few.
+#: Pod shapes whose room is kept up to date: the jobs of one cluster have few.
 SHAPES = 64
 _ENDED = ("Succeeded", "Failed")
 
@@ -25,9 +26,9 @@ class PodView:
 
     Attributes:
         uid: of the pod.
-        node: that it is bound to, or that others are preempted on for it; empty for none.
+        node: that it is bound to, or on which the scheduler preempts others for it; empty for none.
         requests: what it holds there, in thousandths of each resource's unit.
-        priority: the number that the cluster made of its PriorityClass.
+        priority: the number of its PriorityClass.
     """
 
     uid: str
@@ -37,8 +38,9 @@ class PodView:
 
 
 def pod_view(pod: Object) -> PodView | None:
-    """The view of a pod as the API server gives it; None once it has ended, or while it has no place. A worker without
-    a node has its place by reservation."""
+    """The view of a pod from the API server. None if the pod has ended or has no node yet.
+
+    A nominated node counts only for other owners' pods, because a worker without a node has a reservation."""
     status, spec, labels = pod.get("status", {}), pod["spec"], pod["metadata"].get("labels", {})
     node = spec.get("nodeName") or (status.get("nominatedNodeName") if JOB_LABEL not in labels else "")
     if not node or status.get("phase") in _ENDED:
@@ -47,8 +49,9 @@ def pod_view(pod: Object) -> PodView | None:
 
 
 def free_by_node(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> dict[str, dict[str, int]]:
-    """What is left of each node's resources, by node and resource, in thousandths of the resource's unit. A node that
-    holds more than it has, as after a device broke, has a negative amount left."""
+    """What is left of each node's resources, by node and resource, in thousandths of the resource's unit.
+
+    The amount is negative if pods hold more than the node has, for example after a device broke."""
     left = {node.name: dict(node.allocatable) for node in nodes}
     for pod in pods:
         of_node = left.get(pod.node, {})
@@ -58,19 +61,25 @@ def free_by_node(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> dict[str
     return left
 
 
+class NodeGate(Protocol):
+    """Knows which nodes take no pods."""
+
+    def is_closed(self, name: str) -> bool:
+        """Whether the node takes no pods now, because it is cordoned or lost."""
+        ...
+
+
 class FreeAccelerators:
-    """See the module. It keeps `free_by_node` by each change alone.
+    """See the module. Keeps what `free_by_node` computes, updated by each change.
 
     Args:
-        closed: whether the node of that name takes no pods now, as it is cordoned or not heard.
-        freed: called when something that only some nodes have, such as accelerators, became free or new.
+        gate: knows which nodes take no pods; None: all take pods.
+        events: is told when an extended resource, such as an accelerator, becomes free or is new.
     """
 
-    def __init__(
-        self, closed: Callable[[str], bool] = lambda name: False, freed: Callable[[], None] = lambda: None
-    ) -> None:
-        self._closed = closed
-        self._freed = freed
+    def __init__(self, gate: NodeGate | None = None, events: ClusterListener = NO_LISTENER) -> None:
+        self._gate = gate
+        self._events = events
         self._nodes: dict[str, NodeView] = {}
         self._pods: dict[str, PodView] = {}
         self._held: dict[str, dict[str, int]] = {}
@@ -90,10 +99,10 @@ class FreeAccelerators:
         known = before.allocatable if before else {}
         opened = before is None or before.taints != view.taints or before.labels != view.labels
         if any(_is_special(name) and (opened or more > known.get(name, 0)) for name, more in view.allocatable.items()):
-            self._freed()
+            self._events.on_accelerators_free()
 
     def note_pod(self, pod: Object) -> bool:
-        """Takes what a watch of pods showed. Returns whether the pod gave accelerators of its node back."""
+        """Takes what a watch of pods showed. Returns whether the pod released accelerators of its node."""
         view, uid = pod_view(pod), pod["metadata"]["uid"]
         before = self._pods.get(uid)
         if view == before:
@@ -110,7 +119,7 @@ class FreeAccelerators:
         return False
 
     def drop_pod(self, uid: str) -> bool:
-        """The pod is gone. Returns whether it gave accelerators of its node back."""
+        """The pod is gone. Returns whether it released accelerators of its node."""
         view = self._pods.pop(uid, None)
         if view is None:
             return False
@@ -118,12 +127,12 @@ class FreeAccelerators:
         return self._tell(view)
 
     def by_node(self, resource: str) -> dict[str, int]:
-        """Whole units of the resource that are free, by the name of each node that has any and takes pods."""
+        """Whole free units of the resource, by name of each node that has some and takes pods."""
         free = {name: self._left(node).get(resource, 0) // 1000 for name, node in self._nodes.items()}
         return {name: amount for name, amount in free.items() if amount > 0 and not self._closed(name)}
 
     def room_by_node(self, shape: PodShape) -> Mapping[str, int]:
-        """How many more pods of this shape each node would take now, by the name of each node that takes any."""
+        """How many more pods of this shape each node would take now, without nodes that take none."""
         if shape not in self._rooms:
             if len(self._rooms) >= SHAPES:
                 del self._rooms[next(iter(self._rooms))]
@@ -133,12 +142,13 @@ class FreeAccelerators:
         return self._rooms[shape]
 
     def holders(self, node: str) -> int:
-        """Pods that hold accelerators of that node."""
+        """How many pods hold accelerators of the node."""
         return self._holders[node]
 
     def lacking(self, shape: PodShape, resource: str) -> dict[str, int]:
-        """Units of the resource that each node lacks for one pod of this shape, by name, where a node would take it
-        once enough of that resource is free."""
+        """Units of the resource that each node lacks for one pod of this shape.
+
+        Lists only nodes that would take the pod once enough of that resource is free."""
         wants, lacking = shape.requests.get(resource, 0), {}
         for name, node in self._nodes.items():
             if self._closed(name) or not allows(node, shape.spec) or not fits(node.allocatable, shape.requests):
@@ -148,7 +158,7 @@ class FreeAccelerators:
         return lacking
 
     def reach(self, shape: PodShape, priority: int) -> int:
-        """How many more pods of this shape nodes would take if pods of lower priority went, as a scheduler preempts."""
+        """How many more pods of this shape nodes would take if the scheduler preempted all pods of lower priority."""
         lower: dict[str, dict[str, int]] = {}
         for pod in self._pods.values():
             if pod.priority < priority:
@@ -163,8 +173,11 @@ class FreeAccelerators:
                 total += fits(left, shape.requests)
         return total
 
+    def _closed(self, name: str) -> bool:
+        return self._gate is not None and self._gate.is_closed(name)
+
     def _count(self, name: str, shapes: Iterable[PodShape] | None = None) -> None:
-        """Counts the room of one node again."""
+        """Recounts the room of one node."""
         node = self._nodes.get(name)
         for shape in self._rooms if shapes is None else shapes:
             room = 0
@@ -196,10 +209,10 @@ class FreeAccelerators:
     def _tell(self, pod: PodView) -> bool:
         held = any(map(_is_special, pod.requests))
         if held:
-            self._freed()
+            self._events.on_accelerators_free()
         return held
 
 
 def _is_special(resource: str) -> bool:
-    """Whether it is an extended resource: cpu, memory and pods have no domain, and hugepages-2Mi no slash."""
+    """Whether it is an extended resource: cpu, memory, pods and hugepages-2Mi have no domain in their name."""
     return "/" in resource and not resource.startswith("kubernetes.io/")

@@ -1,19 +1,30 @@
-"""How many more workers of a job nodes would take now, less those that other jobs are about to put there.
+"""How many more workers of a job nodes would take now, without room that other jobs have reserved.
 
-Several jobs may see the same free accelerator in the same moment. Whoever plans first reserves it, until its pod has a
-node or is not wanted any longer; the others count it as taken, so each accelerator draws one pod.
+Several jobs may see the same free accelerator at the same moment. The job that plans first reserves it until its pod
+has a node or is no longer wanted. Other jobs count it as taken, so each accelerator attracts only one pod.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 from pipetransformer_operator.controller.ports import JobKey, Room
 from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 
 from .free_accelerators import FreeAccelerators
 from .node_fit import PodShape
 
-#: Where nodes are not seen, nobody knows what is free.
+#: What is free is unknown, for example where nodes are not watched.
 NO_ROOM_KNOWN = Room(None, 0)
+
+
+class Lister(Protocol):
+    """A watch of pods."""
+
+    @property
+    def listed(self) -> bool:
+        """Whether it has listed all its pods."""
+        ...
 
 
 class Reservations:
@@ -21,22 +32,21 @@ class Reservations:
 
     Args:
         free: what nodes have left.
-        known: whether all nodes' pods were listed: before, there seems to be more room than there is.
-        released: called when a job needs less than it had reserved.
+        listers: watches of all pods. Until all have listed theirs, nodes seem to have more room than they do.
+        events: is told when a job needs less than it reserved.
     """
 
     def __init__(
-        self, free: FreeAccelerators, known: Callable[[], bool], released: Callable[[], None] = lambda: None
+        self, free: FreeAccelerators, listers: Sequence[Lister], events: ClusterListener = NO_LISTENER
     ) -> None:
         self._free = free
-        self._known = known
-        self._released = released
+        self._listers = listers
+        self._events = events
         self._reserved: dict[JobKey, tuple[PodShape, int]] = {}
 
     def room(self, key: JobKey, shape: PodShape) -> Room:
-        """How many more of the job's workers, which have pods of that shape, would find a node now. Its own that have
-        none yet are among them."""
-        if not self._known():
+        """How many of the job's workers without a node, and new ones, would find a node now."""
+        if not self._known:
             return NO_ROOM_KNOWN
         mine = self._free.room_by_node(shape)
         free = unreserved = sum(mine.values())
@@ -48,30 +58,33 @@ class Reservations:
         return Room(free, max(0, unreserved))
 
     def reach(self, shape: PodShape, priority: int) -> int | None:
-        """How many more pods of that shape and priority nodes would take if pods of lower priority went."""
-        return self._free.reach(shape, priority) if self._known() else None
+        """How many more pods of that shape nodes would take if pods of lower priority were preempted."""
+        return self._free.reach(shape, priority) if self._known else None
 
     def holders(self, node: str) -> int:
-        """Pods that hold accelerators of that node."""
+        """How many pods hold accelerators of the node."""
         return self._free.holders(node)
 
     def reserve(self, key: JobKey, shape: PodShape, workers: int) -> None:
-        """The job wants so many workers that have no node yet."""
+        """The job wants this many workers that have no node yet."""
         _, before = self._reserved.pop(key, (shape, 0))
         if workers:
             self._reserved[key] = shape, workers
         if before > workers:
-            self._released()
+            self._events.on_accelerators_free()
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         if self._reserved.pop(key, None) is not None:
-            self._released()
+            self._events.on_accelerators_free()
+
+    @property
+    def _known(self) -> bool:
+        return all(lister.listed for lister in self._listers)
 
 
 def awaits_room(pod: Object) -> bool:
-    """Whether the pod has no node, and may get one as soon as there is room. One that its volumes keep off all nodes
-    takes nothing from others."""
+    """Whether the pod has no node, and lacks only room for one: its volumes, for example, do not hold it up."""
     if pod["spec"].get("nodeName"):
         return False
     conditions = pod.get("status", {}).get("conditions", [])

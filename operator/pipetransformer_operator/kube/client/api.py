@@ -1,4 +1,4 @@
-"""The one seam to the API server: a request, its answer as plain JSON, and errors sorted by what to do about them."""
+"""Requests to the API server: plain JSON in and out, and one error class for each thing the operator can do."""
 
 import contextlib
 import ipaddress
@@ -7,52 +7,58 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
 
+from pipetransformer_contract.api.requests import APPLY_PATCH as APPLY_PATCH  # `as`: other rooms import it from here
+from pipetransformer_contract.api.requests import JSON, failure_message
+from pipetransformer_contract.api.requests import MERGE_PATCH as MERGE_PATCH
+from pipetransformer_contract.api.requests import Object as Object
 from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.controller.slots import Slots
 
 from .verbs import describe, namespace_of
 
-Object = dict[str, Any]
 Query = Mapping[str, str]
 NO_QUERY: Query = MappingProxyType({})
 TIMEOUT_SECONDS = 15
-#: Requests in flight, see `Slots`; others wait their turn, and their time begins when they are sent.
+#: Requests in flight, see `Slots`. The timeout of a request starts when it is sent.
 PARALLEL = 64
-#: Objects of one answer to a list: 8,000 pods in one took 400 MB.
+#: Objects in one answer to a list: 8,000 pods in one answer took 400 MB.
 LISTED_AT_ONCE = 250
-#: Between two bookmarks of a watch, by the API server.
+#: How often the API server sends a bookmark in a watch.
 BOOKMARK_SECONDS = 60
-#: At once from a connection: a long event of a watch is one line.
+#: Read buffer of a connection: an event of a watch is one line, and may be long.
 READ_BYTES = 2**21
-JSON = "application/json"
-MERGE_PATCH = "application/merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
-#: Of a list: the objects' metadata alone.
+#: Asks for a list with only the objects' metadata.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "pipetransformer-operator"
 KUBECONFIG = "~/.kube/config"
 
-#: Told of each request: verb, resource, HTTP status code (None without an answer), seconds.
-Count = Callable[[str, str, int | None, float], None]
-
 
 class NotFound(Exception):
-    """No such object."""
+    """The object does not exist."""
 
 
-def _always() -> bool:
-    return True
+class Leadership(Protocol):
+    """Knows whether this operator is the one that may write."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it may write now."""
+        ...
 
 
-def _uncounted(verb: str, resource: str, code: int | None, seconds: float) -> None:
-    pass
+class RequestListener(Protocol):
+    """Is told of requests to the API server."""
+
+    def on_api_request(self, verb: str, resource: str, code: int | None, seconds: float) -> None:
+        """A request was sent. `code` is the HTTP status code of the answer, None if there was none."""
+        ...
 
 
 class Api:
@@ -60,34 +66,37 @@ class Api:
 
     Args:
         api_client: of the library.
-        may_write: asked before each request but GET; false means that this operator does not hold its lease.
-        count: told of each request that was sent.
+        leadership: sends nothing but GET requests unless it is held; None: may always write.
+        listener: is told of each request that was sent.
     """
 
     def __init__(
-        self, api_client: client.ApiClient, may_write: Callable[[], bool] = _always, count: Count = _uncounted
+        self,
+        api_client: client.ApiClient,
+        leadership: Leadership | None = None,
+        listener: RequestListener | None = None,
     ) -> None:
         self._client = api_client
-        self._may_write = may_write
-        self._count = count
+        self._leadership = leadership
+        self._listener = listener
         self._slots = Slots(PARALLEL)
 
     @classmethod
     async def connect(
         cls,
-        may_write: Callable[[], bool] = _always,
-        count: Count = _uncounted,
+        leadership: Leadership | None = None,
+        listener: RequestListener | None = None,
         *,
         kubeconfig: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Connects by the kubeconfig. None: as the pod's ServiceAccount, or outside a cluster as kubectl does."""
         settings = await _configuration(kubeconfig)
         settings.proxy = settings.proxy or _proxy(settings.host or "")
-        # Each watch keeps a connection, and requests have slots: no bound.
+        # No limit: each watch keeps a connection, and slots limit requests.
         settings.connection_pool_maxsize = 0
-        # A look into the environment, and in a thread into a netrc file, would be twice the work of the request itself.
+        # Reading the environment, and a netrc file in a thread, would take twice the time of the request itself.
         settings.client_session_kwargs = {"trust_env": False, "read_bufsize": READ_BYTES}
-        return cls(client.ApiClient(configuration=settings), may_write, count)
+        return cls(client.ApiClient(configuration=settings), leadership, listener)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -102,8 +111,9 @@ class Api:
     async def list(
         self, path: str, query: Query = NO_QUERY, *, timeout: float = TIMEOUT_SECONDS, accept: str = JSON
     ) -> AsyncIterator[Object]:
-        """A list in parts, each with some of its `items`; all have the resourceVersion of the whole. Raises as
-        `request`, in the middle too: the server may forget that version before it is read."""
+        """Yields a list in parts, each with some of its `items`. All have the resourceVersion of the whole list.
+
+        Raises as `request`, also between two parts, because the server may forget that version."""
         asked = {**query, "limit": str(LISTED_AT_ONCE)}
         while True:
             part = await self.get(path, asked, timeout=timeout, accept=accept)
@@ -124,17 +134,17 @@ class Api:
         bookmarked: bool = False,
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Object]:
-        """Events of the list at `path` from a resourceVersion on; ends after `seconds`.
+        """Yields events of the list at `path`, until the server ends the watch after `seconds`.
 
         Args:
             path: of the list.
-            version: after which events begin.
-            seconds: after which the server ends it.
+            version: resourceVersion after which events begin.
+            seconds: lifetime of the watch.
             query: of the list.
-            bookmarks: the server says now and then how far it is.
-            bookmarked: it did so before, so it does each minute, and silence means that the watch died without a word.
-                It begins only once something of the kind has changed since it started.
-            opened: called once the server has begun.
+            bookmarks: asks the server to report its progress.
+            bookmarked: the server has sent a bookmark before, so a watch without one for a minute is dead. A server
+                sends the first only after an object of the kind has changed since the server started.
+            opened: called when the server accepts the watch.
 
         Raises:
             Unavailable: it cannot be opened, it broke, or the server no longer has that version.
@@ -149,7 +159,7 @@ class Api:
             async with await self._send(
                 "GET", f"{path}?{urlencode(asked)}", {"Accept": JSON}, timeout=timeout
             ) as answer:
-                self._count(*describe("GET", path, watch=True), answer.status, time.perf_counter() - started)
+                self._tell(*describe("GET", path, watch=True), answer.status, time.perf_counter() - started)
                 if answer.status != 200:
                     raise Unavailable(f"watch {path}: {answer.status} {answer.reason}")
                 opened()
@@ -176,14 +186,14 @@ class Api:
         timeout: float = TIMEOUT_SECONDS,
         accept: str = JSON,
     ) -> Object:
-        """Sends one request and returns the answered object; `strict` refuses fields that the server does not know.
+        """Sends one request and returns the object in the answer. With `strict` the server refuses unknown fields.
 
         Raises:
             NotFound: 404.
             Conflict: 409.
             Invalid: 400, 413 or 422.
-            Refused: any other 4xx; or 500, as when an admission webhook does not answer.
-            Unavailable: no answer, 429, another 5xx, or this operator may not write.
+            Refused: any other 4xx; or 500, for example because an admission webhook does not answer.
+            Unavailable: no answer, 429, another 5xx, or this operator does not lead.
         """
         asked = dict(query)
         if strict:
@@ -193,8 +203,8 @@ class Api:
         url = f"{path}?{urlencode(asked)}" if asked else path
         headers = {"Accept": accept, "Content-Type": content_type}
         async with self._slots.of(namespace_of(path)):
-            if method != "GET" and not self._may_write():
-                raise Unavailable(f"{method} {path}: not sent, for this operator does not hold its lease")
+            if method != "GET" and self._leadership is not None and not self._leadership.held:
+                raise Unavailable(f"{method} {path}: not sent, because this operator does not hold the lease")
             started, code = time.perf_counter(), None
             try:
                 async with await self._send(method, url, headers, body, timeout=timeout) as answer:
@@ -202,9 +212,9 @@ class Api:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise Unavailable(f"{method} {path}: {error!r}") from error
             finally:
-                self._count(*describe(method, path), code, time.perf_counter() - started)
+                self._tell(*describe(method, path), code, time.perf_counter() - started)
         if not 200 <= code <= 299:
-            raise _sorted(code, f"{method} {path}: {code} {_message(data) or answer.reason}")
+            raise _sorted(code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
         result: Object = json.loads(data)
         return result
 
@@ -217,14 +227,17 @@ class Api:
         *,
         timeout: float | aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
-        """Sends a request by the library, but not by its `call_api`: that walks through bodies and answers as if they
-        were models, which is half of a request's work."""
+        """Sends a request without the library's models: they would take half of the time of a request."""
         headers = {**self._client.default_headers, **headers}
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], url, method, body)
         address = f"{self._client.configuration.host}{url}"
         sent = await self._client.rest_client.request(method, address, headers, body, _request_timeout=timeout)
         response: aiohttp.ClientResponse = sent.response
         return response
+
+    def _tell(self, verb: str, resource: str, code: int | None, seconds: float) -> None:
+        if self._listener is not None:
+            self._listener.on_api_request(verb, resource, code, seconds)
 
 
 async def _configuration(kubeconfig: str | os.PathLike[str] | None) -> client.Configuration:
@@ -233,14 +246,14 @@ async def _configuration(kubeconfig: str | os.PathLike[str] | None) -> client.Co
         with contextlib.suppress(config.ConfigException):
             config.load_incluster_config(client_configuration=settings)
             return settings
-    # The library reads KUBECONFIG only once, when it is imported, and takes an empty one for a file.
+    # The library reads KUBECONFIG only once, at import, and takes an empty value for a file name.
     file = kubeconfig or os.environ.get("KUBECONFIG") or KUBECONFIG
     await config.load_kube_config(os.fspath(file), client_configuration=settings)
     return settings
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for it. As for kubectl, a server on loopback has none."""
+    """The environment's proxy for the URL. As with kubectl, a server on loopback has none."""
     server = urlsplit(url)
     host = server.hostname or ""
     return None if _is_loopback(host) or proxy_bypass(host) else getproxies().get(server.scheme)
@@ -263,10 +276,3 @@ def _sorted(status: int, message: str) -> Exception:
     if 400 <= status <= 500 and status != 429:
         return Refused(message)
     return Unavailable(message)
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return ""

@@ -1,17 +1,18 @@
-"""One operator at a time: the Lease that its holder renews and that others wait for.
+"""The Lease that makes one operator the writer: its holder renews it, and other operators wait for it.
 
-Clocks of machines are never compared: a candidate takes over once the Lease has not changed for its duration by the
-candidate's own clock, as client-go does. The holder counts from before its last renewal was sent and stops writing
-(`held`) well before anybody else may start. While the API server is away nobody can take over, and nothing can be
-written: the holder goes on serving what it has in memory, and may write again with its next renewal.
+As in client-go, clocks of machines are never compared. A candidate takes over when its own clock has seen the Lease
+unchanged for its duration. The holder counts from before it sent its last renewal, and stops writing (`held`) well
+before another may start. During an outage of the API server no operator can take over or write: the holder serves
+workers from memory, and may write again after its next renewal.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Protocol
 
+from pipetransformer_operator.clocks import Stopwatch
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
 
 from .api import Api, NotFound, Object
@@ -21,7 +22,15 @@ NAME = "pipetransformer-operator"
 
 
 class LeaseLost(Exception):
-    """Another operator holds the Lease: what this one remembers is of no more use."""
+    """Another operator holds the Lease, so what this one remembers is out of date."""
+
+
+class LeaseListener(Protocol):
+    """Is told when this operator becomes the writer."""
+
+    def on_lease_gained(self) -> None:
+        """This operator may write: its first gain, or the end of an outage."""
+        ...
 
 
 class Lease:
@@ -29,11 +38,10 @@ class Lease:
 
     Args:
         api: of the cluster; not guarded by this lease.
-        namespace: of the lease.
-        identity: of this operator, in words that lead to it; one that is started again under the same identity takes
-            over at once.
+        namespace: of the Lease.
+        identity: of this operator, readable by an admin. An operator that restarts with the same identity takes over
+            at once.
         seconds: how long the Lease must stay unchanged before another operator takes it.
-        gained: told when this operator may write, and when it may again.
         clock: seconds that only grow.
     """
 
@@ -44,19 +52,22 @@ class Lease:
         identity: str,
         *,
         seconds: int,
-        gained: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Stopwatch = time.monotonic,
     ) -> None:
         self._api = api
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path = f"{self._folder}/{NAME}"
         self._identity = identity
         self._seconds = seconds
-        self._gained = gained
         self._clock = clock
         self._held_until = float("-inf")
         self._seen: str | None = None
         self._seen_at = 0.0
+        self._listeners: list[LeaseListener] = []
+
+    def add(self, listener: LeaseListener) -> None:
+        """Adds a listener, which is told of every later gain."""
+        self._listeners.append(listener)
 
     @property
     def held(self) -> bool:
@@ -64,22 +75,23 @@ class Lease:
         return self._clock() < self._held_until
 
     async def attempt(self) -> str:
-        """Takes or renews the Lease where that is right; returns who holds it, or nothing when that cannot be told."""
+        """Takes or renews the Lease if that is right. Returns its holder; empty if that is unknown."""
         sent = self._clock()
         try:
             async with asyncio.timeout(self._seconds / 3):
                 holder = await self._take()
         except (Conflict, Unavailable, TimeoutError) as error:
-            logger.warning("the lease %s cannot be renewed now: %s", NAME, error or type(error).__name__)
+            logger.warning("cannot renew the lease %s: %s", NAME, error or type(error).__name__)
             return ""
         if holder == self._identity:
             held, self._held_until = self.held, sent + self._seconds * 2 / 3
             if not held:
-                self._gained()
+                for listener in self._listeners:
+                    listener.on_lease_gained()
         return holder
 
     async def acquire(self) -> None:
-        """Returns once this operator is the one."""
+        """Waits until this operator holds the Lease."""
         waiting_for = ""
         while (holder := await self.attempt()) != self._identity:
             if holder and holder != waiting_for:
@@ -89,7 +101,7 @@ class Lease:
         logger.info("this operator (%s) holds the lease %s", self._identity, NAME)
 
     async def keep(self) -> None:
-        """Renews for ever.
+        """Renews the Lease until it is lost.
 
         Raises:
             LeaseLost: another operator took over.
@@ -102,7 +114,7 @@ class Lease:
                 raise LeaseLost(f"{holder} took over the lease {NAME} from {self._identity}")
 
     async def release(self) -> None:
-        """Lets another operator take over at once, if this one holds the Lease; call it after the last write."""
+        """Gives the Lease up, so that another operator takes over at once. Call it after the last write."""
         if not self.held:
             return
         self._held_until = float("-inf")
@@ -112,7 +124,7 @@ class Lease:
                 lease["spec"]["holderIdentity"] = ""
                 await self._api.request("PUT", self._path, lease)
         except (NotFound, Conflict, Unavailable) as error:
-            logger.warning("the lease is not released, it will expire: %s", error)
+            logger.warning("cannot release the lease, so it will expire: %s", error)
 
     @property
     def _pause(self) -> float:
@@ -131,8 +143,8 @@ class Lease:
         if self._seen != lease["metadata"]["resourceVersion"]:
             self._seen, self._seen_at = lease["metadata"]["resourceVersion"], self._clock()
         expired = self._clock() >= self._seen_at + spec.get("leaseDurationSeconds", self._seconds)
-        others = holder not in ("", self._identity)
-        if others and (self._held_until > float("-inf") or not expired):
+        is_other = holder not in ("", self._identity)
+        if is_other and (self._held_until > float("-inf") or not expired):
             return holder
         await self._api.request("PUT", self._path, {**lease, "spec": self._spec(spec)})
         return self._identity

@@ -1,10 +1,10 @@
-"""A request to the API server in Kubernetes' own words: its verb, its resource and its namespace."""
+"""Verb, resource and namespace of a request to the API server, as RBAC names them."""
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 def describe(method: str, path: str, *, watch: bool = False) -> tuple[str, str]:
-    """Verb and resource (with its subresource) of a request; what names no resource is `discovery`.
+    """Verb and resource, with its subresource, of a request. A path without a resource is `discovery`.
 
     >>> describe("PUT", "/apis/training.pipetransformer.io/v1alpha1/namespaces/a/pipetrainingjobs/b/status")
     ('update', 'pipetrainingjobs/status')
@@ -19,7 +19,7 @@ def describe(method: str, path: str, *, watch: bool = False) -> tuple[str, str]:
 
 
 def namespace_of(path: str) -> str:
-    """Namespace of what a request is about; empty where that belongs to none, or to several.
+    """Namespace of a request; empty if it concerns no namespace or several.
 
     >>> namespace_of("/api/v1/namespaces/a/pods/b")
     'a'
@@ -29,7 +29,7 @@ def namespace_of(path: str) -> str:
 
 
 def _split(path: str) -> tuple[str, list[str]]:
-    """Namespace, and what follows it and the API's group and version."""
+    """Namespace of a path, and its parts after the namespace, or after group and version."""
     root, *parts = path.partition("?")[0].strip("/").split("/")
     parts = parts[1:] if root == "api" else parts[2:]
     if parts[:1] == ["namespaces"] and len(parts) > 2:

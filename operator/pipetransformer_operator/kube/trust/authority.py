@@ -1,15 +1,16 @@
-"""The channel's authorities on a cluster: keys in a Secret beside the operator, certificates where jobs are.
+"""The channel's authorities: keys in a Secret of the operator's namespace, certificates in jobs' namespaces.
 
-The Secret outlives the operator, so workers trust the next one too. Any operator may renew it, the one that waits for
-the lease as well: each write is made on what was read.
+The Secret outlives the operator, so workers also trust the next one. Any operator may renew it, even one that waits for
+the lease, because a write fails if the Secret changed since it was read.
 """
 
 import asyncio
 import base64
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Protocol
 
 from pipetransformer_operator.channel.tls.certificate import (
     Authority,
@@ -18,6 +19,7 @@ from pipetransformer_operator.channel.tls.certificate import (
     server_context,
     signing,
 )
+from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, NotFound, Object
 
@@ -26,29 +28,23 @@ SECRET = "pipetransformer-channel-ca"
 CA_CONFIG_MAP = "pipetransformer-channel-ca"
 CA_FILE = "ca.crt"
 KEY_FILE = "ca.key"
-#: Before a change of others is undone: two operators that serve one namespace by mistake would not stop to undo theirs.
+#: Pause before undoing another client's change, in case two operators serve one namespace by mistake.
 RESTORE_SECONDS = 1.0
 _KEY_END = b"-----END PRIVATE KEY-----\n"
 _CERTIFICATE_END = b"-----END CERTIFICATE-----\n"
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class KeptAuthority:
-    """A `Certificate` of authorities that are kept in a Secret.
+    """A `Certificate` whose authorities are in a Secret.
 
     Args:
         api: of the cluster.
         namespace: of the operator.
         hosts: names of the channel.
-        clock: the present time, aware of its zone.
+        clock: the present time, with its time zone.
     """
 
-    def __init__(
-        self, api: Api, namespace: str, hosts: Sequence[str], clock: Callable[[], datetime] = _utc_now
-    ) -> None:
+    def __init__(self, api: Api, namespace: str, hosts: Sequence[str], clock: Clock = utc_now) -> None:
         self._api = api
         self._folder = f"/api/v1/namespaces/{namespace}/secrets"
         self._hosts = hosts
@@ -97,67 +93,77 @@ class KeptAuthority:
             return None
 
 
+class Trust(Protocol):
+    """Says what workers trust; a `Certificate` does."""
+
+    @property
+    def trusted(self) -> bytes:
+        """PEM of the certificates to trust now."""
+        ...
+
+
 class Publisher:
-    """Puts what workers are to trust into namespaces, once each as long as it does not change.
+    """Writes the certificates that workers trust into namespaces, once each until they change.
 
     Args:
         api: of the cluster.
-        trusted: PEM of the certificates to trust now.
+        trust: says which certificates.
     """
 
-    def __init__(self, api: Api, trusted: Callable[[], bytes]) -> None:
+    def __init__(self, api: Api, trust: Trust) -> None:
         self._api = api
-        self._trusted = trusted
+        self._trust = trust
         self._done: dict[str, bytes] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
 
     async def publish(self, namespace: str) -> None:
-        """Makes sure that the namespace holds the certificates. Who asks while they are written shares what comes of
-        it: where that takes long, and fails, jobs would wait for one attempt after the other.
+        """Makes sure that the namespace holds the certificates. Calls during a write share its result, so that jobs do
+        not wait for one slow failure after the other.
 
         Raises:
             Unavailable: they cannot be written now.
         """
-        while self._done.get(namespace) != self._trusted():
+        while self._done.get(namespace) != self._trust.trusted:
             if namespace not in self._writing:
                 self._writing[namespace] = asyncio.create_task(self._write(namespace))
             await asyncio.shield(self._writing[namespace])
 
-    async def publish_anew(self, namespaces: Iterable[str]) -> None:
-        """Writes into each whatever was written before; one that does not take it now is told the next time, and one
-        that is slow holds up no other."""
+    async def republish(self, namespaces: Iterable[str]) -> None:
+        """Writes into each namespace again, whatever was written before.
 
-        async def publish_anew(namespace: str) -> None:
+        A namespace that fails is tried again the next time; a slow one delays no other."""
+
+        async def republish(namespace: str) -> None:
             self.forget(namespace)
             try:
                 await self.publish(namespace)
             except (Conflict, NotFound, Unavailable) as error:
-                logger.warning("%s of namespace %s is not renewed: %s", CA_CONFIG_MAP, namespace, error)
+                logger.warning("cannot renew %s of namespace %s: %s", CA_CONFIG_MAP, namespace, error)
 
-        await asyncio.gather(*map(publish_anew, namespaces))
+        await asyncio.gather(*map(republish, namespaces))
 
     async def restore(self, config_map: Object, *, deleted: bool) -> None:
-        """Puts back what somebody else deleted or changed, as a watch shows it. Raises as `publish`."""
+        """Undoes what another client changed or deleted, as a watch shows it. Raises as `publish`."""
         namespace = config_map["metadata"]["namespace"]
         done = self._done.get(namespace)
         if done is None or (not deleted and config_map.get("data", {}).get(CA_FILE) == done.decode()):
             return
-        logger.warning("%s of namespace %s was changed by others; it is put back", CA_CONFIG_MAP, namespace)
+        logger.warning("another client changed %s of namespace %s; restoring it", CA_CONFIG_MAP, namespace)
         await asyncio.sleep(RESTORE_SECONDS)
         self.forget(namespace)
         await self.publish(namespace)
 
     def forget(self, namespace: str) -> None:
-        """The namespace may have lost them: it is told again when it is asked for next."""
+        """The namespace may have lost the certificates: the next `publish` writes them again."""
         self._done.pop(namespace, None)
 
     def written(self, namespace: str) -> list[Object]:
-        """Which ConfigMaps were written, in a namespace; in all when empty."""
+        """The ConfigMaps that were written in the namespace; in all when it is empty."""
         names = [one for one in self._done if namespace in ("", one)]
         return [{"metadata": {"namespace": one, "name": CA_CONFIG_MAP}} for one in names]
 
     async def _write(self, namespace: str) -> None:
-        trusted = self._trusted()
+        trusted = self._trust.trusted
         try:
             await self._put(namespace, trusted)
             self._done[namespace] = trusted
@@ -170,7 +176,7 @@ class Publisher:
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": data}
         try:
             await self._api.request("POST", path, body)
-        except (Conflict, Refused) as error:  # a full quota refuses what exists, too
+        except (Conflict, Refused) as error:  # a full quota also refuses to create an object that exists
             patch = {"data": data}
             try:
                 await self._api.request("PATCH", f"{path}/{CA_CONFIG_MAP}", patch, content_type=MERGE_PATCH)
@@ -179,10 +185,10 @@ class Publisher:
 
 
 def _decode(secret: Object) -> tuple[Authority, ...]:
-    """The authorities; none where somebody emptied the Secret.
+    """The authorities; none if the Secret is empty.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the Secret holds something else.
     """
     data = secret.get("data") or {}
     certificates = _split(base64.b64decode(data.get(CA_FILE, "")), _CERTIFICATE_END)

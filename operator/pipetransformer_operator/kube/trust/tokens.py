@@ -1,26 +1,27 @@
-"""Who holds a token? The API server knows (an `Authenticator` by TokenReview); its answers live as the token does."""
+"""An `Authenticator` that asks the API server (TokenReview) and caches each answer until the token expires."""
 
 import asyncio
 import base64
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from hashlib import sha256
 
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
 from pipetransformer_operator.channel.authenticator import CannotTell, Identity, Unauthenticated
-from pipetransformer_operator.controller.ports import Conflict, Unavailable
+from pipetransformer_operator.clocks import Stopwatch
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.events import ClusterListener
 
 _PREFIX = "system:serviceaccount:"
 _EXTRA = "authentication.kubernetes.io/"
 MAX_CACHED = 32768
-#: Reviews in flight: after a start every worker's token is unknown.
+#: Reviews in flight at a time. After a start of the operator every worker's token is unknown.
 PARALLEL_REVIEWS = 32
 
 
-class TokenReviewer:
+class TokenReviewer(ClusterListener):
     """See the module.
 
     Args:
@@ -28,7 +29,7 @@ class TokenReviewer:
         clock: seconds since the epoch.
     """
 
-    def __init__(self, api: Api, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, api: Api, clock: Stopwatch = time.time) -> None:
         self._api = api
         self._clock = clock
         self._known: dict[bytes, tuple[Identity, float]] = {}
@@ -53,11 +54,11 @@ class TokenReviewer:
             asked.add_done_callback(lambda _: self._answered(digest))
         return await asyncio.shield(asked)
 
-    def forget(self, uid: str) -> None:
-        """The pod is gone: its tokens are no longer good."""
+    def on_pod_gone(self, key: JobKey, uid: str) -> None:
+        """The pod's tokens are no longer valid."""
         for digest in self._of_pod.pop(uid, ()):
             self._known.pop(digest, None)
-        if self._asked:  # whose tokens are reviewed now is not known yet
+        if self._asked:  # a review in flight may be for one of its tokens
             self._gone.add(uid)
 
     def _answered(self, digest: bytes) -> None:
@@ -109,7 +110,7 @@ def _digest(token: str) -> bytes:
 
 
 def _expiry(token: str) -> float:
-    """When the reviewed token expires, in seconds since the epoch; 0 when it does not say, so it is not kept."""
+    """When the reviewed token expires, in seconds since the epoch; 0, so that it is not cached, if it does not say."""
     try:
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

@@ -1,59 +1,73 @@
-"""Objects of the API server as they change: a list, then each change, for ever.
+"""Objects of the API server as they change: a list, then every change, endlessly.
 
-A watch that the server ends goes on where it was. After one that broke nobody knows what happened meanwhile, so a list
-comes first again.
+When the server ends a watch, the next one continues where it ended. When a watch breaks, changes may have been missed,
+so a list comes first again.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Object, Query
 
 logger = logging.getLogger(__name__)
-#: A watch is opened anew so often.
+#: How long a watch stays open.
 WATCH_SECONDS = 120
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
 
 
+class Followed:
+    """Objects to follow, and what is known of them. Subclasses implement `relist`.
+
+    Args:
+        path: of the list.
+        query: of the list and of each watch.
+    """
+
+    def __init__(self, path: str, query: Query = NO_QUERY) -> None:
+        self.path = path
+        self.query = query
+
+    async def relist(self) -> str:
+        """Lists the objects, makes what is known equal to the list, and returns its resourceVersion.
+
+        Raises: as `Api.list`.
+        """
+        raise NotImplementedError
+
+    def on_opened(self) -> None:
+        """The server opened a watch."""
+
+    def on_failed(self, error: Exception) -> None:
+        """A list or a watch raised `error`; another attempt follows."""
+
+
 async def follow(
-    api: Api,
-    path: str,
-    query: Query = NO_QUERY,
-    *,
-    relist: Callable[[], Awaitable[str]],
-    watch_seconds: int = WATCH_SECONDS,
-    relists_always: bool = False,
-    opened: Callable[[], None] = lambda: None,
-    failed: Callable[[Exception], None] = lambda error: None,
+    api: Api, followed: Followed, *, watch_seconds: int = WATCH_SECONDS, relists_always: bool = False
 ) -> AsyncIterator[tuple[Object, bool]]:
-    """Each change after the list: the object, and whether it was deleted.
+    """Yields each change after the list: the object, and whether it was deleted.
 
     Args:
         api: of the cluster.
-        path: of the list.
-        query: of the list.
-        relist: lists, makes what is known equal to that, and returns its resourceVersion. May raise as `Api.list`.
-        watch_seconds: how long a watch lasts.
-        relists_always: lists after each watch, also one that did not break.
-        opened: called with each watch that the server opens.
-        failed: called with what a list or a watch raised; another attempt follows.
+        followed: the objects.
+        watch_seconds: how long a watch stays open.
+        relists_always: list again after each watch, even if it did not break.
     """
     retry, bookmarked = FIRST_RETRY_SECONDS, False
     while True:
         try:
-            version = await relist()
+            version = await followed.relist()
             while True:
                 events = api.watch(
-                    path,
+                    followed.path,
                     version,
                     watch_seconds,
-                    query,
+                    followed.query,
                     bookmarks=not relists_always,
                     bookmarked=bookmarked,
-                    opened=opened,
+                    opened=followed.on_opened,
                 )
                 async for event in events:
                     retry = FIRST_RETRY_SECONDS
@@ -66,8 +80,8 @@ async def follow(
                 if relists_always:
                     break
         except (Conflict, NotFound, Unavailable) as error:
-            logger.warning("%s cannot be watched now: %s; again in %g s", path, error, retry)
-            failed(error)
+            logger.warning("cannot watch %s: %s; trying again in %g s", followed.path, error, retry)
+            followed.on_failed(error)
             await asyncio.sleep(retry)
             retry = min(2 * retry, LONGEST_RETRY_SECONDS)
             bookmarked = False  # another server may answer now

@@ -1,20 +1,31 @@
-"""Jobs as kopf's watch shows them, and an end to those that went unseen.
+"""Jobs as kopf's watch shows them, and jobs whose deletion the watch missed.
 
-After a longer outage kopf begins its watch anew with a list, and says nothing of what that list lacks: a job that was
-deleted meanwhile would live on here. So what is known is compared with a list of names then.
+After a long outage kopf starts its watch with a new list and does not say which jobs that list lacks. A job that was
+deleted meanwhile would stay known here, so the known jobs are then compared with a list of names.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.kube.client.api import METADATA_ONLY, Api, NotFound, Object
+from pipetransformer_operator.kube.events import ClusterListener
+
+from .pod_watch import PodWatch
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = 10.0
+
+
+class JobTrimmer(Protocol):
+    """Decides how much of a job stays in memory."""
+
+    def trimmed(self, key: JobKey, body: Mapping[str, Any]) -> Object:
+        """The part of the job to keep: at least its UID and its resourceVersion."""
+        ...
 
 
 class KnownJobs:
@@ -22,28 +33,20 @@ class KnownJobs:
 
     Args:
         api: of the cluster.
-        kept: what is to be kept of a job; its UID and its version at least.
-        changed: called with the job of which something new is known.
-        gone: called with the job of whose name there is none any more.
+        trimmer: decides how much of a job to keep.
+        events: is told which jobs change and which are gone.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        kept: Callable[[JobKey, Mapping[str, Any]], Object],
-        changed: Callable[[JobKey], None],
-        gone: Callable[[JobKey], None],
-    ) -> None:
+    def __init__(self, api: Api, trimmer: JobTrimmer, events: ClusterListener) -> None:
         self._api = api
-        self._kept = kept
-        self._changed = changed
-        self._gone = gone
+        self._trimmer = trimmer
+        self._events = events
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._doubted: set[str] = set()
         self._doubt = asyncio.Event()
 
     def of(self, key: JobKey) -> Object | None:
-        """The job of that name; the newer one where the end of an older one went unseen."""
+        """The job of that name; the newer of two if the watch missed the end of the older one."""
         return max(self._seen.get(key, {}).values(), key=_version, default=None)
 
     def keys(self, namespace: str = "") -> list[JobKey]:
@@ -53,30 +56,30 @@ class KnownJobs:
     def note(self, job: Mapping[str, Any]) -> None:
         """The watch showed the job."""
         key = _key(job)
-        self._seen.setdefault(key, {})[job["metadata"]["uid"]] = self._kept(key, job)
-        self._changed(key)
+        self._seen.setdefault(key, {})[job["metadata"]["uid"]] = self._trimmer.trimmed(key, job)
+        self._events.on_job_changed(key)
 
     def drop(self, job: Mapping[str, Any]) -> None:
-        """The object is gone; a newer one of its name may be there."""
+        """The object is gone; a newer job of its name may exist."""
         self._drop(_key(job), job["metadata"]["uid"])
 
     def _drop(self, key: JobKey, uid: str) -> None:
         of_name = self._seen.get(key, {})
         of_name.pop(uid, None)
         if of_name:
-            self._changed(key)
+            self._events.on_job_changed(key)
         else:
             self._seen.pop(key, None)
-            self._gone(key)
+            self._events.on_job_gone(key)
 
     def listed(self, path: str) -> None:
-        """The watch begins with a list of this path: of what is known from before, some may be gone."""
+        """The watch starts with a list of this path: jobs that were known before may be gone."""
         if self._seen:
             self._doubted.add(path)
             self._doubt.set()
 
     async def run(self) -> None:
-        """Looks for ever for jobs that are gone."""
+        """Looks for jobs that are gone, until it is cancelled."""
         while True:
             await self._doubt.wait()
             self._doubt.clear()
@@ -85,12 +88,12 @@ class KnownJobs:
                 try:
                     await self._look(path)
                 except (Conflict, NotFound, Unavailable) as error:
-                    logger.warning("jobs cannot be listed now: %s; again in %g s", error, RETRY_SECONDS)
+                    logger.warning("cannot list jobs: %s; trying again in %g s", error, RETRY_SECONDS)
                     await asyncio.sleep(RETRY_SECONDS)
                     self.listed(path)
 
     async def _look(self, path: str) -> None:
-        """Drops what a list lacks although it is newer."""
+        """Drops the jobs that a list lacks although the list is newer."""
         there: set[str] = set()
         version = 0
         async for part in self._api.list(path, accept=METADATA_ONLY):
@@ -100,8 +103,20 @@ class KnownJobs:
         for key in self.keys(namespace[1] if namespace else ""):
             for uid, job in list(self._seen[key].items()):
                 if uid not in there and _version(job) <= version:
-                    logger.warning("%s is gone, and its watch did not say so", key)
+                    logger.warning("%s was deleted, but its watch did not show that", key)
                     self._drop(key, uid)
+
+
+class ListedJobs:
+    """Known jobs whose pods were listed. Other jobs would seem to have no workers, so they do not exist here yet."""
+
+    def __init__(self, jobs: KnownJobs, pods: PodWatch) -> None:
+        self._jobs = jobs
+        self._pods = pods
+
+    def of(self, key: JobKey) -> Object | None:
+        """The job as the watch last showed it, or None."""
+        return self._jobs.of(key) if self._pods.knows(key.namespace) else None
 
 
 def _key(job: Mapping[str, Any]) -> JobKey:

@@ -1,21 +1,23 @@
-"""Nodes that something is wrong with: as the watch last showed them, and as workers' silence lets one doubt them."""
+"""Nodes with a problem: what the watch last showed, and what silent or failed workers suggest."""
 
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.kube.capacity.quantity import whole
+from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.plan import AVOIDED, FAILURES_ALLOWED
 
 from .signals import Signals
 
-#: Deleted nodes that are remembered: pods that were bound to them are cleared away within a minute or two.
+#: Deleted nodes to remember: Kubernetes removes the pods that were bound to them within a minute or two.
 DELETED = 1000
-#: An accelerator that failed is remembered for so long: a second one on the same node is no accident then.
+#: How long a failed accelerator is remembered: a second one on the same node within this time is no accident.
 REMEMBERED = timedelta(days=1)
-#: For jobs that it did nothing to an unfit node is unfit for so long at most: by then the cluster knows what it is.
+#: How long other jobs also avoid a node that proved unfit for one job: by then the cluster knows about it.
 UNFIT_FOR_OTHERS = timedelta(seconds=60)
-#: In place of a job's uid.
+#: Stands for all jobs, in place of a job's UID.
 _ANY = ""
 
 _Key = TypeVar("_Key")
@@ -25,27 +27,27 @@ class Nodes:
     """See the module.
 
     Args:
-        clock: the present time, aware of its zone.
-        appeared: called when a node appears, takes pods again, or shows more accelerators than before.
-        signals: by which taints and conditions nodes are emptied, or not well.
+        clock: the present time, with its time zone.
+        events: is told when a node appears, takes pods again, or shows more accelerators than before.
+        signals: taints and conditions of nodes that are drained or unhealthy.
 
     Attributes:
-        cordoned: names of those that workers leave: they are cordoned, emptied by other means, or not well.
+        cordoned: names of nodes that workers leave: they are cordoned, drained by other means, or unhealthy.
         why: by name of those, the mark that says so.
-        unhealthy: names of those that are not well.
-        lost: names of those whose kubelet is not heard, or says that it runs nothing, and of deleted ones.
+        unhealthy: names of unhealthy nodes.
+        lost: names of nodes that were deleted, or whose kubelet is silent or says that it runs nothing.
     """
 
     def __init__(
         self,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        appeared: Callable[[], None] = lambda: None,
+        clock: Clock = utc_now,
+        events: ClusterListener = NO_LISTENER,
         signals: Signals | None = None,
     ) -> None:
         self._clock = clock
         self._signals = signals or Signals()
-        self._appeared = appeared
-        self._offers: dict[str, dict[str, int]] = {}  # by name of a node that takes pods: its extended resources
+        self._events = events
+        self._offers: dict[str, dict[str, int]] = {}  # extended resources, by name of each node that takes pods
         self.cordoned: set[str] = set()
         self.why: dict[str, str] = {}
         self.unhealthy: set[str] = set()
@@ -53,11 +55,11 @@ class Nodes:
         self._deleted: dict[str, None] = {}
         self._doubted: dict[str, datetime] = {}
         self._unfit: dict[tuple[str, str], datetime] = {}  # by job and name
-        self._broken: dict[str, dict[str, datetime]] = {}  # by name, and uid of the worker whose accelerator failed
+        self._broken: dict[str, dict[str, datetime]] = {}  # by node, and UID of the worker whose accelerator failed
         self._avoided: dict[str, datetime] = {}
 
     def note(self, node: Mapping[str, Any], *, deleted: bool) -> bool:
-        """Takes what the watch showed; whether that is news."""
+        """Takes what the watch showed. Returns whether it is news."""
         conditions = node.get("status", {}).get("conditions", [])
         ready = next((one["status"] for one in conditions if one["type"] == "Ready"), "True")
         name = node["metadata"]["name"]
@@ -84,26 +86,31 @@ class Nodes:
         return news
 
     def _compare(self, name: str, status: Mapping[str, Any]) -> None:
-        """Tells of a node that has more room than before; a device plugin adds its accelerators after the node."""
+        """Tells when a node has more room than before. A device plugin adds accelerators after the node appeared."""
         if name in self.cordoned or name in self.lost:
             self._offers.pop(name, None)
             return
         before, after = self._offers.get(name), _extended(status)
         self._offers[name] = after
         if before is None or any(number > before.get(resource, 0) for resource, number in after.items()):
-            self._appeared()
+            self._events.on_accelerators_released(None)
 
     def doubt(self, job: str, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
-        """Workers of the job with that uid fell silent there; or were rejected, or had an accelerator that failed. None
-        is sent there until the time given, as long as another node will do. Who waits for a word of a silent node waits
-        less; an unfit one lives, and may just be slow, or have no room for this job's workers alone."""
+        """Notes nodes that new workers avoid until the time given, if another node will do.
+
+        Args:
+            job: UID of the job whose workers had trouble there.
+            silent: nodes where its workers fell silent.
+            unfit: nodes that rejected its workers, or whose accelerators failed. Other jobs avoid them for a shorter
+                time, because such a node lives: it may be slow, or lack room for this job's workers only.
+        """
         soon = self._clock() + UNFIT_FOR_OTHERS
         _extend(self._doubted, silent)
         _extend(self._unfit, {(job, name): until for name, until in unfit.items()})
         _extend(self._unfit, {(_ANY, name): min(until, soon) for name, until in unfit.items()})
 
     def blame(self, broken: Mapping[str, str]) -> None:
-        """The accelerators of workers failed: by the worker's uid, on which node. The same worker counts once."""
+        """Accelerators failed: the node by UID of the worker. Each worker counts once."""
         now = self._clock()
         for uid, name in broken.items():
             known = self._broken.setdefault(name, {})
@@ -114,7 +121,7 @@ class Nodes:
 
     @property
     def failures(self) -> dict[str, int]:
-        """By name, how many workers' accelerators failed there lately."""
+        """How many workers' accelerators failed within `REMEMBERED`, by node."""
         oldest = self._clock() - REMEMBERED
         for name, known in list(self._broken.items()):
             left = {uid: time for uid, time in known.items() if time > oldest}
@@ -125,7 +132,7 @@ class Nodes:
 
     @property
     def avoided(self) -> dict[str, datetime]:
-        """Until when no worker is sent to nodes on which accelerators failed more than once."""
+        """Nodes on which accelerators failed repeatedly, and until when no worker is sent there."""
         self._until_now(self._avoided)
         return dict(self._avoided)
 
@@ -143,17 +150,18 @@ class Nodes:
         return name in self.cordoned or name in self.lost
 
     def is_gone(self, name: str) -> bool:
-        """Whether the node was deleted: what ran there will not come back, whatever the way to it is like."""
+        """Whether the node was deleted: its workers will not come back."""
         return name in self._deleted
 
     @property
     def doubted(self) -> list[str]:
-        """Names of those where workers fell silent lately."""
+        """Names of nodes where workers fell silent lately."""
         return sorted(self._until_now(self._doubted))
 
     def unfit(self, job: str) -> list[str]:
-        """Names of those that are not well, or lately rejected workers, or had an accelerator that failed; for longer
-        the job's own."""
+        """Names of nodes that are unhealthy, or that lately rejected workers or had an accelerator fail.
+
+        The job remembers its own trouble for longer than that of other jobs."""
         return sorted(self.unhealthy | {name for of, name in self._until_now(self._unfit) if of in (job, _ANY)})
 
     def _until_now(self, known: dict[_Key, datetime]) -> list[_Key]:
@@ -163,7 +171,7 @@ class Nodes:
 
 
 def _extended(status: Mapping[str, Any]) -> dict[str, int]:
-    """What the node has for pods, of resources with a domain in their name, as accelerators have."""
+    """Allocatable extended resources, such as accelerators: their names have a domain."""
     found = {name: whole(amount) for name, amount in status.get("allocatable", {}).items() if "/" in name}
     return {name: number for name, number in found.items() if number}
 

@@ -1,61 +1,63 @@
-"""Pods of other owners, by one watch: what those with a node hold there, and which find none."""
+"""Pods of other owners: what those with a node hold there, and which of them find no node."""
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_operator.clocks import Stopwatch
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, requests_of, shape_of
 from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.plan import Waiting
 
-from .follow import follow
+from .follow import Followed, follow
 
 PATH = "/api/v1/pods"
-#: A pod that has ended holds nothing, and the watch shows it as deleted.
+#: A pod that has ended holds nothing; the watch shows it as deleted.
 QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "labelSelector": f"!{JOB_LABEL}"}
-#: A scheduler tries again when a pod ends, and an autoscaler may have begun to help.
+#: The scheduler tries again when a pod ends, and an autoscaler may already add a node.
 PATIENCE_SECONDS = 5.0
 
 
-class OtherPods:
+class OtherPods(Followed):
     """See the module.
 
     Args:
         api: of the cluster.
         free: is told of each pod.
         clock: seconds that only grow.
-        released: called when a pod gave accelerators of its node back.
+        events: is told when a pod releases accelerators.
 
     Attributes:
-        listed: whether all pods were listed: before, nodes seem emptier than they are.
+        listed: whether all pods were listed. Before that nodes seem emptier than they are.
     """
 
     def __init__(
         self,
         api: Api,
         free: FreeAccelerators,
-        clock: Callable[[], float] = time.monotonic,
-        released: Callable[[], None] = lambda: None,
+        clock: Stopwatch = time.monotonic,
+        events: ClusterListener = NO_LISTENER,
     ) -> None:
+        super().__init__(PATH, QUERY)
         self.listed = False
         self._api = api
         self._free = free
         self._clock = clock
-        self._released = released
+        self._events = events
         self._known: set[str] = set()
         self._seen: dict[str, tuple[float, Waiting, PodShape]] = {}
 
     def waiting(self) -> list[Waiting]:
-        """Those that have waited for a while."""
+        """Pods that have waited for longer than `PATIENCE_SECONDS`."""
         late = (seen for seen in self._seen.values() if self._clock() >= seen[0] + PATIENCE_SECONDS)
         return [replace(pod, places=self._places(pod, shape)) for _, pod, shape in late]
 
     def _places(self, pod: Waiting, shape: PodShape) -> Mapping[str, int] | None:
-        """Nodes that would take the pod; None where it lacks several resources, of which no worker frees more than
-        one."""
+        """Nodes that would take the pod. None if it lacks several resources, because a worker frees only one."""
         return self._free.lacking(shape, *pod.lacks) if len(pod.lacks) == 1 else None
 
     def note(self, pod: Object, *, deleted: bool = False) -> None:
@@ -66,7 +68,7 @@ class OtherPods:
         else:
             self._known.add(uid)
             if self._free.note_pod(pod):
-                self._released()
+                self._events.on_accelerators_released(None)
         if wants is None:
             self._seen.pop(uid, None)
         else:
@@ -75,10 +77,11 @@ class OtherPods:
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
-        async for pod, deleted in follow(self._api, PATH, QUERY, relist=self._list):
+        async for pod, deleted in follow(self._api, self):
             self.note(pod, deleted=deleted)
 
-    async def _list(self) -> str:
+    async def relist(self) -> str:
+        """See `Followed`."""
         there: set[str] = set()
         version = ""
         async for part in self._api.list(PATH, QUERY):
@@ -95,16 +98,16 @@ class OtherPods:
         self._known.discard(uid)
         self._seen.pop(uid, None)
         if self._free.drop_pod(uid):
-            self._released()
+            self._events.on_accelerators_released(None)
 
 
 def waiting_of(pod: Object) -> Waiting | None:
-    """What the pod waits for, by the scheduler's own words; None if it waits for no resource."""
+    """What the pod waits for, according to the scheduler's message; None if it waits for no resource."""
     status = pod.get("status", {})
     said: Object = next((one for one in status.get("conditions", []) if one["type"] == "PodScheduled"), {})
     if said.get("reason") != "Unschedulable" or "deletionTimestamp" in pod["metadata"]:
         return None
-    if status.get("nominatedNodeName"):  # others are preempted for it already
+    if status.get("nominatedNodeName"):  # the scheduler already preempts other pods for it
         return None
     lacking = {name.rstrip(".,") for name in re.findall(r"Insufficient (\S+)", said.get("message", ""))}
     wants = {name: amount // 1000 for name, amount in requests_of(pod["spec"]).items() if "/" in name}

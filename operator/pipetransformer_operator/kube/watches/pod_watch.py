@@ -1,19 +1,20 @@
-"""Workers' pods as the API server shows them: a list, then each change, for as long as the operator leads.
+"""Workers' pods as the API server shows them: a list, then each change, as long as this operator leads.
 
-kopf would do it with a task, a queue and a context for each pod, which was a quarter of the operator's time where
-thousands start. Changes are taken in their order; after an outage what went unseen is found by a new list.
+kopf would need a task, a queue and a context for each pod, which was a quarter of the operator's time when thousands
+start. Changes are taken in order; after an outage a new list finds what was missed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey, Refused
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
 from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.workers.pods import holds_accelerators, observable
 
-from .follow import follow
+from .follow import Followed, follow
 
 _QUERY = {"labelSelector": JOB_LABEL}
 
@@ -24,76 +25,49 @@ class PodWatch:
     Args:
         api: of the cluster.
         namespaces: to watch; all when empty.
-        changed: called with the job whose pod changed.
-        gone: called with the job and the UID of a pod that is no more.
-        released: called with the job whose pod has ended or is gone, and with it gave back what it had of its node.
-        listed: called with each namespace, empty for all, once its pods are known.
-        opened: called with the path of each watch that the server opens.
-        refused: called with the path of each that it refuses, as where a namespace and the right to see it are gone.
+        events: is told which pods change and go, what they release, and how the watches do.
         free: is told of each pod; None where nodes are not watched.
     """
 
     def __init__(
-        self,
-        api: Api,
-        namespaces: Iterable[str],
-        changed: Callable[[JobKey], None],
-        gone: Callable[[JobKey, str], None],
-        released: Callable[[JobKey], None],
-        listed: Callable[[str], None],
-        opened: Callable[[str], None],
-        refused: Callable[[str], None],
-        free: FreeAccelerators | None = None,
+        self, api: Api, namespaces: Iterable[str], events: ClusterListener, free: FreeAccelerators | None = None
     ) -> None:
         self._api = api
         self._unlisted = set(namespaces or [""])
         self._namespaces = tuple(self._unlisted)
-        self._changed = changed
-        self._gone = gone
-        self._released = released
-        self._when_listed = listed
-        self._opened = opened
-        self._refused = refused
+        self._events = events
         self._free = free
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._keys: dict[str, JobKey] = {}
 
     def of(self, key: JobKey) -> Iterable[Object]:
-        """Pods with the job's label, as far as anything is ever looked at; see `observable`."""
+        """Pods with the job's label, reduced to what is used; see `observable`."""
         return self._seen.get(key, {}).values()
 
     def knows(self, namespace: str) -> bool:
-        """Whether the namespace's pods were listed: before, a job of it seems to have none."""
+        """Whether the namespace's pods were listed. Before that its jobs seem to have none."""
         return not self._unlisted & {"", namespace}
 
+    @property
+    def listed(self) -> bool:
+        """Whether the pods of all namespaces were listed."""
+        return self.knows("")
+
     async def run(self) -> None:
-        """Watches for ever."""
+        """Watches until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for namespace in self._namespaces:
                 tasks.create_task(self._follow(namespace))
 
     async def _follow(self, namespace: str) -> None:
-        path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
-
-        def failed(error: Exception) -> None:
-            if isinstance(error, NotFound | Refused):
-                self._refused(path)
-
-        changes = follow(
-            self._api,
-            path,
-            _QUERY,
-            relist=lambda: self._list(namespace, path),
-            opened=lambda: self._opened(path),
-            failed=failed,
-        )
-        async for pod, deleted in changes:
+        async for pod, deleted in follow(self._api, _PodsOf(namespace, self, self._events)):
             if deleted:
                 self._drop(pod["metadata"]["uid"])
             else:
                 self._note(pod)
 
-    async def _list(self, namespace: str, path: str) -> str:
+    async def list(self, namespace: str, path: str) -> str:
+        """Lists the namespace's pods, drops those that are gone, and returns the list's resourceVersion."""
         there: set[str] = set()
         version = ""
         async for part in self._api.list(path, _QUERY):
@@ -106,13 +80,13 @@ class PodWatch:
                 self._drop(uid)
         if namespace in self._unlisted:
             self._unlisted.remove(namespace)
-            self._when_listed(namespace)
+            self._events.on_pods_listed(namespace)
         return version
 
     def _note(self, pod: Object) -> None:
         metadata = pod["metadata"]
         uid, key = metadata["uid"], JobKey(metadata["namespace"], metadata["labels"][JOB_LABEL])
-        if self._keys.get(uid, key) != key:  # somebody changed its label
+        if self._keys.get(uid, key) != key:  # its label was changed
             self._drop(uid)
         of_job = self._seen.setdefault(key, {})
         if uid in of_job and of_job[uid]["metadata"]["resourceVersion"] == metadata["resourceVersion"]:
@@ -122,9 +96,9 @@ class PodWatch:
         of_job[uid] = after
         if self._free is not None:
             self._free.note_pod(pod)
-        self._changed(key)
+        self._events.on_pod_changed(key)
         if holds_accelerators(before) and not holds_accelerators(after):
-            self._released(key)
+            self._events.on_accelerators_released(key)
 
     def _drop(self, uid: str) -> None:
         key = self._keys.pop(uid, None)
@@ -136,6 +110,29 @@ class PodWatch:
             del self._seen[key]
         if self._free is not None:
             self._free.drop_pod(uid)
-        self._gone(key, uid)
+        self._events.on_pod_gone(key, uid)
         if holds_accelerators(before):
-            self._released(key)
+            self._events.on_accelerators_released(key)
+
+
+class _PodsOf(Followed):
+    """Workers' pods of one namespace; of all when it is empty."""
+
+    def __init__(self, namespace: str, pods: PodWatch, events: ClusterListener) -> None:
+        super().__init__(f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods", _QUERY)
+        self._namespace = namespace
+        self._pods = pods
+        self._events = events
+
+    async def relist(self) -> str:
+        """See `Followed`."""
+        return await self._pods.list(self._namespace, self.path)
+
+    def on_opened(self) -> None:
+        """See `Followed`."""
+        self._events.on_watch_opened(self.path)
+
+    def on_failed(self, error: Exception) -> None:
+        """See `Followed`."""
+        if isinstance(error, NotFound | Refused):
+            self._events.on_watch_refused(self.path)

@@ -1,21 +1,24 @@
 """Workers as pods (`WorkerPool`).
 
-Reads come from the watch; what was just created or deleted here is newer than the watch, so it is remembered until the
-watch has caught up.
+Reads come from the watch. A pod that was just created or deleted here is newer than the watch, so it is remembered
+until the watch catches up.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
+from typing import Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
 from pipetransformer_operator.kube.capacity.reservations import NO_ROOM_KNOWN, Reservations, awaits_room
 from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name
 
@@ -24,25 +27,58 @@ from .pods import controller_uid, is_of, is_unattended, observable, observe, wor
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
-#: Of pods that the operator deletes: their workers hold nothing to save, or had `stopTimeoutSeconds` for it. The pods'
-#: own grace period is for those that others delete or evict.
+#: Grace period of pods that the operator deletes: their workers have nothing left to save, or had `stopTimeoutSeconds`
+#: for it. The template's own grace period is for pods that others delete or evict.
 GRACE_SECONDS = 30
 
 
-class KubePool:
+class PodSource(Protocol):
+    """Pods as a watch shows them."""
+
+    def of(self, key: JobKey) -> Iterable[Object]:
+        """Pods with the job's label, as the watch last showed them."""
+        ...
+
+
+class NamespaceTrust(Protocol):
+    """Makes workers of a namespace trust the channel."""
+
+    async def publish(self, namespace: str) -> None:
+        """Writes what workers need into the namespace.
+
+        Raises:
+            Refused: the cluster does not accept it.
+            Unavailable: it cannot be written now.
+        """
+        ...
+
+
+class WorkerQuota(Protocol):
+    """Says where a worker may run according to its quota."""
+
+    async def assigned(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> Assignment:
+        """What the worker's pod must carry.
+
+        Raises:
+            Refused: that is not known now.
+        """
+        ...
+
+
+class KubePool(ClusterListener):
     """See the module.
 
     Args:
         api: of the cluster.
-        watched: pods with the job's label, as the watch last showed them.
+        pods: all workers' pods.
         channel_url: base URL of the channel, as pods reach it.
-        prepare: makes a namespace fit for workers.
-        nodes: that something is wrong with, a live view; None where nodes are not watched.
+        trust: prepares a namespace for workers.
+        nodes: nodes with a problem, a live view; None where nodes are not watched.
         priority_classes: of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
-        assigned: what a worker's pod has to carry by the quota that it is on.
+        quota: says where workers of jobs with a queue may run; None where no queue decides.
         reservations: of what nodes have free; None where nodes are not watched.
-        clock: the present time, aware of its zone.
+        clock: the present time, with its time zone.
 
     Attributes:
         protection: of all jobs' workers.
@@ -51,24 +87,24 @@ class KubePool:
     def __init__(
         self,
         api: Api,
-        watched: Callable[[JobKey], Iterable[Object]],
+        pods: PodSource,
         channel_url: str,
-        prepare: Callable[[str], Awaitable[None]],
+        trust: NamespaceTrust,
         nodes: Nodes | None = None,
         priority_classes: PriorityClasses = NO_CLASSES,
         scraper: str = "",
-        assigned: Callable[[PipeTrainingJob, int, JobStatus], Awaitable[Assignment]] | None = None,
+        quota: WorkerQuota | None = None,
         reservations: Reservations | None = None,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Clock = utc_now,
     ) -> None:
         self._api = api
-        self._watched = watched
+        self._watched = pods
         self._channel_url = channel_url
-        self._prepare = prepare
+        self._trust = trust
         self._nodes = nodes
         self._priority_classes = priority_classes
         self.protection = Protection(api, scraper)
-        self._assigned = assigned
+        self._quota = quota
         self._reservations = reservations
         self._clock = clock
         self._written: dict[JobKey, dict[str, Object]] = {}
@@ -111,7 +147,7 @@ class KubePool:
             return NO_ROOM_KNOWN
         room, shape, status = self._reservations.room(_key(job), self._shape(job)), self._shape(job), job.status
         if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
-            return room  # nothing is to be taken back, or tried again
+            return room  # the job neither takes workers back nor retries
         return room._replace(reach=self._reservations.reach(shape, status.priority))
 
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
@@ -123,7 +159,7 @@ class KubePool:
         self._reservations.reserve(_key(job), self._shape(job), len(wanted - settled))
 
     def _shape(self, job: PipeTrainingJob) -> PodShape:
-        """Kept, because it is asked for at every turn."""
+        """Cached, because every turn needs it."""
         known = self._shapes.get(_key(job))
         if known is None or known[0] != job.metadata.generation:
             spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -132,15 +168,15 @@ class KubePool:
 
     def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
         key = _key(job)
-        pods = {pod["metadata"]["uid"]: pod for pod in self._watched(key)}
+        pods = {pod["metadata"]["uid"]: pod for pod in self._watched.of(key)}
         written = self._written.get(key, {})
         for uid, pod in list(written.items()):
             if uid in pods and _version(pods[uid]) >= _version(pod):
                 del written[uid]
         return tuple(pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid)
 
-    def gone(self, key: JobKey, uid: str) -> None:
-        """The watch showed that the pod was deleted."""
+    def on_pod_gone(self, key: JobKey, uid: str) -> None:
+        """See `ClusterListener`."""
         written = self._written.get(key, {})
         written.pop(uid, None)
         if not written:
@@ -149,8 +185,8 @@ class KubePool:
         if self._asking[key]:
             self._gone.setdefault(key, set()).add(uid)
 
-    def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+    def on_job_gone(self, key: JobKey) -> None:
+        """See `ClusterListener`."""
         self._written.pop(key, None)
         self._avoided.pop(key, None)
         self._groups.pop(key, None)
@@ -174,19 +210,18 @@ class KubePool:
             self._nodes.blame(broken)
 
     async def prepare(self, job: PipeTrainingJob) -> None:
-        """See `WorkerPool`. Here is looked up which nodes they keep off, for that takes all workers of the job."""
+        """See `WorkerPool`. Also decides which nodes new workers avoid: once, because that looks at all workers."""
         self._avoided[_key(job)] = self._to_avoid(job)
         self._groups.pop(_key(job), None)
-        await self._prepare(job.metadata.namespace)
+        await self._trust.publish(job.metadata.namespace)
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
         if (groups := self._groups.get(_key(job))) is None:
             groups = self._groups[_key(job)] = self._staying(job, status)
-        group = groups.join()  # before anything is waited for: in the order of their creation
-        assignment = await self._assigned(job, number, status) if self._assigned else ANYWHERE
-        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
-        name = worker_name(job.metadata.name, number)
+        group = groups.join()  # before the first await, so that groups fill in the order of creation
+        assignment = await self._quota.assigned(job, number, status) if self._quota else ANYWHERE
+        path, name = _pods_path(job), worker_name(job.metadata.name, number)
         doubted, unfit = self._avoided.get(_key(job), (set(), set()))
         with self._ask(_key(job)):
             try:
@@ -206,25 +241,34 @@ class KubePool:
             except Refused as error:
                 raise Refused(f"spec.podTemplate: {error}") from error
             except Conflict as conflict:
-                try:
-                    created = await self._api.get(f"{path}/{name}")
-                except NotFound:
-                    raise conflict from None
-                if controller_uid(created) != job.metadata.uid:
-                    if is_of(created, job):
-                        raise Refused(f"pod {name} of a deleted job of this name is still there") from conflict
-                    raise NameConflict(name) from conflict
-            if lost := _taken_off(created, pod):
+                created = await self._own(job, name, conflict)
+            if lost := _removed(created, pod):
                 await self._end(path, name, created["metadata"]["uid"])
-                raise Refused(
-                    f"pod {name} is not kept: an admission (a webhook or policy) took off its {', '.join(lost)}"
-                )
+                raise Refused(f"pod {name} was deleted: an admission webhook or policy removed its {', '.join(lost)}")
             self._note(job, created)
+
+    async def _own(self, job: PipeTrainingJob, name: str, conflict: Conflict) -> Object:
+        """The pod of that name, which exists, if it is the job's own.
+
+        Raises:
+            Conflict: it is gone now.
+            Refused: it belongs to a deleted job of the same name.
+            NameConflict: it belongs to anything else.
+        """
+        try:
+            pod = await self._api.get(f"{_pods_path(job)}/{name}")
+        except NotFound:
+            raise conflict from None
+        if controller_uid(pod) == job.metadata.uid:
+            return pod
+        if is_of(pod, job):
+            raise Refused(f"pod {name} of a deleted job of the same name still exists") from conflict
+        raise NameConflict(name) from conflict
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
         """See `WorkerPool`."""
-        path = f"/api/v1/namespaces/{job.metadata.namespace}/pods"
-        if job.metadata.deletion_timestamp:  # its pods may be orphans, and the watch have not shown that yet
+        path = _pods_path(job)
+        if job.metadata.deletion_timestamp:  # its pods may be orphans already, which the watch may not show yet
             with suppress(NotFound):
                 if controller_uid(await self._api.get(f"{path}/{name}")) != job.metadata.uid:
                     return
@@ -232,13 +276,13 @@ class KubePool:
         with self._ask(_key(job)):
             ending = await self._end(path, name, uid, None if has_its_own else GRACE_SECONDS)
             if ending is None:
-                self.gone(_key(job), uid)
+                self.on_pod_gone(_key(job), uid)
             else:
                 self._note(job, ending)
 
     async def _end(self, path: str, name: str, uid: str, grace: int | None = None) -> Object | None:
-        """Deletes a pod, with its own grace period or so many seconds; what it is while it ends, None where it is gone
-        already."""
+        """Deletes a pod, with its own grace period or `grace` seconds. Returns the pod while it ends, None if it is
+        already gone."""
         options: Object = {"preconditions": {"uid": uid}}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -250,7 +294,7 @@ class KubePool:
         return deleted if ends and "resourceVersion" in deleted["metadata"] else None
 
     def _to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
-        """Nodes to keep off: those in doubt that have workers of the job, and others, to which nobody draws any."""
+        """Nodes to avoid: doubted ones that have workers of the job, and all others."""
         if self._nodes is None:
             return set(), set()
         doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
@@ -258,7 +302,7 @@ class KubePool:
         return own, unfit | doubted - own
 
     def _staying(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
-        """Groups of the workers that stay; whoever is on the way out leaves a place."""
+        """Groups of the workers that stay. A leaving worker frees its place."""
         stages = job.spec.pipeline.stages
         stays = set(status.worker_ids) - set(status.leaving_ids)
         cordoned = self._nodes.cordoned if self._nodes is not None else ()
@@ -271,7 +315,7 @@ class KubePool:
 
     @contextmanager
     def _ask(self, key: JobKey) -> Iterator[None]:
-        """Remembers meanwhile which of the job's pods are gone: the watch may be quicker than the answer."""
+        """Remembers which pods of the job go during a request, because the watch may be faster than the answer."""
         self._asking[key] += 1
         try:
             yield
@@ -282,7 +326,7 @@ class KubePool:
                 self._gone.pop(key, None)
 
     def _unattended_since(self, pod: Object) -> datetime | None:
-        """By this operator's own clock, which times in the pod may differ from."""
+        """Since when the pod has been unattended, by this operator's clock: the pod's times come from other clocks."""
         uid = pod["metadata"]["uid"]
         if not is_unattended(pod):
             self._unattended.pop(uid, None)
@@ -299,8 +343,12 @@ def _key(job: PipeTrainingJob) -> JobKey:
     return JobKey(job.metadata.namespace, job.metadata.name)
 
 
-def _taken_off(created: Object, rendered: Object) -> list[str]:
-    """By what of a pod that was made it is no longer known as a worker."""
+def _pods_path(job: PipeTrainingJob) -> str:
+    return f"/api/v1/namespaces/{job.metadata.namespace}/pods"
+
+
+def _removed(created: Object, rendered: Object) -> list[str]:
+    """What the created pod lacks of that by which the operator recognizes a worker."""
     labels, wanted = created["metadata"].get("labels", {}), rendered["metadata"]["labels"]
     lost = [f"label {label}" for label in (JOB_LABEL, WORKER_LABEL) if labels.get(label) != wanted[label]]
     if controller_uid(created) != controller_uid(rendered):

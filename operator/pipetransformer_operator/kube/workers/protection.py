@@ -91,7 +91,7 @@ class Protection:
             return seen if seen["spec"] == body["spec"] else await self._patch(path, body, seen["metadata"]["uid"])
         name = f"{body['kind']} {body['metadata']['name']}"
         if is_of(seen, job):
-            raise Unavailable(f"{name} of a deleted job of this name is still there")
+            raise Unavailable(f"{name} of a deleted job of the same name still exists")
         raise Refused(f"{name} exists and belongs to someone else: delete or rename it, or the job")
 
     async def _patch(self, path: str, body: Object, uid: str) -> Object:

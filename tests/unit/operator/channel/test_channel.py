@@ -16,7 +16,7 @@ from pipetransformer_operator.channel.announcement import Announcement
 from pipetransformer_operator.channel.board import MAX_POLLS, TOLD_AT_ONCE, Board, Ended, Reporter
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.plan import Worker
-from tests.testkit.operator.channel import WORKERS, client_of, generation, headers, new_board, report, show
+from tests.testkit.operator.channel import WORKERS, Loop, client_of, generation, headers, new_board, report, show
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -130,7 +130,7 @@ class Crowd:
     def __init__(self, workers: int = 2 * TOLD_AT_ONCE + 1) -> None:
         self.names = [f"digits-w{number}" for number in range(workers)]
         pods = [Worker(number, name, name.replace("digits-w", "uid-")) for number, name in enumerate(self.names)]
-        self.board = Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: pods)
+        self.board = new_board(Loop(pods))
         self.told: list[int] = []
         self.polls = [asyncio.create_task(self._poll(Reporter(pod.name, pod.uid))) for pod in pods]
 
@@ -188,7 +188,12 @@ async def test_the_end_of_a_job_is_told_to_all_who_wait_named_or_not() -> None:
 
 async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
     arrived = asyncio.Event()
-    board = Board(arrived.set, lambda: datetime.now(UTC), Pulse(), lambda: WORKERS)
+
+    class Waiting(Loop):
+        def wake(self) -> None:
+            arrived.set()
+
+    board = new_board(Waiting())
     await show(board, generation(1, "digits-w0"))
     async with client_of(board) as client:
         request = asyncio.create_task(client.post("/v1/report", json=report(), headers=headers()).__aenter__())
@@ -231,7 +236,7 @@ async def test_members_that_are_told_to_stop_still_report_and_say_why_their_chec
 
 async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
     workers: list[Worker] = []
-    board = Board(lambda: None, lambda: datetime.now(UTC), Pulse(), lambda: workers)
+    board = new_board(Loop(workers))
     await show(board, None)
     async with client_of(board) as client:
         ready = {"address": "127.0.0.1:1"}
@@ -275,7 +280,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
 
 async def test_silence_of_all_that_ends_says_nothing_about_those_who_have_not_spoken_yet() -> None:
     now = start = datetime(2026, 1, 1, tzinfo=UTC)
-    board = Board(lambda: None, lambda: now, Pulse(), lambda: WORKERS)
+    board = Board(Loop(), lambda: now, Pulse())
     reporters = [Reporter(worker.name, worker.uid) for worker in WORKERS]
     for second, speaker, since in ((0, 0, 0), (9, 1, 0), (19, 0, 0), (30, 0, 30), (31, 1, 30)):
         now = start + timedelta(seconds=second)
@@ -285,7 +290,7 @@ async def test_silence_of_all_that_ends_says_nothing_about_those_who_have_not_sp
 
 async def test_what_was_said_before_the_clock_was_set_back_is_not_said_in_the_future() -> None:
     now = start = datetime(2026, 1, 1, tzinfo=UTC)
-    board = Board(lambda: None, lambda: now, Pulse(), lambda: WORKERS)
+    board = Board(Loop(), lambda: now, Pulse())
     waiting = Heartbeat(layout_generation=1, step=1, waiting_after=1)
     for worker in WORKERS:
         board.put_heartbeat(Reporter(worker.name, worker.uid), waiting)
@@ -297,10 +302,10 @@ async def test_what_was_said_before_the_clock_was_set_back_is_not_said_in_the_fu
 
 
 async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -> None:
-    woken: list[int] = []
+    loop = Loop()
     start = datetime(2026, 1, 1, tzinfo=UTC)
     clock = iter(start + timedelta(seconds=second) for second in range(-1, 100))
-    board = Board(lambda: woken.append(1), lambda: next(clock), Pulse(), lambda: WORKERS)
+    board = Board(loop, lambda: next(clock), Pulse())
     await show(board, generation(1, "digits-w0", "digits-w1"))
     reporter = Reporter("digits-w0", "uid-0")
     said = []
@@ -310,4 +315,4 @@ async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -
         since = beat.waiting_since and (beat.waiting_since - start).seconds
         said.append((beat.layout_generation, beat.waiting_after, since))
     assert said == [(1, None, None), (1, 1, 1), (1, 1, 1), (1, 2, 3), (3, None, None)]
-    assert len(woken) == 2, "each new wait wakes the loop"
+    assert loop.woken == 2, "each new wait wakes the loop"

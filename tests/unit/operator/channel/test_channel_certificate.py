@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ def trusting(*authorities: Authority) -> ssl.SSLContext:
     return ssl.create_default_context(cadata="".join(one.certificate.decode() for one in authorities))
 
 
+@dataclass
+class Trust:
+    """What workers trust now."""
+
+    trusted: bytes
+
+
 async def test_a_running_server_changes_its_certificate_and_workers_that_know_both_never_notice() -> None:
     now = datetime.now(UTC)
     old, new = new_authority(now), new_authority(now)
@@ -100,13 +108,13 @@ async def test_the_authorities_outlive_the_operator_and_are_renewed_where_they_a
 
 
 async def test_namespaces_are_told_again_only_when_there_is_something_new() -> None:
-    api, trusted = FakeApi(), [b"old"]
-    publisher = Publisher(api, lambda: trusted[-1])
+    api, trust = FakeApi(), Trust(b"old")
+    publisher = Publisher(api, trust)
     await publisher.publish("team")
     await publisher.publish("team")
     assert api.object is not None
     assert api.object["metadata"]["resourceVersion"] == "1"
-    trusted.append(b"old and new")
+    trust.trusted = b"old and new"
     await publisher.publish("team")
     assert api.object["data"] == {"ca.crt": "old and new"}
     api.object = None  # the namespace was deleted with its jobs, and made again
@@ -123,7 +131,7 @@ async def test_what_others_wrote_is_put_back_after_a_pause(monkeypatch: pytest.M
 
     monkeypatch.setattr("asyncio.sleep", sleep)
     api = FakeApi()
-    mine, theirs = Publisher(api, lambda: b"mine"), Publisher(api, lambda: b"theirs")
+    mine, theirs = Publisher(api, Trust(b"mine")), Publisher(api, Trust(b"theirs"))
 
     async def restored() -> Object:
         assert api.object is not None
@@ -155,8 +163,8 @@ async def test_a_namespace_that_refuses_or_is_slow_keeps_nobody_else_from_what_i
             told.append(path.split("/")[4])
             return {}
 
-    publisher = Publisher(Refusing(), lambda: b"new")
-    await publisher.publish_anew(["one", "slow", "closed", "gone", "two"])
+    publisher = Publisher(Refusing(), Trust(b"new"))
+    await publisher.republish(["one", "slow", "closed", "gone", "two"])
     assert told == ["one", "two", "slow"]
 
 
@@ -170,7 +178,7 @@ async def test_a_namespace_whose_quota_is_full_is_told_what_is_new_where_it_has_
             return await super().request(method, path, body, **options)
 
     api = Full()
-    publisher = Publisher(api, lambda: b"new")
+    publisher = Publisher(api, Trust(b"new"))
     with pytest.raises(Refused, match="exceeded quota"):
         await publisher.publish("team")
     api.object = {"metadata": {"resourceVersion": "1"}, "data": {"ca.crt": "old"}}
@@ -228,7 +236,7 @@ async def test_who_waits_for_a_namespace_that_refuses_shares_one_attempt_and_the
             await asyncio.sleep(0)
             raise Refused("a webhook does not answer")
 
-    publisher = Publisher(Slow(), lambda: b"new")
+    publisher = Publisher(Slow(), Trust(b"new"))
     for each in (1, 2):
         answers = await asyncio.gather(*(publisher.publish("team") for _ in range(8)), return_exceptions=True)
         assert all(isinstance(answer, Refused) for answer in answers) and len(answers) == 8
@@ -236,23 +244,23 @@ async def test_who_waits_for_a_namespace_that_refuses_shares_one_attempt_and_the
 
 
 async def test_who_asks_while_an_older_certificate_is_written_gets_the_new_one() -> None:
-    trusted, written = [b"old"], []
+    trust, written = Trust(b"old"), []
 
     class Renewed(FakeApi):
         async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
             written.append(body["data"]["ca.crt"])
-            trusted.append(b"new")
+            trust.trusted = b"new"
             await asyncio.sleep(0)
             return {}
 
-    publisher = Publisher(Renewed(), lambda: trusted[-1])
+    publisher = Publisher(Renewed(), trust)
     await asyncio.gather(publisher.publish("team"), publisher.publish("team"))
     assert written == ["old", "new"]
 
 
 async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
     mounted = MountedCertificate(tmp_path)
-    with pytest.raises(ValueError, match=r"tls\.crt, tls\.key and ca\.crt are needed"):
+    with pytest.raises(ValueError, match=r"cannot load tls\.crt, tls\.key and ca\.crt"):
         await mounted.refresh()
     made = new_authority(NOW)
     for name, content in (("ca.crt", made.certificate), ("tls.crt", made.certificate), ("tls.key", made.key)):
@@ -260,6 +268,6 @@ async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_rep
     await mounted.refresh()
     assert mounted.trusted == made.certificate
     (tmp_path / "ca.crt").write_text("torn")
-    with pytest.raises(ValueError, match="needed"):
+    with pytest.raises(ValueError, match="cannot load"):
         await mounted.refresh()
     assert mounted.trusted == made.certificate

@@ -22,6 +22,7 @@ from pipetransformer_operator.channel.limits.entrance import (
     listen,
     serve,
 )
+from pipetransformer_operator.channel.listener import ChannelListener
 from pipetransformer_operator.channel.tls.certificate import load_new_certificate, new_authority, server_context
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,7 +35,12 @@ def admitted(entrance: Entrance, address: str, asks: int = MAX_CONNECTIONS) -> i
 
 def test_one_address_takes_half_of_all_connections_and_then_each_a_few(caplog: pytest.LogCaptureFixture) -> None:
     refused: list[None] = []
-    entrance = Entrance(MANY_FILES, lambda: refused.append(None))
+
+    class Counting(ChannelListener):
+        def on_shut_out(self) -> None:
+            refused.append(None)
+
+    entrance = Entrance(MANY_FILES, Counting())
     with caplog.at_level(logging.WARNING):
         assert admitted(entrance, "10.0.0.1") == MAX_CONNECTIONS // 2
     assert len(refused) == MAX_CONNECTIONS // 2
@@ -45,7 +51,7 @@ def test_one_address_takes_half_of_all_connections_and_then_each_a_few(caplog: p
     ]
     assert len(said) == LOG_RATE[1]
     assert said[0] == (
-        "a connection of 10.0.0.1 is closed at once: 6000 of it and 6000 in all are open, of 12000 at most"
+        "closing a connection of 10.0.0.1: it has 6000 open connections, of 6000 in total and at most 12000"
     )
     assert admitted(entrance, "10.0.0.2") == FEW
     others = sum(admitted(entrance, f"10.0.1.{number}", FEW + 1) for number in range(200))
@@ -57,7 +63,7 @@ def test_one_address_takes_half_of_all_connections_and_then_each_a_few(caplog: p
 
 
 def test_workers_of_two_jobs_of_the_largest_size_wait_together() -> None:
-    entrance = Entrance(MANY_FILES, lambda: None)
+    entrance = Entrance(MANY_FILES)
     assert admitted(entrance, "10.0.0.1", MAX_WORKERS) == MAX_WORKERS, "one behind a single address"
     assert sum(admitted(entrance, f"10.0.1.{number}", 8) for number in range(MAX_WORKERS // 8)) == MAX_WORKERS
     assert 2 * MAX_WORKERS <= entrance.most_polls < MAX_CONNECTIONS
@@ -65,7 +71,7 @@ def test_workers_of_two_jobs_of_the_largest_size_wait_together() -> None:
 
 @pytest.mark.parametrize(("files", "connections"), [(1024, 768), (256, 128)])
 def test_files_are_left_for_all_else(files: int, connections: int) -> None:
-    entrance = Entrance(files, lambda: None)
+    entrance = Entrance(files)
     assert sum(admitted(entrance, f"10.0.0.{number}") for number in range(100)) == connections
 
 
@@ -107,7 +113,7 @@ class Watched(Entrance):
     """One that tells of each change."""
 
     def __init__(self, files: int) -> None:
-        super().__init__(files, lambda: None)
+        super().__init__(files)
         self.changed = asyncio.Event()
 
     def admit(self, address: str) -> bool:

@@ -2,8 +2,6 @@
 
 import asyncio
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable
-from datetime import UTC, datetime
 from unittest import mock
 
 import pytest
@@ -12,22 +10,26 @@ from pipetransformer_operator.channel.board import Board, Reporter
 from pipetransformer_operator.channel.limits.pulse import BEATS_PER_SECOND, Pulse
 from pipetransformer_operator.channel.tls import buffers
 from pipetransformer_operator.channel.tls.certificate import server_context
+from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker, WorkerPhase
+from tests.testkit.operator.channel import Loop
 
 
 def board_of(pulse: Pulse, *sizes: int) -> Board:
     """A board that sees so many workers, look by look."""
-    looks = iter(sizes)
-    return board_with(pulse, lambda: [WorkerPhase.RUNNING] * next(looks))
+    return Board(Looks(*([WorkerPhase.RUNNING] * size for size in sizes)), utc_now, pulse)
 
 
-def board_with(pulse: Pulse, look: Callable[[], list[WorkerPhase]]) -> Board:
-    """A board that sees a worker of each phase."""
+class Looks(Loop):
+    """A job's loop whose workers have these phases, look by look; the last ones are also those of later looks."""
 
-    def workers() -> list[Worker]:
-        return [Worker(number, f"digits-w{number}", f"uid-{number}", phase) for number, phase in enumerate(look())]
+    def __init__(self, *looks: list[WorkerPhase]) -> None:
+        super().__init__()
+        self.looks = list(looks)
 
-    return Board(lambda: None, lambda: datetime.now(UTC), pulse, workers)
+    def workers(self) -> list[Worker]:
+        phases = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return [Worker(number, f"digits-w{number}", f"uid-{number}", phase) for number, phase in enumerate(phases)]
 
 
 async def show(board: Board, *, ended: bool = False) -> None:
@@ -60,12 +62,12 @@ def test_progress_and_words_are_the_rarer_the_more_jobs_there_are() -> None:
 
 async def test_finished_jobs_and_the_pods_that_they_keep_slow_nobody() -> None:
     pulse, pods = Pulse(), 10 * BEATS_PER_SECOND
-    phases = [WorkerPhase.RUNNING] * pods
-    boards = [board_with(pulse, lambda: phases) for _ in range(100)]
+    looks = Looks([WorkerPhase.RUNNING] * pods)
+    boards = [Board(looks, utc_now, pulse) for _ in range(100)]
     for board in boards:
         await show(board)
     assert (pulse.beat_seconds, pulse.report_seconds) == (100 * 10.0, 10.0)
-    phases = [WorkerPhase.SUCCEEDED, WorkerPhase.FAILED] * (pods // 2)
+    looks.looks = [[WorkerPhase.SUCCEEDED, WorkerPhase.FAILED] * (pods // 2)]
     for board in boards:
         await show(board, ended=True)
     assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)

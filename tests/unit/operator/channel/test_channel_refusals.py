@@ -16,6 +16,7 @@ from pipetransformer_operator.channel import app as channel_app
 from pipetransformer_operator.channel.app import MAX_BODY_BYTES, Channel
 from pipetransformer_operator.channel.authenticator import CannotTell, Identity, TokenTable, Unauthenticated
 from pipetransformer_operator.channel.limits.rate import Rate
+from pipetransformer_operator.channel.listener import ChannelListener
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.kube.trust.tokens import TokenReviewer
 from tests.testkit.operator.bounds import message_violations
@@ -71,18 +72,23 @@ OFFER = {"stages": 2, "bytesPerWorker": 1}
 WIDTHS = [{"pipelines": 1, "seconds": 0.1}, {"pipelines": 2, "seconds": 0.1}, {"pipelines": 1, "seconds": 0.2}]
 OTHER = headers() | {"X-Pipetransformer-Worker": "digits-w1"}
 ROWS = [
-    Row(Refusal.NO_TOKEN, "a bearer token is needed", given={}, body=READY),
-    Row(Refusal.NO_TOKEN, "a bearer token is needed", given={"Authorization": "Basic eDp5"}, body=READY),
+    Row(Refusal.NO_TOKEN, "a bearer token is required", given={}, body=READY),
+    Row(Refusal.NO_TOKEN, "a bearer token is required", given={"Authorization": "Basic eDp5"}, body=READY),
     Row(Refusal.INVALID_TOKEN, "unknown token", given=headers("nonsense"), body=READY),
     Row(Refusal.FOREIGN_NAMESPACE, "namespace kube-system", given=headers("elsewhere"), body=READY),
     Row(Refusal.FOREIGN_WORKER, "belongs to pod digits-w0", given=OTHER, body=READY),
-    Row(Refusal.FOREIGN_JOB, "no worker of job", given=headers("foreign"), body=READY),
-    Row(Refusal.FOREIGN_JOB, "not the job of that name", path="/v1/report", body=report(job_uid="deleted")),
-    Row(Refusal.UNKNOWN_JOB, "not known here yet", given=headers(job="default/unheard-of"), body=READY),
-    Row(Refusal.NOT_MEMBER, "no member", path="/v1/report", given=headers("token-1"), body=report()),
+    Row(Refusal.FOREIGN_JOB, "not a worker of job", given=headers("foreign"), body=READY),
+    Row(Refusal.FOREIGN_JOB, "not the UID of the present job", path="/v1/report", body=report(job_uid="deleted")),
+    Row(
+        Refusal.UNKNOWN_JOB,
+        "job default/unheard-of yet",
+        given=headers(job="default/unheard-of"),
+        body=READY,
+    ),
+    Row(Refusal.NOT_MEMBER, "not a member", path="/v1/report", given=headers("token-1"), body=report()),
     Row(Refusal.UNPUBLISHED, "the newest is 1", path="/v1/report", body=report(layout_generation=2)),
     Row(Refusal.NOT_DURABLE, "not in the job's status", path="/v1/report", body=report()),
-    Row(Refusal.BAD_QUERY, "after: 'x' is no number", path="/v1/generation?after=x"),
+    Row(Refusal.BAD_QUERY, "after: 'x' is not a number", path="/v1/generation?after=x"),
     Row(Refusal.BAD_QUERY, "timeoutSeconds: '-1' is out of range", path="/v1/generation?timeoutSeconds=-1"),
     Row(Refusal.BAD_QUERY, "timeoutSeconds: 'nan' is out of range", path="/v1/generation?timeoutSeconds=nan"),
     Row(Refusal.NO_JSON, "JSON", body=b"{"),
@@ -111,7 +117,7 @@ ROWS = [
         path="/v1/report",
         body=report() | {"offers": [OFFER | {"stepSeconds": WIDTHS}]},
     ),
-    Row(Refusal.DOES_NOT_FIT, "boundary: 20 of 12", path="/v1/report", body=report() | {"boundary": 20}),
+    Row(Refusal.DOES_NOT_FIT, "boundary: cannot freeze 20 of 12", path="/v1/report", body=report() | {"boundary": 20}),
     *(
         Row(Refusal.DOES_NOT_FIT, f"address: '{address}' is not HOST:PORT", body={"address": address})
         for address in ("10.0.0.1", "10.0.0.1:", ":29500", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:http")
@@ -203,7 +209,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
         given = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
         writer.write(f"POST /v1/ready HTTP/1.0\r\nContent-Length: 9\r\n{given}\r\n{{".encode())
         assert b" 400 " in await reader.readline()
-        await reader.readuntil(b"the body did not come in 0.05 s")
+        await reader.readuntil(b"the body did not arrive within 0.05 s")
         writer.close()
 
 
@@ -284,7 +290,9 @@ async def test_a_request_is_refused_with_its_code_counted_and_logged_without_the
     counted: Counter[Refusal] = Counter()
     authenticator = (Away if row.kind is Refusal.CANNOT_TELL else TokenTable)(TOKENS)
     boards = {("default", "digits"): board, ("default", "ended"): ended}
-    channel = Channel(boards, authenticator, count_refusal=lambda kind: counted.update([kind]))
+    listener = ChannelListener()
+    monkeypatch.setattr(listener, "on_refusal", lambda kind: counted.update([kind]))
+    channel = Channel(boards, authenticator, listener)
     async with TestClient(TestServer(channel.application())) as client:
         for _ in range(row.times):
             response = await _send(client, row)

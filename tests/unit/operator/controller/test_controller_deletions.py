@@ -1,4 +1,4 @@
-"""Deletions that the cluster refuses: said in the status, tried ever more rarely, and in nobody's way."""
+"""Deletions that the cluster refuses: they show in the status, are retried, and delay nothing else."""
 
 import math
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Keeping(Cluster):
         self.told.append(event.reason)
 
     def change(self, *, suspended: bool = False) -> None:
-        """Somebody edits the spec."""
+        """A user edits the spec."""
         job = self.jobs[KEY]
         self.jobs[KEY] = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": suspended})})
 
@@ -55,7 +55,7 @@ class Keeping(Cluster):
         return found
 
 
-async def test_a_deletion_that_is_refused_fails_no_turn_and_is_said_with_the_clusters_words() -> None:
+async def test_a_refused_deletion_fails_no_turn_and_shows_the_clusters_words() -> None:
     cluster = Keeping("digits-w0")
     loop = make_loop(cluster)
     for _ in range(2):

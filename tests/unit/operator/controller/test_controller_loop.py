@@ -1,4 +1,4 @@
-"""What a turn of a job's loop writes, and what may wait."""
+"""What a turn of a job's loop writes, and which writes may wait."""
 
 import asyncio
 from contextlib import nullcontext
@@ -18,12 +18,13 @@ from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import (
     Conflict,
     Invalid,
+    LoopMetrics,
     NameConflict,
-    Recorder,
     Refused,
     TurnResult,
     Unavailable,
 )
+from pipetransformer_operator.controller.releases import Releases
 from pipetransformer_operator.controller.slots import Slots
 from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
 from tests.testkit.operator.builders import make_job
@@ -31,22 +32,22 @@ from tests.testkit.operator.controller import KEY, NOW, make_loop
 from tests.testkit.operator.shared_cluster import Cluster
 
 
-class Turns(Recorder):
-    """Those that a loop took and that nobody has waited for."""
+class Turns(LoopMetrics):
+    """Counts the turns of a loop that the test has not waited for."""
 
     def __init__(self) -> None:
         self._taken = asyncio.Semaphore(0)
 
-    def turned(self, result: TurnResult, seconds: float) -> None:
+    def on_turned(self, result: TurnResult, seconds: float) -> None:
         self._taken.release()
 
     async def taken(self, count: int = 1) -> None:
-        """Waits until the loop took so many more."""
+        """Waits until the loop took this many more turns."""
         for _ in range(count):
             await self._taken.acquire()
 
     def none(self) -> bool:
-        """Whether it took no more."""
+        """Whether the loop took no other turn."""
         return self._taken.locked()
 
 
@@ -97,7 +98,7 @@ async def test_what_is_more_than_words_is_written_at_once() -> None:
 
 
 @pytest.mark.parametrize(("ending", "ended"), [("suspend", False), ("fail", True)])
-async def test_members_hear_that_their_job_has_failed_and_not_that_it_is_suspended(ending: str, ended: bool) -> None:
+async def test_members_learn_of_their_jobs_failure_but_not_of_its_suspension(ending: str, ended: bool) -> None:
     cluster = Cluster(0, make_job().workers(4).job())
     loop = make_loop(cluster)
     for _ in range(3):
@@ -119,7 +120,7 @@ async def test_members_hear_that_their_job_has_failed_and_not_that_it_is_suspend
 
 
 class Contested(Written):
-    """Somebody else writes the job just before its first status is written."""
+    """Another client writes the job just before its first status is written."""
 
     async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
         if self.statuses == 0:
@@ -128,12 +129,12 @@ class Contested(Written):
         await super().write_status(job, status)
 
 
-async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_again() -> None:
+async def test_a_plan_from_an_old_look_is_not_applied_and_the_loop_looks_again() -> None:
     cluster = Contested(4, make_job().workers(4).job())
     turns: list[TurnResult] = []
 
-    class Told(Recorder):
-        def turned(self, result: TurnResult, seconds: float) -> None:
+    class Told(LoopMetrics):
+        def on_turned(self, result: TurnResult, seconds: float) -> None:
             turns.append(result)
             assert result is not TurnResult.CONFLICT or not cluster.workers["digits"], "pods without a durable status"
 
@@ -145,7 +146,7 @@ async def test_what_was_decided_from_an_old_look_is_not_done_and_the_loop_looks_
     assert turns[0] is TurnResult.CONFLICT
 
 
-async def test_a_job_that_takes_the_name_of_a_deleted_one_finds_nothing_of_what_that_ones_workers_said() -> None:
+async def test_a_new_job_sees_nothing_of_a_deleted_jobs_workers_of_its_name() -> None:
     first = make_job().workers(2).job()
     second = first.model_copy(update={"metadata": first.metadata.model_copy(update={"uid": "second"})})
     cluster = Cluster(4, first)
@@ -209,7 +210,7 @@ class Leader:
         return Reporter(f"digits-w{number}", f"uid-digits-w{number}")
 
 
-async def test_a_report_that_no_status_can_hold_is_left_out_and_holds_up_nothing_else(
+async def test_a_report_that_no_status_can_hold_is_left_out_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     leader = Leader()
@@ -274,7 +275,7 @@ def failing() -> Failing:
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), Conflict("409")])
-async def test_what_cannot_be_written_now_is_tried_again_and_holds_up_neither_deletions_nor_events(
+async def test_a_failed_write_is_retried_and_stops_neither_deletions_nor_events(
     error: Exception, failing: Failing
 ) -> None:
     failing.error = error
@@ -286,7 +287,7 @@ async def test_what_cannot_be_written_now_is_tried_again_and_holds_up_neither_de
     assert failing.told == ["Creating 2 workers, 2 in all"]
 
 
-async def test_what_is_refused_holds_up_neither_deletions_nor_events_and_shows_in_the_status(failing: Failing) -> None:
+async def test_a_refusal_shows_in_status_and_stops_neither_deletions_nor_events(failing: Failing) -> None:
     failing.error = Refused("500 failed calling webhook")
     loop = make_loop(failing, writes=2)
 
@@ -320,14 +321,14 @@ class Unfit(Failing):
 
 
 @pytest.mark.parametrize("error", [Refused("500 failed calling webhook"), Unavailable("503")])
-async def test_a_namespace_that_does_not_take_what_workers_need_is_asked_once_a_turn_and_keeps_nobody_from_writing(
+async def test_a_namespace_that_refuses_workers_needs_is_asked_once_a_turn(
     error: Exception,
 ) -> None:
     cluster = Unfit(4, make_job().workers(3).job())
     cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
     cluster.error = error
     writes = Slots(1)
-    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes, Releases())
 
     turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
     await cluster.asked.wait()
@@ -362,7 +363,7 @@ class Protected(Failing):
         self.asked.append("protect")
 
 
-async def test_workers_that_run_get_what_new_ones_need_and_their_protection_where_that_is_refused() -> None:
+async def test_running_workers_get_what_new_ones_need_and_their_protection() -> None:
     cluster = Protected(4, make_job().workers(1).job())
     status = JobStatus(worker_ids=[0], next_worker_id=1, initial_workers=1, num_shards=1)
     cluster.jobs[KEY] = cluster.jobs[KEY].model_copy(update={"status": status})
@@ -376,7 +377,7 @@ async def test_workers_that_run_get_what_new_ones_need_and_their_protection_wher
 
 
 class Lagging(Written):
-    """Somebody else wrote the job, and the watch does not show it."""
+    """Another client wrote the job, and the watch does not show it."""
 
     async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
         self.statuses += 1
@@ -411,7 +412,7 @@ class Slow(Cluster):
 
 async def test_a_namespace_whose_creations_take_long_keeps_no_other_from_writing() -> None:
     cluster, writes = Slow(8, make_job().workers(8).job()), Slots(4)
-    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), Recorder(), Pulse(), writes)
+    loop = JobLoop(KEY, cluster, cluster, lambda: NOW, Pace(), LoopMetrics(), Pulse(), writes, Releases())
     turn = asyncio.create_task(loop.turn(cluster.jobs[KEY]))
     await cluster.asked.wait()
     async with writes.of("another"):
@@ -455,7 +456,7 @@ class TakenAtFirst(Cluster):
 
 async def test_a_taken_name_is_forgotten_once_the_job_goes_on_under_other_names() -> None:
     cluster = TakenAtFirst(9, make_job().workers(2).job())
-    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), Recorder(), Pulse(), Slots(2))
+    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, Pace(), LoopMetrics(), Pulse(), Slots(2), Releases())
 
     async def admitted() -> str:
         for _ in range(4):
@@ -472,7 +473,7 @@ async def test_a_taken_name_is_forgotten_once_the_job_goes_on_under_other_names(
     assert cluster.status("digits").worker_ids == [2, 3]
 
 
-async def test_a_change_is_looked_at_with_those_that_follow_it_and_a_question_at_once(
+async def test_changes_wait_for_those_that_follow_but_a_question_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pulse, "NOTICES_PER_SECOND", 1 / 60)  # this one job's changes wait for a minute
@@ -495,12 +496,12 @@ async def test_a_change_is_looked_at_with_those_that_follow_it_and_a_question_at
 
 
 def being_deleted(job: PipeTrainingJob, *finalizers: str) -> PipeTrainingJob:
-    """The job as it is shown once somebody deleted it and others keep it."""
+    """The job as shown after its deletion, while a finalizer keeps it."""
     changes = {"deletion_timestamp": "2026-01-01T00:00:00Z", "finalizers": list(finalizers)}
     return job.model_copy(update={"metadata": job.metadata.model_copy(update=changes)})
 
 
-async def test_a_job_that_is_being_deleted_and_kept_by_others_ends_its_workers_and_answers_its_leader() -> None:
+async def test_a_deleted_job_that_a_finalizer_keeps_ends_its_workers() -> None:
     leader = Leader()
     await leader.start()
     leader.cluster.jobs[KEY] = being_deleted(leader.cluster.jobs[KEY], "example.com/parent")
@@ -516,7 +517,7 @@ async def test_a_job_that_is_being_deleted_and_kept_by_others_ends_its_workers_a
     assert suspended is not None and suspended.reason == "BeingDeleted"
 
 
-async def test_of_a_job_that_is_being_deleted_nothing_is_made_again_that_the_cluster_deletes() -> None:
+async def test_nothing_of_a_deleted_job_that_the_cluster_deletes_is_made_again() -> None:
     cluster = Protected(4, make_job().workers(2).job())
     cluster.jobs[KEY] = being_deleted(cluster.jobs[KEY], "foregroundDeletion")
     await make_loop(cluster).turn(cluster.jobs[KEY])

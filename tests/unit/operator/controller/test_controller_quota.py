@@ -7,7 +7,8 @@ from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop
-from pipetransformer_operator.controller.ports import JobKey, Recorder, Unavailable
+from pipetransformer_operator.controller.ports import JobKey, LoopMetrics, Unavailable
+from pipetransformer_operator.controller.releases import Releases
 from pipetransformer_operator.controller.slots import Slots
 from pipetransformer_operator.plan import Answer, Queue
 from tests.testkit.operator.builders import make_job
@@ -37,7 +38,9 @@ async def test_what_a_queue_cannot_be_told_now_holds_nothing_else_up() -> None:
     job = make_job().stages(2).workers(2).checkpoint().label(QUEUE_LABEL, QUEUE).job()
     job = job.model_copy(update={"status": JobStatus(quota_requests=[request], next_request_id=1)})
     cluster, queue = Cluster(8, job), SilentQueue()
-    loop = JobLoop(KEY, cluster, cluster, lambda: cluster.now, PACE, Recorder(), Pulse(), Slots(1), queue)
+    loop = JobLoop(
+        KEY, cluster, cluster, lambda: cluster.now, PACE, LoopMetrics(), Pulse(), Slots(1), Releases(), queue
+    )
     with pytest.raises(Unavailable, match="no answer"):
         await loop.turn(job)
     assert [worker.id for worker in cluster.workers["digits"]] == [0, 1]

@@ -9,23 +9,23 @@ import pytest
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.manager import Controller
-from pipetransformer_operator.controller.ports import JobKey, Recorder
+from pipetransformer_operator.controller.ports import JobKey, LoopMetrics
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shared_cluster import PACE, Cluster
 
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_of_a_job_that_is_gone_the_recorder_is_told() -> None:
+async def test_of_a_job_that_is_gone_the_metrics_is_told() -> None:
     gone: asyncio.Queue[JobKey] = asyncio.Queue()
 
-    class Told(Recorder):
-        def gone(self, key: JobKey) -> None:
+    class Told(LoopMetrics):
+        def on_gone(self, key: JobKey) -> None:
             gone.put_nowait(key)
 
     cluster = Cluster(1, make_job().workers(1).job())
     (key,) = cluster.jobs
-    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE, recorder=Told())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE, metrics=Told())
     controller.wake(key)
     await cluster.next_change()
     assert gone.empty()
@@ -34,7 +34,7 @@ async def test_of_a_job_that_is_gone_the_recorder_is_told() -> None:
     assert await gone.get() == key
 
 
-async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_more_has_not(
+async def test_a_job_that_waits_for_nodes_shares_and_a_content_job_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(manager, "allocate", lambda demands, weigh_namespaces: {demand.key: 0 for demand in demands})
@@ -54,7 +54,7 @@ async def test_who_waits_for_nodes_has_part_in_the_sharing_and_who_asks_for_no_m
     await controller.stop()
 
 
-async def test_what_another_job_releases_wakes_one_that_sleeps_because_it_found_no_nodes() -> None:
+async def test_another_jobs_release_wakes_a_job_that_found_no_nodes() -> None:
     cluster = Cluster(2, make_job("first").workers(2).job(), make_job("second").stages(2).workers(2).job())
     controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
     first, second = cluster.jobs
@@ -69,8 +69,9 @@ async def test_what_another_job_releases_wakes_one_that_sleeps_because_it_found_
     while cluster.workers["second"]:
         await cluster.next_change()
     cluster.now += timedelta(seconds=1)
+    del cluster.jobs[first]  # otherwise its loop may create its workers again
     cluster.workers["first"].clear()
-    controller.released(first)
+    controller.note_release(first)
     while len(cluster.workers["second"]) < 2:
         await cluster.next_change()
     assert all(worker.scheduled for worker in cluster.workers["second"])

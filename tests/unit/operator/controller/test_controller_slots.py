@@ -49,7 +49,7 @@ class Doing:
             await self._ends[name].wait()
 
 
-async def test_a_namespace_alone_has_half_of_the_slots_and_with_others_an_equal_part_of_which_one_is_free() -> None:
+async def test_one_namespace_gets_half_of_the_slots_and_several_an_equal_part() -> None:
     doing = Doing(9)
     await doing.ask("a", *(f"a{number}" for number in range(9)))
     assert doing.begun == ["a0", "a1", "a2", "a3", "a4"]

@@ -8,6 +8,7 @@ import pytest
 
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Object, Query
+from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.kube.trust import authority
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE, Publisher
 from pipetransformer_operator.kube.watches import follow
@@ -76,6 +77,20 @@ class Slow(Cluster):
         return written
 
 
+class Trust:
+    trusted = b"trusted"
+
+
+class Woken(ClusterListener):
+    """Notes whose protection was touched."""
+
+    def __init__(self, woken: list[JobKey]) -> None:
+        self._woken = woken
+
+    def on_protection_touched(self, key: JobKey) -> None:
+        self._woken.append(key)
+
+
 async def no_pause(seconds: float) -> None:
     pass
 
@@ -97,7 +112,7 @@ async def test_a_list_after_a_broken_watch_wakes_the_jobs_whose_policy_was_touch
         changed(policies["recreated"], uid="another"),
     ]
     api.script = ScriptedApi(Listed([]), BROKEN, Listed(unseen, 9), parts=2)
-    keeper = Keeper(api, namespaces, protection, Publisher(api, lambda: b""), woken.append)
+    keeper = Keeper(api, namespaces, protection, Publisher(api, Trust()), Woken(woken))
 
     await api.script.answer(keeper.run())
 
@@ -165,14 +180,14 @@ async def test_after_a_write_whose_answer_was_lost_a_budget_is_what_is_wanted() 
 async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.sleep", no_pause)
     api = Cluster("configmaps")
-    publisher = Publisher(api, lambda: b"trusted")
+    publisher = Publisher(api, Trust())
     for namespace in ("one", "two", "three"):
         await publisher.publish(namespace)
     left = api.there[f"one/{CA_CONFIG_MAP}"]
     api.there.clear()
     api.script = ScriptedApi(Listed([]), BROKEN, Listed([left]))
 
-    await api.script.answer(Keeper(api, (), Protection(api), publisher, lambda key: None).run())
+    await api.script.answer(Keeper(api, (), Protection(api), publisher, NO_LISTENER).run())
 
     assert sorted(api.there) == [f"three/{CA_CONFIG_MAP}", f"two/{CA_CONFIG_MAP}"]
 
@@ -182,7 +197,7 @@ async def test_a_namespace_whose_certificates_are_changed_again_and_again_holds_
 ) -> None:
     monkeypatch.setattr(authority, "RESTORE_SECONDS", 0)
     api = Slow("configmaps", "one")
-    publisher = Publisher(api, lambda: b"trusted")
+    publisher = Publisher(api, Trust())
     for namespace in ("one", "two"):
         await publisher.publish(namespace)
         await api.written.get()
@@ -194,7 +209,7 @@ async def test_a_namespace_whose_certificates_are_changed_again_and_again_holds_
     api.answers.clear()
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(Keeper(api, (), Protection(api), publisher, lambda key: None).run())
+        running = tasks.create_task(Keeper(api, (), Protection(api), publisher, NO_LISTENER).run())
         await api.script.done.wait()
         assert await api.written.get() == "two", "while the other does not answer"
         api.answers.set()

@@ -4,7 +4,7 @@ import pytest
 
 from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.client.api import Object
-from pipetransformer_operator.kube.watches.follow import follow
+from pipetransformer_operator.kube.watches.follow import Followed, follow
 from tests.testkit.operator.scripted_api import Answer, Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
@@ -22,15 +22,15 @@ async def read(api: ScriptedApi, monkeypatch: pytest.MonkeyPatch, *, relists_alw
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def relist() -> str:
-        version = ""
-        async for part in api.list("/pods", {"labelSelector": "ours"}):
-            version = part["metadata"]["resourceVersion"]
-        return version
+    class Pods(Followed):
+        async def relist(self) -> str:
+            version = ""
+            async for part in api.list(self.path, self.query):
+                version = part["metadata"]["resourceVersion"]
+            return version
 
     async def run() -> None:
-        query = {"labelSelector": "ours"}
-        async for _ in follow(api, "/pods", query, relist=relist, relists_always=relists_always):
+        async for _ in follow(api, Pods("/pods", {"labelSelector": "ours"}), relists_always=relists_always):
             pass
 
     monkeypatch.setattr("asyncio.sleep", sleep)

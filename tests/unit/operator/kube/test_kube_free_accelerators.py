@@ -11,11 +11,22 @@ from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators, free_by_node, pod_view
 from pipetransformer_operator.kube.capacity.node_fit import allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room
+from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.other_pods import OtherPods
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
 GPU = "nvidia.com/gpu"
+
+
+class Freed(ClusterListener):
+    """Notes each time that accelerators became free."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def on_accelerators_free(self) -> None:
+        self._told.append("freed")
 
 
 def node(name: str, gpus: int = 8, *, taints: tuple[dict[str, str], ...] = (), **labels: str) -> dict[str, Any]:
@@ -68,7 +79,12 @@ def test_a_pod_for_which_others_are_preempted_holds_its_place_already() -> None:
 
 def test_a_node_that_takes_no_pods_or_is_gone_has_nothing_free() -> None:
     closed: set[str] = set()
-    free = FreeAccelerators(closed.__contains__)
+
+    class Gate:
+        def is_closed(self, name: str) -> bool:
+            return name in closed
+
+    free = FreeAccelerators(Gate())
     shape = shape_of({"containers": [container()]})
     for name in "ab":
         free.note_node(node(name, 1))
@@ -152,7 +168,7 @@ def test_a_pod_holds_what_its_containers_and_sidecars_hold_together_or_the_large
 
 def test_whoever_waits_is_told_of_accelerators_and_of_nothing_else() -> None:
     told: list[str] = []
-    free = FreeAccelerators(freed=lambda: told.append("freed"))
+    free = FreeAccelerators(events=Freed(told))
     free.note_node(node("a"))
     assert told == ["freed"], "a node appeared"
     free.note_node(node("a"))
@@ -200,22 +216,22 @@ def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
     shape = shape_of({"containers": [container()]})
     elsewhere = shape_of({"containers": [container()], "nodeSelector": {"gpu": "v100"}})
     released: list[str] = []
-    room = Reservations(free, lambda: True, lambda: released.append("room"))
+    room = Reservations(free, [], Freed(released))
     first, second = JobKey("default", "a"), JobKey("default", "b")
     room.reserve(first, shape, 2)
     assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None), (5, 3, None)]
     assert room.room(second, elsewhere) == (2, 0, None)
     room.reserve(first, shape, 1)
-    assert (room.room(second, shape).unreserved, released) == (4, ["room"])
+    assert (room.room(second, shape).unreserved, released) == (4, ["freed"])
     room.forget(first)
-    assert (room.room(second, shape).unreserved, released) == (5, ["room"] * 2)
+    assert (room.room(second, shape).unreserved, released) == (5, ["freed"] * 2)
 
 
 def test_before_all_pods_are_listed_there_is_no_room() -> None:
     free = FreeAccelerators()
     free.note_node(node("a", 3))
     shape = shape_of({"containers": [container()]})
-    assert Reservations(free, lambda: False).room(JobKey("default", "a"), shape) == (None, 0, None)
+    assert Reservations(free, [OtherPods(ScriptedApi(), free)]).room(JobKey("default", "a"), shape) == (None, 0, None)
 
 
 def test_within_reach_is_what_pods_of_lower_priority_hold_as_well() -> None:

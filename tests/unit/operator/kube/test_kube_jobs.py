@@ -1,11 +1,14 @@
 """What is known of jobs, and that the end of one is found which no watch showed."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from pipetransformer_operator.controller.ports import JobKey, Unavailable
 from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches import jobs
 from pipetransformer_operator.kube.watches.jobs import KnownJobs
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
@@ -20,13 +23,23 @@ def job(version: int, uid: str = "old", key: JobKey = KEY) -> Object:
     return {"metadata": metadata}
 
 
-class World(ScriptedApi):
+class Whole:
+    """Keeps all of a job."""
+
+    def trimmed(self, key: JobKey, body: Mapping[str, Any]) -> Object:
+        return dict(body)
+
+
+class World(ScriptedApi, ClusterListener):
     """An API server that answers lists, two jobs an answer, and who was told of what."""
 
     def __init__(self, *answers: Listed | Exception) -> None:
         super().__init__(*answers, parts=2)
         self.gone: list[JobKey] = []
-        self.known = KnownJobs(self, lambda key, job: dict(job), lambda key: None, self.gone.append)
+        self.known = KnownJobs(self, Whole(), self)
+
+    def on_job_gone(self, key: JobKey) -> None:
+        self.gone.append(key)
 
     async def listed(self, path: str = ALL) -> None:
         """The watch begins anew, and what follows from it is done."""

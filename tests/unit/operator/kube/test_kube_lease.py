@@ -1,4 +1,4 @@
-"""The lease: who may write, told by clocks that disagree and an API server that is away."""
+"""The lease decides which operator may write, although clocks disagree and the API server may be away."""
 
 from typing import Any
 
@@ -20,6 +20,17 @@ class Clock:
         return self.now
 
 
+class Gains:
+    """When the lease was gained."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.times: list[float] = []
+        self._clock = clock
+
+    def on_lease_gained(self) -> None:
+        self.times.append(self._clock.now)
+
+
 def lease(api: Api, identity: str, clock: Clock, seconds: int = SECONDS) -> Lease:
     return Lease(api, "system", identity, seconds=seconds, clock=clock)
 
@@ -33,7 +44,7 @@ async def test_the_first_holds_it_and_the_second_waits() -> None:
     assert not second.held
 
 
-async def test_a_holder_that_falls_silent_stops_writing_before_another_takes_over() -> None:
+async def test_a_silent_holder_stops_writing_before_another_takes_over() -> None:
     api, here, there = FakeApi(), Clock(), Clock(1e6)  # the clocks agree on nothing but speed
     first, second = lease(api, "a", here), lease(api, "b", there)
     await first.acquire()
@@ -78,10 +89,10 @@ async def test_one_that_starts_again_under_its_name_goes_on_at_once() -> None:
     assert api.object is not None and api.object["spec"]["leaseTransitions"] == 0
 
 
-async def test_nothing_is_written_while_the_server_is_away_and_again_once_it_is_back() -> None:
+async def test_nothing_is_written_during_an_outage_of_the_server_only() -> None:
     api, clock = FakeApi(), Clock()
-    gained: list[float] = []
-    first = Lease(api, "system", "a", seconds=SECONDS, gained=lambda: gained.append(clock.now), clock=clock)
+    gains, first = Gains(clock), lease(api, "a", clock)
+    first.add(gains)
     await first.acquire()
     for _ in range(2):
         clock.now += 1
@@ -91,10 +102,10 @@ async def test_nothing_is_written_while_the_server_is_away_and_again_once_it_is_
         clock.now += 1
         assert await first.attempt() == ""
     assert not first.held
-    assert gained == [0], "a renewal gains nothing"
+    assert gains.times == [0], "a renewal gains nothing"
     api.away = False
     assert await first.attempt() == "a"
-    assert gained == [0, 2 + SECONDS], "whoever could not write meanwhile may try again at once"
+    assert gains.times == [0, 2 + SECONDS], "a loop that could not write may try again at once"
     assert first.held
 
 

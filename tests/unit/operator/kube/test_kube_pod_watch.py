@@ -5,6 +5,7 @@ import pytest
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Object, Query
+from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches import follow
 from pipetransformer_operator.kube.watches.pod_watch import PodWatch
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
@@ -23,7 +24,7 @@ def event(kind: str, changed: Object) -> Object:
     return {"type": kind, "object": changed}
 
 
-class Seen:
+class Seen(ClusterListener):
     """What is known once the answers were read, and who was told of what."""
 
     def __init__(self, api: ScriptedApi, namespaces: tuple[str, ...] = ()) -> None:
@@ -34,16 +35,26 @@ class Seen:
         self.listed: list[str] = []
         self.opened: list[str] = []
         self.refused: list[str] = []
-        self.watch = PodWatch(
-            api,
-            namespaces,
-            self.changed.append,
-            lambda *pod: self.gone.append(pod),
-            self.released.append,
-            self.listed.append,
-            self.opened.append,
-            self.refused.append,
-        )
+        self.watch = PodWatch(api, namespaces, self)
+
+    def on_pod_changed(self, key: JobKey) -> None:
+        self.changed.append(key)
+
+    def on_pod_gone(self, key: JobKey, uid: str) -> None:
+        self.gone.append((key, uid))
+
+    def on_accelerators_released(self, by: JobKey | None) -> None:
+        assert by is not None
+        self.released.append(by)
+
+    def on_pods_listed(self, namespace: str) -> None:
+        self.listed.append(namespace)
+
+    def on_watch_opened(self, path: str) -> None:
+        self.opened.append(path)
+
+    def on_watch_refused(self, path: str) -> None:
+        self.refused.append(path)
 
     async def read(self) -> "Seen":
         await self.api.answer(self.watch.run())

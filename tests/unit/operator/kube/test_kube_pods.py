@@ -8,6 +8,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from pipetransformer_contract.api import JobStatus
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.nodes import DELETED, Nodes
 from pipetransformer_operator.kube.workers.placement import PREFERRED
 from pipetransformer_operator.kube.workers.pods import controller_uid, is_unattended, observable, observe
@@ -221,11 +223,12 @@ def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], dra
 def test_a_node_with_more_room_than_before_is_told_of() -> None:
     appeared = 0
 
-    def count() -> None:
-        nonlocal appeared
-        appeared += 1
+    class Counting(ClusterListener):
+        def on_accelerators_released(self, by: JobKey | None) -> None:
+            nonlocal appeared
+            appeared += 1
 
-    nodes = Nodes(appeared=count)
+    nodes = Nodes(events=Counting())
 
     def shows(told: bool, *, gpus: int = 0, deleted: bool = False, **state: Any) -> None:
         before, shown = appeared, node(**state)
@@ -307,7 +310,12 @@ def test_a_pod_is_unattended_since_the_operator_saw_it_so_by_its_own_clock() -> 
     pod = seen({"phase": "Pending"}, resourceVersion="1")
     pod["spec"]["nodeName"] = "node-1"
     api: Any = None
-    pool = KubePool(api, lambda key: [pod], CHANNEL, AsyncMock(), clock=lambda: now)
+
+    class Watched:
+        def of(self, key: JobKey) -> list[Any]:
+            return [pod]
+
+    pool = KubePool(api, Watched(), CHANNEL, AsyncMock(), clock=lambda: now)
     first = now
     for seconds in (0, 30):
         now = first + timedelta(seconds=seconds)

@@ -29,9 +29,12 @@ class World(Api):
         self.watched: list[Object] = []
         self.prepared: list[str] = []
         self.made: list[Object] = []
-        self.pool = KubePool(self, lambda key: self.watched, "https://channel", self.prepare)
+        self.pool = KubePool(self, self, "https://channel", self)
 
-    async def prepare(self, namespace: str) -> None:
+    def of(self, key: JobKey) -> list[Object]:
+        return self.watched
+
+    async def publish(self, namespace: str) -> None:
         """Only notes whom."""
         self.prepared.append(namespace)
 
@@ -41,7 +44,7 @@ class World(Api):
         created: Object = {**body, "status": {}}
         created["metadata"] |= {"uid": "uid-0", "resourceVersion": "1", "generation": 1}
         if self.quick:
-            self.pool.gone(KEY, "uid-0")
+            self.pool.on_pod_gone(KEY, "uid-0")
         return created
 
 
@@ -54,13 +57,13 @@ async def test_a_pod_is_there_from_its_creation_until_the_watch_shows_its_end() 
     world = World()
     await world.pool.create(job(), 0, JobStatus())
     assert [worker.uid for worker in world.pool.list(job())] == ["uid-0"]
-    world.pool.gone(KEY, "uid-0")
+    world.pool.on_pod_gone(KEY, "uid-0")
     assert world.pool.list(job()) == ()
 
 
 async def test_a_node_in_doubt_takes_nearness_from_new_workers_of_the_jobs_alone_that_have_workers_there() -> None:
     world, nodes, later = World(), Nodes(), datetime.max.replace(tzinfo=UTC)
-    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    world.pool = KubePool(world, world, "https://channel", world, nodes)
     nodes.doubt("another", {"node-1": later}, {})
     for of_the_job, kinds in (("node-2", {"nodeAffinity", "podAffinity"}), ("node-1", {"nodeAffinity"})):
         await world.pool.create(job(), 0, JobStatus())
@@ -70,14 +73,14 @@ async def test_a_node_in_doubt_takes_nearness_from_new_workers_of_the_jobs_alone
         await world.pool.create(job(), 1, JobStatus())
         assert world.made[-1]["spec"]["affinity"].keys() == kinds
         assert "node-1" in json.dumps(world.made[-1]["spec"]["affinity"]["nodeAffinity"])
-        world.pool.forget(KEY)
+        world.pool.on_job_gone(KEY)
 
 
 async def test_creations_do_not_look_at_all_workers_of_the_job_each_while_a_node_is_in_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, nodes = World(), Nodes()
-    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    world.pool = KubePool(world, world, "https://channel", world, nodes)
     nodes.doubt("another", {"node-1": datetime.max.replace(tzinfo=UTC)}, {})
     looks = 0
     look = world.pool.list
@@ -99,7 +102,7 @@ async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: in
     """The groups of new workers, beside those that are there already; more than four stages may not be."""
     world, nodes = World(), Nodes()
     nodes.cordoned = {"cordoned"}
-    world.pool = KubePool(world, lambda key: world.watched, "https://channel", world.prepare, nodes)
+    world.pool = KubePool(world, world, "https://channel", world, nodes)
     await world.pool.prepare(job(4))
     for number, group in there.items():
         await world.pool.create(job(4), number, JobStatus())
@@ -166,8 +169,8 @@ async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> Non
     empty = World().pool
     await world.pool.prepare(job())
     await world.pool.create(job(), 0, JobStatus())
-    world.pool.forget(KEY)
-    world.pool.gone(KEY, "uid-0")
+    world.pool.on_job_gone(KEY)
+    world.pool.on_pod_gone(KEY, "uid-0")
     for memory in ("_written", "_gone", "_asking", "_unattended", "_avoided", "_groups"):
         assert vars(world.pool)[memory] == vars(empty)[memory]
 
@@ -182,8 +185,8 @@ async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> 
 @pytest.mark.parametrize(
     ("owner", "error", "words"),
     [
-        ("digits", Refused, "pod digits-w0 of a deleted job of this name is still there"),
-        ("other", NameConflict, "digits-w0 exists and belongs to someone else"),
+        ("digits", Refused, "pod digits-w0 of a deleted job of the same name still exists"),
+        ("other", NameConflict, "digits-w0 already exists and is not a worker of this job"),
     ],
 )
 async def test_a_pod_of_a_deleted_job_of_this_name_is_awaited_and_one_of_another_has_the_name(
@@ -248,7 +251,7 @@ async def test_a_worker_that_the_operator_deletes_has_had_its_time_unless_the_te
 async def test_a_pod_that_an_admission_makes_unrecognisable_is_deleted_at_once_and_named(took: str) -> None:
     world = Admitting(took)
     words = "job, label training.pipetransformer.io/worker-id" if took == "labels" else took
-    with pytest.raises(Refused, match=f"pod digits-w0 is not kept: an admission .* took off its .*{words}"):
+    with pytest.raises(Refused, match=f"pod digits-w0 was deleted: an admission .* removed its .*{words}"):
         await world.pool.create(job(), 0, JobStatus())
     assert world.deleted == [("digits-w0", {"preconditions": {"uid": "uid-0"}})]
     assert world.pool.list(job()) == ()
@@ -257,7 +260,7 @@ async def test_a_pod_that_an_admission_makes_unrecognisable_is_deleted_at_once_a
 async def test_one_of_an_operator_that_died_before_it_deleted_it_is_deleted_by_the_next() -> None:
     world = Admitting(WORKER_LABEL)
     for _ in range(2):
-        with pytest.raises(Refused, match="took off its label"):
+        with pytest.raises(Refused, match="removed its label"):
             await world.pool.create(job(), 0, JobStatus())
     assert len(world.deleted) == 2
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipetransformer_operator.controller.ports import JobKey
-from pipetransformer_operator.kube.store import KubeStore
+from pipetransformer_operator.kube.store import KubeStore, ParsedJobs
 from tests.testkit.operator.builders import make_job
 
 KEY = JobKey("default", "digits")
@@ -18,11 +18,17 @@ def body(version: int, uid: str = "uid-0", stages: int = 2) -> dict[str, Any]:
 def test_of_a_job_that_is_known_its_version_is_kept_and_of_a_newer_one_all_that_is_read() -> None:
     api: Any = None
     watched: dict[JobKey, dict[str, Any]] = {}
-    store = KubeStore(api, watched.get)
+
+    class Watched:
+        def of(self, key: JobKey) -> dict[str, Any] | None:
+            return watched.get(key)
+
+    parsed = ParsedJobs()
+    store = KubeStore(api, Watched(), parsed)
 
     def show(shown: dict[str, Any]) -> int:
         """The watch shows it; how many stages the job has then."""
-        watched[KEY] = store.kept(KEY, shown)
+        watched[KEY] = parsed.trimmed(KEY, shown)
         job = store.read(KEY)
         assert job is not None
         return job.spec.pipeline.stages

@@ -9,7 +9,10 @@ import pytest
 
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
 from pipetransformer_operator.channel.authenticator import Unauthenticated
+from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.trust.tokens import PARALLEL_REVIEWS, TokenReviewer
+
+KEY = JobKey("team", "digits")
 
 
 class Reviews:
@@ -75,7 +78,7 @@ async def test_of_a_pod_that_goes_while_its_token_is_reviewed_nothing_is_kept(re
     tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
     asked = asyncio.create_task(tokens.identify(token(1)))
     await asyncio.sleep(0)
-    tokens.forget(f"uid-{token(1)}")
+    tokens.on_pod_gone(KEY, f"uid-{token(1)}")
     reviews.answer.set()
     assert (await asked).namespace == "team"
     assert tokens.known(token(1)) is None
@@ -90,7 +93,7 @@ async def test_a_token_goes_with_its_pod_and_with_its_time(reviews: Reviews) -> 
     tokens = TokenReviewer(reviews, lambda: now[0])  # type: ignore[arg-type]
     reviews.answer.set()
     gone, late = await tokens.identify(token(1)), await tokens.identify(token(2, expires=50))
-    tokens.forget(gone.uid)
+    tokens.on_pod_gone(KEY, gone.uid)
     assert tokens.known(token(1)) is None
     assert tokens.known(token(2, expires=50)) == late
     now[0] = 50.0

@@ -10,6 +10,7 @@ from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.controller.ports import Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Object, Query
+from pipetransformer_operator.kube.events import NO_LISTENER
 from pipetransformer_operator.kueue import quota
 from pipetransformer_operator.kueue.quota import KueueQuota, NoKueue
 from pipetransformer_operator.kueue.watch import Workloads
@@ -87,7 +88,7 @@ class Recorder(Api):
 async def test_only_claims_have_the_priority_of_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
     api = Recorder()
-    asked = KueueQuota(api, [], lambda key: None)
+    asked = KueueQuota(api, [], NO_LISTENER)
     requests = [QuotaRequest(name=f"digits-q{n}", queue="team-a", workers=1, own=n == 1) for n in range(3)]
     await asked.apply(make_job().job(), JobStatus(quota_requests=requests))
     assert ["priority" in body["spec"] for body in api.made] == [False, False, True]

@@ -5,6 +5,7 @@ import pytest
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.kueue.watch import Workloads
 from tests.testkit.operator.scripted_api import Answer, Listed, ScriptedApi
 
@@ -18,11 +19,21 @@ def workload(version: int, name: str = "digits-q0", uid: str = "uid-0") -> Objec
     return {"metadata": metadata}
 
 
+class Told(ClusterListener):
+    """Notes who was told."""
+
+    def __init__(self, told: list[object]) -> None:
+        self._told = told
+
+    def on_quota_changed(self, key: JobKey | None) -> None:
+        self._told.append(key)
+
+
 async def seen_after(*answers: Answer) -> tuple[Workloads, list[object]]:
     """What is known once these lists and the events after each were read, and who was told."""
     told: list[object] = []
     api = ScriptedApi(*answers)
-    seen = Workloads(api, [], told.append)
+    seen = Workloads(api, [], Told(told))
     await api.answer(seen.run())
     return seen, told
 
@@ -38,7 +49,7 @@ async def test_nothing_is_known_before_the_first_list_and_an_outage_later_takes_
 
 async def test_a_namespace_whose_workloads_may_not_be_seen_hides_those_of_no_other() -> None:
     api = ScriptedApi(Refused("403"), Listed([workload(3)]))
-    seen = Workloads(api, ["deleted", "default"], lambda key: None)
+    seen = Workloads(api, ["deleted", "default"], NO_LISTENER)
     await api.answer(seen.run())
     assert seen.problem("deleted") == "Kueue does not answer: 403"
     assert seen.problem("default") == ""

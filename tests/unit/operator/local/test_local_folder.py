@@ -148,7 +148,7 @@ def test_the_lock_lasts_as_long_as_workers_do_whose_run_was_killed(tmp_path: Pat
     claim(tmp_path, make_job())
 
 
-def test_a_local_run_needs_neither_a_pod_template_nor_a_word_on_accelerators(tmp_path: Path) -> None:
+def test_a_local_run_needs_neither_a_pod_template_nor_accelerators(tmp_path: Path) -> None:
     manifest = make_job().drop("podTemplate").drop("acceleratorResource").manifest()
     job = local_job(local_manifest(Document("job.yaml", manifest)), tmp_path)
     assert job.spec.accelerator_resource == "" and job.spec.pod_template.trainer().name == "trainer"
@@ -158,7 +158,7 @@ def test_a_local_run_needs_neither_a_pod_template_nor_a_word_on_accelerators(tmp
         local_manifest(Document("job.yaml", make_job().drop("model").drop("podTemplate").manifest()))
 
 
-def test_a_local_run_keeps_checkpoints_whether_or_not_its_manifest_asks_for_them(tmp_path: Path) -> None:
+def test_a_local_run_keeps_checkpoints_whatever_its_manifest_says(tmp_path: Path) -> None:
     job = local_job(local_manifest(Document("job.yaml", make_job().manifest())), tmp_path)
     assert job.spec.checkpoint is not None and job.spec.checkpoint.location == str(tmp_path / "checkpoints")
 

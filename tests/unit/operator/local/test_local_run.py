@@ -76,9 +76,7 @@ async def test_blocks_that_train_again_deepen_the_pipelines_of_the_same_workers(
     assert Reason.LAYERS_UNFROZEN in {event.reason for event in events}
 
 
-async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_words(
-    tmp_path: Path, run_dir: Path
-) -> None:
+async def test_a_worker_that_refuses_its_spec_fails_the_job_in_its_words(tmp_path: Path, run_dir: Path) -> None:
     """The worker says what its container's `env` tells it to say."""
     env = [
         {"name": "SCRIPTED_REFUSAL", "value": "spec.data.path: no such folder"},
@@ -91,9 +89,7 @@ async def test_a_worker_that_refuses_its_spec_fails_the_job_with_the_workers_wor
     assert failed is not None and "spec.data.path: no such folder" in failed.message
 
 
-async def test_a_program_that_ends_before_it_trains_is_told_with_the_last_words_of_its_log(
-    tmp_path: Path, run_dir: Path
-) -> None:
+async def test_a_program_that_ends_early_shows_the_end_of_its_log(tmp_path: Path, run_dir: Path) -> None:
     logs = run_dir / "logs"
     logs.mkdir()
     (logs / "digits-w0.log").write_text("of a run before\n")
@@ -110,7 +106,7 @@ async def test_a_program_that_ends_before_it_trains_is_told_with_the_last_words_
         assert ("no_such_module" in failed.message) == ("no_such_module" in command[-1])
 
 
-async def test_workers_that_nobody_ends_leave_by_themselves_when_the_job_has_failed(tmp_path: Path) -> None:
+async def test_workers_of_a_failed_job_leave_by_themselves(tmp_path: Path) -> None:
     job = packing_job().set("runPolicy", {"activeDeadlineSeconds": 1, "cleanPodPolicy": "None"})
     status = await run_job(read_job(write(job, tmp_path), tmp_path / "run"), tmp_path / "run")
     failed = status.condition(ConditionType.FAILED)
@@ -138,7 +134,7 @@ def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
             read_job(write(job, tmp_path), tmp_path)
 
 
-def test_without_the_trainer_here_a_job_that_would_run_it_is_refused_at_once(
+def test_a_job_that_needs_the_trainer_is_refused_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pipetransformer", None)

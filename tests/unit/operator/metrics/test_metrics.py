@@ -1,4 +1,4 @@
-"""Metrics: per-job series live as long as the job, and each change of layout counts once, by how it went."""
+"""Metrics: series of a job end with the job, and each change of layout counts once, by its result."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,12 +16,14 @@ from pipetransformer_contract.api.status import (
     ResizePhase,
 )
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import JobKey, TurnResult
 from pipetransformer_operator.kube.client.verbs import describe, namespace_of
 from pipetransformer_operator.metrics import Metrics
 from pipetransformer_operator.metrics.resizes import Direction, Result, direction_of, result_of
 from pipetransformer_operator.plan import EventType, Observed, Plan, PlanEvent, Worker, WorkerPhase
 from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.shown_state import ShownState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = {"namespace": "default", "job_name": "digits"}
@@ -58,14 +60,20 @@ def observed(*workers: Worker) -> Observed:
     return Observed(uid="u", name="digits", namespace="default", status=JobStatus(), workers=workers)
 
 
+def metrics_of(jobs: list[PipeTrainingJob], clock: Clock = utc_now, **state: Any) -> Metrics:
+    metrics = Metrics(clock)
+    metrics.show(ShownState(jobs, **state))
+    return metrics
+
+
 def figure(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"pipetransformer_{name}", labels)
 
 
 def test_series_of_a_job_vanish_with_it() -> None:
     jobs = [job_with(published(2))]
-    metrics = Metrics(lambda: jobs)
-    metrics.decided(jobs[0], observed(), Plan(status=jobs[0].status), 0.001)
+    metrics = metrics_of(jobs)
+    metrics.on_decided(jobs[0], observed(), Plan(status=jobs[0].status), 0.001)
     assert figure(metrics, "job_gpus_released_total", **JOB) == 2
     assert figure(metrics, "job_layout_generation", **JOB) == 2
     assert figure(metrics, "job_state", **JOB, state="Pending") == 1
@@ -74,12 +82,12 @@ def test_series_of_a_job_vanish_with_it() -> None:
     assert "digits" not in generate_latest(metrics.registry).decode()
 
 
-def test_nothing_is_kept_of_jobs_that_are_gone_although_nobody_reads_the_metrics() -> None:
-    metrics = Metrics(list)
+def test_metrics_forget_jobs_that_are_gone_without_a_scrape() -> None:
+    metrics = metrics_of([])
     job = job_with(published(2))
-    metrics.decided(job, observed(), Plan(status=resizing(job.status, ResizePhase.PREPARE)), 0.001)
+    metrics.on_decided(job, observed(), Plan(status=resizing(job.status, ResizePhase.PREPARE)), 0.001)
     assert metrics._pending and metrics._resizes._entered
-    metrics.gone(JobKey(job.metadata.namespace, job.metadata.name))
+    metrics.on_gone(JobKey(job.metadata.namespace, job.metadata.name))
     assert not metrics._pending and not metrics._resizes._entered
 
 
@@ -87,7 +95,7 @@ def test_a_job_in_a_queue_shows_the_quota_it_has_and_waits_for() -> None:
     held = QuotaRequest(name="digits-q0", queue="team-a", workers=4, returned=1, admitted=True)
     claim = QuotaRequest(name="digits-q1", queue="team-a", workers=2)
     jobs = [job_with(published(1).model_copy(update={"quota_requests": [held, claim]}))]
-    metrics = Metrics(lambda: jobs)
+    metrics = metrics_of(jobs)
     assert figure(metrics, "job_quota_granted", **JOB) == 3
     assert figure(metrics, "job_quota_waiting", **JOB) == 2
     jobs[:] = [job_with(published(1))]
@@ -96,13 +104,13 @@ def test_a_job_in_a_queue_shows_the_quota_it_has_and_waits_for() -> None:
 
 def test_workers_without_a_node_are_pending() -> None:
     job = job_with(published(1))
-    metrics = Metrics(lambda: [job])
+    metrics = metrics_of([job])
     placed = Worker(id=0, name="digits-w0", uid="u0", scheduled=True)
     running = Worker(id=1, name="digits-w1", uid="u1", phase=WorkerPhase.RUNNING)
     waiting = Worker(id=2, name="digits-w2", uid="u2")
-    metrics.decided(job, observed(placed, running, waiting), Plan(status=job.status), 0.001)
+    metrics.on_decided(job, observed(placed, running, waiting), Plan(status=job.status), 0.001)
     assert figure(metrics, "job_gpus_pending", **JOB) == 1
-    metrics.decided(job, observed(placed), Plan(status=job.status), 0.001)
+    metrics.on_decided(job, observed(placed), Plan(status=job.status), 0.001)
     assert figure(metrics, "job_gpus_pending", **JOB) == 2
 
 
@@ -110,23 +118,23 @@ def test_saved_gpu_seconds_grow_between_two_writes_of_the_status() -> None:
     times = [NOW + timedelta(seconds=100)]
     saved = {"gpus": Gpus(held=4, saved=2), "gpu_seconds_saved": 50.0, "gpu_seconds_time": NOW}
     job = job_with(published(1).model_copy(update=saved))
-    metrics = Metrics(lambda: [job], clock=lambda: times[0])
+    metrics = metrics_of([job], clock=lambda: times[0])
     assert figure(metrics, "job_saved_gpu_seconds_total", **JOB) == 50 + 2 * 100
     times[0] += timedelta(seconds=10)
     assert figure(metrics, "job_saved_gpu_seconds_total", **JOB) == 50 + 2 * 110
 
 
 def test_each_decision_counts_by_its_reason() -> None:
-    metrics = Metrics(list)
+    metrics = metrics_of([])
     told = PlanEvent(EventType.WARNING, Reason.UNSCHEDULABLE, "Resize cancelled")
-    metrics.decided(make_job().job(), observed(), Plan(status=JobStatus(), events=(told, told)), 0.001)
+    metrics.on_decided(make_job().job(), observed(), Plan(status=JobStatus(), events=(told, told)), 0.001)
     assert figure(metrics, "decisions_total", reason="Unschedulable") == 2
 
 
 def test_a_published_layout_counts_once_by_its_reason() -> None:
-    metrics = Metrics(list)
-    metrics.decided(job_with(published(1)), observed(), Plan(status=published(2)), 0.001)
-    metrics.decided(job_with(published(2)), observed(), Plan(status=published(2)), 0.001)
+    metrics = metrics_of([])
+    metrics.on_decided(job_with(published(1)), observed(), Plan(status=published(2)), 0.001)
+    metrics.on_decided(job_with(published(2)), observed(), Plan(status=published(2)), 0.001)
     assert figure(metrics, "generations_total", reason="Release") == 1
 
 
@@ -143,7 +151,7 @@ RESULTS = [
     (COMMITTING, published(3, confirmed=2), Result.COMMITTED),  # and the next one was published in the same turn
     (COMMITTING, published(3, confirmed=1, reason=ResizeReason.UNDO), Result.UNDONE),
     (COMMITTING, published(3, confirmed=1, reason=ResizeReason.FAILURE), Result.SUPERSEDED),
-    (COMMITTING, JobStatus(layout_generation=2), Result.SUPERSEDED),  # nobody is left
+    (COMMITTING, JobStatus(layout_generation=2), Result.SUPERSEDED),  # no worker is left
     (resizing(published(2, confirmed=2), ResizePhase.CLEAN), published(2, confirmed=2), None),
     (published(2, confirmed=2), published(3, confirmed=2), None),
 ]
@@ -165,10 +173,10 @@ def test_the_direction_is_told_by_workers(old: tuple[int, int] | None, direction
 
 
 def test_phases_of_a_change_are_timed_from_where_they_began() -> None:
-    metrics = Metrics(list)
+    metrics = metrics_of([])
     before = published(1, confirmed=1)
     for after in (PREPARING, PREPARING, COMMITTING, published(2, confirmed=2)):
-        metrics.decided(job_with(before), observed(), Plan(status=after), 0.001)
+        metrics.on_decided(job_with(before), observed(), Plan(status=after), 0.001)
         before = after
     assert figure(metrics, "resize_phase_seconds_count", phase="Prepare") == 1
     assert figure(metrics, "resize_phase_seconds_count", phase="Commit") == 1
@@ -176,21 +184,21 @@ def test_phases_of_a_change_are_timed_from_where_they_began() -> None:
 
 
 def test_a_phase_that_began_before_the_operator_did_is_not_timed() -> None:
-    metrics = Metrics(list)
-    metrics.decided(job_with(PREPARING), observed(), Plan(status=PREPARING), 0.001)
-    metrics.decided(job_with(PREPARING), observed(), Plan(status=published(1, confirmed=1)), 0.001)
+    metrics = metrics_of([])
+    metrics.on_decided(job_with(PREPARING), observed(), Plan(status=PREPARING), 0.001)
+    metrics.on_decided(job_with(PREPARING), observed(), Plan(status=published(1, confirmed=1)), 0.001)
     assert figure(metrics, "resize_phase_seconds_count", phase="Prepare") is None
     assert figure(metrics, "resizes_total", direction="Grow", result="Cancelled") == 1
 
 
 def test_turns_and_requests_count_by_how_they_ended() -> None:
-    metrics = Metrics(list, leading=lambda: False, watches=lambda: {"pods": 1e9})
-    metrics.turned(TurnResult.CONFLICT, 0.01)
-    metrics.asked("update", "pipetrainingjobs/status", 409, 0.01)
-    metrics.asked("create", "pods", None, 15.0)
-    metrics.asked("watch", "pods", 200, 0.01)
-    metrics.requested("/v1/report", 200, 0.02)
-    metrics.requested("/v1/report", 503, 10.0)
+    metrics = metrics_of([], leads=False, watches={"pods": 1e9})
+    metrics.on_turned(TurnResult.CONFLICT, 0.01)
+    metrics.on_api_request("update", "pipetrainingjobs/status", 409, 0.01)
+    metrics.on_api_request("create", "pods", None, 15.0)
+    metrics.on_api_request("watch", "pods", 200, 0.01)
+    metrics.on_request("/v1/report", 200, 0.02)
+    metrics.on_request("/v1/report", 503, 10.0)
     assert figure(metrics, "reconciles_total", result="Conflict") == 1
     assert figure(metrics, "api_requests_total", verb="create", resource="pods", code="NoAnswer") == 1
     assert figure(metrics, "api_request_seconds_count", verb="watch") is None

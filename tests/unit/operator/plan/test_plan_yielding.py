@@ -22,6 +22,16 @@ POD = Waiting("pod", 100, {GPU: 2})
 CLAIMS = Claims("default/a", 3, GPU, -10, 4, 3, True)
 
 
+class Others:
+    """Pods of other owners, as the test has them."""
+
+    def __init__(self, pods: list[Waiting]) -> None:
+        self._pods = pods
+
+    def waiting(self) -> list[Waiting]:
+        return self._pods
+
+
 def grown(on_pack: str = "Widen", most: int = 4) -> World:
     """A job of two pipelines of one worker that has claimed as many more as it may."""
     limits = {"name": "trainer", "image": "trainer", "resources": {"limits": {GPU: "1"}}}
@@ -104,7 +114,7 @@ def test_those_leave_whose_node_the_pod_waits_for() -> None:
 def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_starting_size(on_pack: str) -> None:
     world = grown(on_pack)
     pods = [Waiting("pod", 100, {GPU: 8})]
-    yielding = Yielding(lambda: pods)
+    yielding = Yielding(Others(pods))
     sizes = [len(world.generation.members)]
     for _ in range(8):
         present = claims(world)
@@ -127,7 +137,7 @@ def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_startin
 
 def test_a_job_is_asked_for_no_more_than_the_pod_wants_and_one_job_at_a_time() -> None:
     other = replace(CLAIMS, key="default/b")
-    yielding = Yielding(lambda: [POD])
+    yielding = Yielding(Others([POD]))
     asked = {"default/a": Share(workers=3, layout_generation=3, yields=True)}
     assert yielding.look([CLAIMS, other]) == asked
     published = replace(CLAIMS, layout_generation=4, workers=3, fewer=2, settled=False)
@@ -138,14 +148,14 @@ def test_a_job_is_asked_for_no_more_than_the_pod_wants_and_one_job_at_a_time() -
 
 
 def test_a_job_that_cannot_give_what_it_was_asked_for_holds_up_nobody() -> None:
-    yielding = Yielding(lambda: [POD])
+    yielding = Yielding(Others([POD]))
     assert set(yielding.look([CLAIMS])) == {"default/a"}
     other = replace(CLAIMS, key="default/b")
     assert set(yielding.look([replace(CLAIMS, fewer=None), other])) == {"default/b"}
 
 
 def test_a_job_that_went_back_to_its_layout_has_given_nothing_and_holds_up_nobody() -> None:
-    yielding = Yielding(lambda: [POD])
+    yielding = Yielding(Others([POD]))
     assert set(yielding.look([CLAIMS])) == {"default/a"}
     other = replace(CLAIMS, key="default/b")
     undone = replace(CLAIMS, layout_generation=5, fewer=None)

@@ -1,0 +1,142 @@
+"""Makes the cluster what one job's plan says, and remembers what the cluster refused."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_operator.plan import Plan, worker_name
+
+from .deletions import Deletions
+from .ports import JobKey, JobStore, NameConflict, Quota, Refused, WorkerPool
+from .slots import Slots
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Outcome:
+    """What one application met."""
+
+    conflicts: set[str]
+    refusals: list[Refused] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+
+
+class Applier:
+    """See the module.
+
+    Args:
+        key: of the job.
+        store: where jobs are kept.
+        pool: where workers run.
+        slots: one is taken for each creation or deletion. All jobs share them in turn, so that one job's workers exist
+            before the next job's. Slow requests of one namespace do not stop the others.
+        quota: where jobs with a queue request workers; None: no queue decides.
+        deletions: remembers which deletions the cluster refused.
+
+    Attributes:
+        conflicts: names of the plan's workers that other objects have.
+        refusal: the cluster's explanation of why it refused the last writes; empty if it took them.
+    """
+
+    def __init__(
+        self, key: JobKey, store: JobStore, pool: WorkerPool, slots: Slots, quota: Quota | None, deletions: Deletions
+    ) -> None:
+        self.conflicts: set[str] = set()
+        self.refusal = ""
+        self._key = key
+        self._store = store
+        self._pool = pool
+        self._slots = slots
+        self._quota = quota
+        self._deletions = deletions
+
+    async def apply(self, job: PipeTrainingJob, decided: Plan) -> bool:
+        """Does everything that it can: a part that the cluster does not take now holds up no other.
+
+        Returns whether another turn should follow soon, because the next plan may be another.
+
+        Raises:
+            Conflict: something changed meanwhile.
+            Unavailable: something could not be done, or the cluster refuses it and the status says why. A refused
+                deletion raises nothing, because later turns try it again.
+        """
+        clock = asyncio.get_running_loop()
+        undeleted = self._deletions.refused
+        attempted = {worker_name(self._key.name, worker_id) for worker_id in decided.create}
+        wanted = {worker_name(self._key.name, worker_id) for worker_id in decided.status.worker_ids}
+        outcome = _Outcome(self.conflicts & wanted - attempted)  # a start that was put off resumes under other names
+
+        self._pool.doubt(job, decided.doubted, decided.unfit)
+        self._pool.blame(decided.broken)
+        # The cluster itself deletes what protects the workers of a deleted job.
+        stays = job.metadata.deletion_timestamp is None
+        if stays and (not decided.status.finished or decided.min_available is not None):
+            outcome.errors += await _together([self._protect(job, decided, outcome)])
+            outcome.errors += await _together([self._prepare_and_create(job, decided, outcome)])
+        due = self._deletions.due(decided.delete, clock.time())
+        outcome.errors += await _together([self._delete(job, name, uid) for name, uid in due])
+        for event in decided.events:
+            await self._store.tell(job, event)
+        if decided.expired:
+            outcome.errors += await _together([self._store.delete(job)])
+        if self._quota is not None:
+            outcome.errors += await _together([self._quota.apply(job, decided.status)])
+
+        known, self.refusal = self.refusal, str(outcome.refusals[0]) if outcome.refusals else ""
+        before, self.conflicts = self.conflicts, outcome.conflicts
+        if known:  # the status already says why
+            outcome.errors += outcome.refusals[:1]
+        self._raise(outcome.errors)
+        changed = self.conflicts != before or self._deletions.refused != undeleted
+        return bool(attempted - self.conflicts or known or changed)
+
+    def _raise(self, errors: list[Exception]) -> None:
+        """Raises the first error, and logs the others."""
+        if not errors:
+            return
+        for other in {repr(error) for error in errors} - {repr(errors[0])}:
+            logger.warning("%s: another error in the same turn: %s", self._key, other)
+        raise errors[0]
+
+    async def _protect(self, job: PipeTrainingJob, decided: Plan, outcome: _Outcome) -> None:
+        try:
+            await self._pool.protect(job, decided.min_available, keeps_unready=decided.keeps_unready)
+        except Refused as error:
+            outcome.refusals.append(error)
+
+    async def _prepare_and_create(self, job: PipeTrainingJob, decided: Plan, outcome: _Outcome) -> None:
+        try:
+            await self._pool.prepare(job)
+        except Refused as error:
+            outcome.refusals.append(error)
+            return
+        creations = [self._create(job, worker_id, decided.status, outcome) for worker_id in decided.create]
+        outcome.errors.extend(await _together(creations))
+
+    async def _create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus, outcome: _Outcome) -> None:
+        async with self._slots.of(self._key.namespace):
+            try:
+                await self._pool.create(job, worker_id, status)
+            except NameConflict as conflict:
+                outcome.conflicts.add(conflict.name)
+            except Refused as error:
+                outcome.refusals.append(error)
+
+    async def _delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
+        async with self._slots.of(self._key.namespace):
+            try:
+                await self._pool.delete(job, name, uid)
+            except Refused as error:
+                pause = self._deletions.refuse(uid, str(error), asyncio.get_running_loop().time())
+                logger.warning("%s: %s; trying again in %g s", self._key, error, pause)
+            else:
+                self._deletions.accept(uid)
+
+
+async def _together(calls: list[Coroutine[None, None, None]]) -> list[Exception]:
+    """Runs all calls to their end, and returns what they raised."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    return [result for result in results if isinstance(result, Exception)]

@@ -1,0 +1,53 @@
+"""What this operator's watches know of the cluster, put together."""
+
+from collections.abc import Sequence
+
+from .capacity.free_accelerators import FreeAccelerators
+from .capacity.reservations import Reservations
+from .client.api import Api
+from .events import Listeners
+from .store import KubeStore, ParsedJobs
+from .watches.jobs import KnownJobs, ListedJobs
+from .watches.nodes import Nodes
+from .watches.other_pods import OtherPods
+from .watches.pod_watch import PodWatch
+from .watches.signals import Signals
+
+
+class WatchedCluster:
+    """See the module. Nodes and pods of other owners are watched only if all namespaces are.
+
+    Args:
+        api: of the cluster.
+        namespaces: to watch; all when empty.
+        signals: taints and conditions of nodes that are drained or unhealthy.
+
+    Attributes:
+        events: tells listeners what happens. Add them before the watches run.
+        store: jobs in the API server.
+        jobs: as kopf's watch shows them.
+        pods: of workers.
+        nodes: with a problem; whoever watches nodes tells it.
+        free: accelerators of each node; whoever watches nodes tells it.
+        others: pods of other owners; None where they are not watched.
+        reservations: of free accelerators; None where nodes are not watched.
+    """
+
+    def __init__(self, api: Api, namespaces: Sequence[str], signals: Signals) -> None:
+        self.events = Listeners()
+        self.nodes = Nodes(events=self.events, signals=signals)
+        self.free = FreeAccelerators(self.nodes, self.events)
+        parsed = ParsedJobs()
+        self.jobs = KnownJobs(api, parsed, self.events)
+        self.pods = PodWatch(api, namespaces, self.events, None if namespaces else self.free)
+        self.store = KubeStore(api, ListedJobs(self.jobs, self.pods), parsed)
+        self.others: OtherPods | None = None
+        self.reservations: Reservations | None = None
+        if not namespaces:
+            self.others = OtherPods(api, self.free, events=self.events)
+            self.reservations = Reservations(self.free, [self.others, self.pods], self.events)
+
+    @property
+    def seen_nodes(self) -> Nodes | None:
+        """`nodes`, or None where they are not watched."""
+        return self.nodes if self.reservations is not None else None

@@ -1,0 +1,22 @@
+"""The operator's state that metrics show (`OperatorState`), as plain values."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pipetransformer_contract.api import PipeTrainingJob
+
+
+@dataclass(frozen=True)
+class ShownState:
+    """See `OperatorState`."""
+
+    known: Iterable[PipeTrainingJob] = ()
+    leads: bool = True
+    watches: Mapping[str, float] = field(default_factory=dict)
+    connections: int = 0
+    avoided_nodes: Mapping[str, datetime] = field(default_factory=dict)
+
+    def jobs(self) -> Iterable[PipeTrainingJob]:
+        """See `JobSource`."""
+        return self.known
