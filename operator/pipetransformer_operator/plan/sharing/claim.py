@@ -81,7 +81,9 @@ def is_in_vain(draft: Draft, workers: int) -> bool:
         return False
     if granted is not None and granted.workers >= workers:
         return False
-    again = (status.next_resize_time or draft.now) + LONGEST_WAIT
+    if status.next_resize_time is None:  # a release or a new share ended its sleep: the day begins now
+        draft.update(next_resize_time=draft.now)
+    again = (draft.status.next_resize_time or draft.now) + LONGEST_WAIT
     draft.wake_at(again)
     return draft.now < again
 
