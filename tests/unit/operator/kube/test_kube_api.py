@@ -170,7 +170,7 @@ async def test_an_empty_variable_means_the_file_at_home(
         await api.close()
 
 
-async def test_a_watch_may_be_silent_for_its_whole_life_until_the_server_sends_bookmarks(
+async def test_a_watch_may_be_silent_until_the_server_sends_bookmarks(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
