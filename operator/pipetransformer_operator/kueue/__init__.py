@@ -1,2 +1,1 @@
-"""Quota through Kueue: each request of a job is one Workload. Only jobs that name a queue come here, and only where the
-operator was told to use Kueue."""
+"""Quota through Kueue: each request of a job is one Workload. For jobs that name a queue, where Kueue is enabled."""

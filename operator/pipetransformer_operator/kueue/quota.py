@@ -143,7 +143,7 @@ class KueueQuota(ClusterListener):
             except Conflict:
                 made = await self._api.get(f"{folder}/{request.name}", timeout=TIMEOUT_SECONDS)
                 if controller_uid(made) != job.metadata.uid:
-                    raise Refused(f"Workload {request.name} exists and belongs to someone else") from None
+                    raise Refused(f"Workload {request.name} exists and belongs to another owner") from None
         except (NotFound, Refused) as error:
             self._refusals[key] = str(error)
             raise Refused(str(error)) from error

@@ -1,4 +1,4 @@
-"""A request as a Workload: how it is made, what Kueue's answer means, and what is written back."""
+"""A quota request as a Workload: its rendering, the meaning of Kueue's answers, and what is written back."""
 
 from datetime import datetime
 from typing import Any
@@ -12,10 +12,10 @@ from pipetransformer_operator.plan import Answer, worker_name
 
 Object = dict[str, Any]
 API = "kueue.x-k8s.io/v1beta2"
-#: Keeps the quota until we drop it: Kueue lets a deleted Workload's quota go at once, and pods take longer to end.
+#: Keeps the quota until we drop it: Kueue frees a deleted Workload's quota at once, but pods take longer to end.
 FINALIZER = f"{GROUP}/pods-gone"
 POD_SET = "workers"
-#: Claimed quota is below that of every job's starting size, so it is the first that others get.
+#: Below the priority of every job's starting size, so that Kueue preempts claims first.
 CLAIMED_PRIORITY = -1_000_000_000
 _EVICTED, _RESERVED, _ADMITTED, _PODS_READY = "Evicted", "QuotaReserved", "Admitted", "PodsReady"
 
@@ -25,9 +25,9 @@ def render(job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool, class_
 
     Args:
         job: whose request it is.
-        request: its size is the Workload's for good.
-        claimed: it is for workers beyond the starting size; of two such the newer goes first.
-        class_value: of the WorkloadPriorityClass that the job names, None when it names none.
+        request: its size never changes.
+        claimed: whether it is for claimed workers. Of two claims Kueue preempts the newer one first.
+        class_value: of the WorkloadPriorityClass that the job names; None if it names none.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     pods = {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
@@ -56,7 +56,7 @@ def render(job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool, class_
 
 
 def answer(workload: Object) -> Answer:
-    """What Kueue says. While it evicts a Workload the older conditions stand, so they are asked last."""
+    """Kueue's answer. While Kueue evicts a Workload older conditions remain, so they are checked last."""
     if is_ending(workload):
         return Answer(False, f"Workload {workload['metadata']['name']} was deleted", withdrawn=True)
     evicted = _condition(workload, _EVICTED)
@@ -70,12 +70,12 @@ def answer(workload: Object) -> Answer:
 
 
 def is_ending(workload: Object) -> bool:
-    """Whether it was deleted, and only finalizers keep it."""
+    """Whether it was deleted and only finalizers keep it."""
     return "deletionTimestamp" in workload["metadata"]
 
 
 def is_evicted(workload: Object) -> bool:
-    """Whether Kueue wants the quota back that the Workload still holds."""
+    """Whether Kueue reclaims quota that the Workload still holds."""
     return is_true(workload, _EVICTED) and bool(workload.get("status", {}).get("admission"))
 
 
@@ -85,13 +85,13 @@ def is_true(workload: Object, kind: str) -> bool:
 
 
 def returned(workload: Object) -> int:
-    """Pods whose quota was given back."""
+    """How many pods' quota was returned."""
     pods = workload.get("status", {}).get("reclaimablePods", [])
     return sum(int(one["count"]) for one in pods)
 
 
 def use(workload: Object, request: QuotaRequest, generation: Generation | None, now: datetime) -> Object | None:
-    """What to apply to the Workload's status: quota that is returned, and that all pods run; None if it is so."""
+    """What to apply to the Workload's status: returned quota, and whether all pods run. None if nothing changed."""
     job = workload["metadata"]["labels"][JOB_LABEL]
     names = {worker_name(job, key) for key in request.worker_ids}
     train = (
@@ -113,8 +113,8 @@ def use(workload: Object, request: QuotaRequest, generation: Generation | None, 
 
 
 def requeued(workload: Object, request: QuotaRequest, now: datetime) -> Object:
-    """A merge patch of the status that ends an eviction: the quota is Kueue's, and the Workload waits in its place
-    again. All of it in one write, for Kueue may answer within milliseconds."""
+    """A merge patch of the status that ends an eviction: it returns the quota, and the Workload waits in its old place.
+    It is one write, because Kueue may answer within milliseconds."""
     reason = _condition(workload, _EVICTED).get("reason", "Evicted")
     changed = {
         _RESERVED: _new(_RESERVED, "False", "Pending", "all workers have ended", now),
@@ -128,7 +128,7 @@ def requeued(workload: Object, request: QuotaRequest, now: datetime) -> Object:
 
 
 def flavors(workload: Object) -> tuple[str, ...] | None:
-    """Names of the ResourceFlavors that it was admitted to; None when it holds no quota."""
+    """Names of the ResourceFlavors that it was admitted to; None if it holds no quota."""
     admission = workload.get("status", {}).get("admission")
     if not admission:
         return None
@@ -137,7 +137,7 @@ def flavors(workload: Object) -> tuple[str, ...] | None:
 
 
 def assignment(workload: Object, resource_flavors: list[Object]) -> Assignment:
-    """What pods on this quota have to carry: what their flavors and the admission checks say."""
+    """What pods on this quota must carry, according to its flavors and admission checks."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     selector: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""What nodes have to give: accelerators that are free, and whether a worker fits a node."""
+"""Free accelerators of nodes, and whether a worker fits a node."""

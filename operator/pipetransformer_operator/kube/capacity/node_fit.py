@@ -1,7 +1,7 @@
-"""What a pod asks of a node, and whether a node may take it: resources, node selector, node affinity, taints.
+"""What a pod asks of a node, and whether the node fits: resources, node selector, node affinity, taints.
 
-This is the part of the scheduler's filter that nodes alone decide. Volumes, topology spread and affinity between pods
-are not looked at: a pod that fails by them is seen as pending.
+This is the part of the scheduler's filter that depends on nodes alone. It ignores volumes, topology spread and affinity
+between pods: a pod that fails by them is simply pending.
 """
 
 import json
@@ -16,7 +16,7 @@ from .quantity import thousandths
 #: Amounts by resource, in thousandths of its unit, so that sums are exact.
 Amounts = Mapping[str, int]
 _HOLDS_OFF = ("NoSchedule", "NoExecute")
-#: What of a pod's spec, besides its containers' resources, decides which nodes take it.
+#: Fields of a pod's spec that, with its containers' resources, decide which nodes take it.
 _DECIDES = ("nodeSelector", "affinity", "tolerations", "overhead", "resources")
 
 
@@ -26,7 +26,7 @@ class NodeView:
 
     Attributes:
         name: of the node.
-        allocatable: what pods may hold there, in all.
+        allocatable: what pods may hold there in total.
         labels: of the node.
         taints: of the node.
     """
@@ -49,7 +49,7 @@ def node_view(node: Mapping[str, Any]) -> NodeView:
 
 @dataclass(frozen=True, slots=True)
 class PodShape:
-    """What a pod asks of a node. Two are equal where the same nodes take both.
+    """What a pod asks of a node. Two shapes are equal if the same nodes take both.
 
     Attributes:
         key: the same text for equal shapes.
@@ -89,13 +89,13 @@ def requests_of(spec: Mapping[str, Any]) -> dict[str, int]:
     for container in spec.get("containers") or ():
         _add(running, _asked(container))
     total = {name: max(most.get(name, 0), running.get(name, 0)) for name in {*most, *running}}
-    total |= _asked(spec)  # resources of the pod as a whole take the place of the containers'
+    total |= _asked(spec)  # resources of the whole pod replace those of its containers
     _add(total, _amounts(spec.get("overhead") or {}))
     return {**{name: amount for name, amount in total.items() if amount}, "pods": 1000}
 
 
 def allows(node: NodeView, spec: Mapping[str, Any]) -> bool:
-    """Whether the node's labels, name and taints let it take a pod of this spec."""
+    """Whether the node's labels, name and taints allow a pod of this spec."""
     selector: Mapping[str, str] = spec.get("nodeSelector") or {}
     if any(node.labels.get(key) != value for key, value in selector.items()):
         return False
@@ -108,7 +108,7 @@ def allows(node: NodeView, spec: Mapping[str, Any]) -> bool:
 
 
 def fits(left: Amounts, requests: Amounts) -> int:
-    """How many pods that hold `requests` each find room in what is `left` of a node, by resources alone."""
+    """How many pods with these `requests` fit into what is `left` of a node, by resources alone."""
     return max(0, min(left.get(name, 0) // amount for name, amount in requests.items()))
 
 
@@ -137,7 +137,7 @@ def _term_matches(node: NodeView, term: Object) -> bool:
 
 
 def _holds(labels: Mapping[str, str], expression: Object) -> bool:
-    """One requirement of a node selector term."""
+    """Whether labels meet one requirement of a node selector term."""
     value, values = labels.get(expression["key"]), expression.get("values") or []
     match expression["operator"]:
         case "In":

@@ -11,7 +11,7 @@ _FACTORS |= {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate
 
 
 def whole(amount: int | str) -> int | None:
-    """The amount, rounded up; None if it is none.
+    """The amount, rounded up; None if it is not an amount.
 
     >>> [whole(amount) for amount in (2, "3", "4k", "16Gi", "1500m", "1e2", "two")]
     [2, 3, 4000, 17179869184, 2, 100, None]
@@ -20,7 +20,7 @@ def whole(amount: int | str) -> int | None:
 
 
 def thousandths(amount: int | str) -> int | None:
-    """The amount in thousandths, rounded up; None if it is none.
+    """The amount in thousandths, rounded up; None if it is not an amount.
 
     >>> [thousandths(amount) for amount in (2, "100m", "1500u", "two")]
     [2000, 100, 2, None]

@@ -1,14 +1,14 @@
-"""By which taints and conditions a node says that it is emptied, or that it is not well.
+"""Taints and conditions that mark a node as being drained, or as unhealthy.
 
-Kubernetes has one mark for both, the cordon. Autoscalers, clouds and health monitors have their own; the chart's value
-`nodes` names them, with the defaults that stand here.
+Kubernetes itself has one mark for both, the cordon. Autoscalers, clouds and health monitors have their own: the chart's
+value `nodes` names them, and its defaults are here.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-#: Of a taint that only asks the scheduler to prefer other nodes: the node is a candidate, and not emptied yet.
+#: Effect of a taint that only asks to prefer other nodes: the node is a candidate, but is not being drained yet.
 _MILD = "PreferNoSchedule"
 _EFFECTS = ("NoSchedule", _MILD, "NoExecute")
 
@@ -25,16 +25,16 @@ class Taint(NamedTuple):
         """Reads what the class describes.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is something else.
         """
         rest, colon, effect = text.partition(":")
         key, equals, value = rest.partition("=")
         if not key or (colon and effect not in _EFFECTS):
-            raise ValueError(f"{text!r} is not a taint such as key, key=value or key=value:NoSchedule")
+            raise ValueError(f"invalid taint {text!r}: expected key, key=value, key:effect or key=value:effect")
         return cls(key, value if equals else None, effect if colon else None)
 
     def found_in(self, taint: Mapping[str, Any]) -> bool:
-        """Whether a node's taint is this one. One that is only a preference has to be named with its effect."""
+        """Whether a node's taint is this one. A taint that is only a preference matches only with its effect."""
         if taint.get("key") != self.key or self.value not in (None, taint.get("value", "")):
             return False
         effect = str(taint.get("effect"))
@@ -52,11 +52,13 @@ class NodeCondition(NamedTuple):
         """Reads what the class describes.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is something else.
         """
         kind, _, status = text.partition("=")
         if not kind or status not in ("", "True", "False", "Unknown"):
-            raise ValueError(f"{text!r} is not a condition such as Type or Type=False")
+            raise ValueError(
+                f"invalid condition {text!r}: expected Type or Type=Status, with status True, False or Unknown"
+            )
         return cls(kind, status or "True")
 
 
@@ -72,7 +74,7 @@ class Marks:
         """Reads `taints` and `conditions`.
 
         Raises:
-            ValueError: one of them is none.
+            ValueError: one of them is invalid.
         """
         return cls(
             tuple(map(Taint.parse, value.get("taints", ()))),
@@ -80,7 +82,7 @@ class Marks:
         )
 
     def why(self, node: Mapping[str, Any]) -> str:
-        """The first mark that the node has, in words; empty without one."""
+        """The first of these marks that the node has, in words; empty if it has none."""
         for taint in node.get("spec", {}).get("taints") or ():
             if any(mark.found_in(taint) for mark in self.taints):
                 return f"taint {taint['key']}"
@@ -90,7 +92,7 @@ class Marks:
         return ""
 
 
-#: See the chart's values.yaml for who sets each of them.
+#: The chart's values.yaml says which software sets each of them.
 DEFAULT_DRAIN = {
     "taints": [
         "karpenter.sh/disrupted",
@@ -123,11 +125,11 @@ DEFAULT_UNHEALTHY = {
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What nodes are watched for.
+    """Marks that nodes are watched for.
 
     Attributes:
-        drain: marks of a node that somebody empties.
-        unhealthy: marks of a node that is not well.
+        drain: of a node that is being drained.
+        unhealthy: of an unhealthy node.
     """
 
     drain: Marks = field(default_factory=lambda: Marks.parse(DEFAULT_DRAIN))
@@ -138,6 +140,6 @@ class Signals:
         """Reads the chart's value `nodes`.
 
         Raises:
-            ValueError: a mark is none.
+            ValueError: a mark is invalid.
         """
         return cls(Marks.parse(value.get("drain", {})), Marks.parse(value.get("unhealthy", {})))

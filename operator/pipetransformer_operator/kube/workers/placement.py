@@ -1,7 +1,7 @@
-"""Where workers are wanted, unless the template says it: those of a pipeline together, pipelines apart.
+"""Where workers should run, unless the template says so: workers of a pipeline close together, pipelines apart.
 
-Which worker serves which pipeline is the trainer's choice, made by where the pods came to lie. A pod cannot be moved,
-so its group is a guess at its creation: a place that somebody left, else a new group of as many as a pipeline is long.
+The trainer decides which worker serves which pipeline, after the pods have nodes. A pod cannot be moved, so its group
+is a guess at its creation: a free place in a group, otherwise a new group with as many places as a pipeline has stages.
 """
 
 from collections import Counter
@@ -17,13 +17,13 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 class Groups:
-    """Names of the workers that had better lie together, for workers that are created one after the other.
+    """Deals groups to workers that are created one after the other.
 
     Args:
-        stages: the length of a pipeline now.
-        longest: that it ever has. A group keeps the length that a pipeline had when it was begun: whoever takes a place
-            in it goes where the one before was.
-        taken: groups of the workers that stay, a name each.
+        stages: length of a pipeline now.
+        longest: the greatest length of a pipeline. A group keeps the length that pipelines had when it began, so a
+            replacement goes where the worker before it was.
+        taken: the group of each worker that stays.
     """
 
     def __init__(self, stages: int, longest: int, taken: Iterable[str]) -> None:
@@ -45,14 +45,14 @@ class Groups:
 
 
 def _length(group: str) -> int:
-    """By the label of a pod, which others may have changed."""
+    """Length of a group according to its label; 0 if another client changed the label to something else."""
     length = group.partition("-")[0]
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 5 else 0
 
 
 def proximity(job: PipeTrainingJob, group: str) -> dict[str, Any]:
-    """Kinds of affinity by which a worker lies near its group, and far from the others. Preferences only: a worker in
-    the wrong place is better than none."""
+    """Affinity that puts a worker near its group and far from other groups. These are preferences only, because a
+    worker in the wrong place is better than none."""
     mine = {JOB_LABEL: job.metadata.name, PLACEMENT_GROUP_LABEL: group}
     others = [{"key": PLACEMENT_GROUP_LABEL, "operator": "NotIn", "values": [group]}]
     return {
@@ -71,12 +71,12 @@ def proximity(job: PipeTrainingJob, group: str) -> dict[str, Any]:
 
 
 def off(nodes: Sequence[str]) -> dict[str, Any]:
-    """A preference of node affinity for any node but these."""
+    """A preference for nodes other than these."""
     return {"weight": 100, "preference": {"matchFields": none_of(nodes)}}
 
 
 def none_of(nodes: Sequence[str]) -> list[dict[str, Any]]:
-    """What a node has to be to be none of these: a field of a selector takes one name."""
+    """Requirements that exclude each of these nodes, one each: a field selector takes only one name."""
     return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
 
 

@@ -1,4 +1,4 @@
-"""What a worker's pod says."""
+"""Reads a worker's pod."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -23,19 +23,19 @@ def controller_uid(pod: Object) -> str:
 
 
 def is_of(kept: Object, job: PipeTrainingJob) -> bool:
-    """Whether a job of this name made the object: this one, or one that was deleted."""
+    """Whether the job, or a deleted job of the same name, owns the object."""
     owners = {(one["kind"], one["name"]) for one in kept["metadata"].get("ownerReferences", [])}
     return (KIND, job.metadata.name) in owners
 
 
 def worker_id(pod: Object) -> int | None:
-    """The worker's id by the pod's label, or None when the label is missing or no number."""
+    """The worker's id from the pod's label; None if the label is missing or not a number."""
     label = str(pod["metadata"].get("labels", {}).get(WORKER_LABEL, ""))
     return int(label) if label.isdecimal() else None
 
 
 def observable(pod: Mapping[str, Any]) -> Object:
-    """The part of a pod that is ever looked at: a twentieth of it, for all pods are kept in memory."""
+    """The part of a pod that the operator uses: a twentieth of it, because all pods are kept in memory."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
     names = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
     return {
@@ -61,14 +61,14 @@ def observable(pod: Mapping[str, Any]) -> Object:
 
 
 def holds_accelerators(pod: Object | None) -> bool:
-    """Whether the pod has a node and has not ended: what it was given there is nobody else's."""
+    """Whether the pod has a node and has not ended, so that no other pod can have its accelerators."""
     if pod is None or not pod["spec"].get("nodeName"):
         return False
     return pod.get("status", {}).get("phase", "Pending") in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
 
 
 def is_unattended(pod: Object) -> bool:
-    """Whether the pod has a node that has said nothing of it: a kubelet names its containers within a moment."""
+    """Whether the pod has a node whose kubelet has not reported its containers, which usually takes a moment."""
     status = pod.get("status", {})
     said = status.get("phase", "Pending") != "Pending" or any(key in status for key in _STATUSES)
     return bool(pod["spec"].get("nodeName")) and not said
@@ -77,12 +77,12 @@ def is_unattended(pod: Object) -> bool:
 def observe(
     pod: Object, trainer: str, nodes: Nodes | None = None, unattended_since: datetime | None = None
 ) -> Worker | None:
-    """What the plan needs to know of a pod; None when it is no worker's pod.
+    """What the plan needs to know of a pod; None if it is not a worker's pod.
 
     Args:
         pod: as the API server gives it.
-        trainer: name of the trainer container, whose exit alone decides.
-        nodes: that something is wrong with; None where nodes are not watched.
+        trainer: name of the trainer container; only its exit counts.
+        nodes: nodes with a problem; None where nodes are not watched.
         unattended_since: see `Worker`.
     """
     number = worker_id(pod)
@@ -121,7 +121,7 @@ def observe(
 
 
 def _is_rejected(status: Object) -> bool:
-    """Whether the node's kubelet did not take the pod, as for a device that is broken or not free: nothing ever ran."""
+    """Whether the kubelet rejected the pod, for example because of a broken device, before anything ran."""
     states = [container.get("state", {}) for key in _STATUSES for container in status.get(key, [])]
     ran = any("running" in state or "terminated" in state for state in states)
     return status.get("phase") == "Failed" and bool(status.get("reason")) and not ran
@@ -140,7 +140,7 @@ def _condition(status: Object, kind: str) -> Object:
 
 
 def _waiting(status: Object) -> str:
-    """Why the pod does not run yet: no node takes it, or a container of it cannot start."""
+    """Why the pod does not run yet: no node takes it, or one of its containers cannot start."""
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
         return _words(placed)
@@ -155,7 +155,7 @@ def _waiting(status: Object) -> str:
 
 
 def _holds_up(init: Object) -> bool:
-    """Whether it is an init container that runs; a native sidecar has started, and others wait for it no more."""
+    """Whether it is a running init container. A sidecar that has started holds up no other container."""
     return "running" in init.get("state", {}) and not init.get("started")
 
 
@@ -166,7 +166,7 @@ def _words(one: Object) -> str:
 def _message(status: Object, ended: Object | None) -> str:
     if ended is not None and ended.get("reason") == "OOMKilled":
         return "OOMKilled: the worker needed more memory than its limit"
-    said = _words(status)[:MAX_WORDS]  # by the cluster, which begins with what matters
+    said = _words(status)[:MAX_WORDS]  # the cluster puts the cause first
     if ended is not None:
         left = last_words(str(ended.get("message") or ""), int(ended["exitCode"]))
         return left if report_in(left) else str(said or left or ended.get("reason") or "")

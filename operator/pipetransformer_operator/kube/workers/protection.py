@@ -1,9 +1,9 @@
-"""What keeps others off a job's workers: a NetworkPolicy and a PodDisruptionBudget, one of each a job.
+"""Protects a job's workers: one NetworkPolicy and one PodDisruptionBudget for each job.
 
-Both belong to the job and vanish with it. The budget goes earlier if the operator does: only the operator replaces what
-a drained node takes, so without it the budget would keep the node for good. Both may change, so they are kept by
-server-side apply, each by its UID: by the name alone another's would be taken over. An object that is as it was last
-applied costs no request.
+Kubernetes deletes both with the job. The operator deletes the budgets when it stops, because only the operator replaces
+workers of a drained node: without it, budgets would block drains forever. Both objects may change, so they are written
+by server-side apply, each by its UID: by name alone it would take over another owner's object. An unchanged object
+costs no request.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound,
 
 from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference
+
+_KINDS = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}
 
 
 class _Applied(NamedTuple):
@@ -38,15 +40,15 @@ class Protection:
         self._api = api
         self._scraper = scraper
         self._applied: dict[JobKey, dict[str, _Applied]] = {}
-        #: What is shown of an object while it is written, which may be what others did after that.
+        #: What watches show of an object while it is being written: another client may have changed it since.
         self._shown: dict[tuple[JobKey, str], list[tuple[Object, bool]]] = {}
 
     async def apply(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
-        """Makes both objects as they should be; None: the budget is not touched.
+        """Creates or updates both objects. If `min_available` is None, the budget is not touched.
 
         Raises:
-            Refused: the cluster does not take them, or somebody else has one of the name; the message says which.
-            Unavailable: not now.
+            Refused: the cluster refuses them, or an object of another owner has the name; the message says which.
+            Unavailable: they cannot be written now.
         """
         key = JobKey(job.metadata.namespace, job.metadata.name)
         applied = self._applied.setdefault(key, {})
@@ -58,8 +60,7 @@ class Protection:
             known = applied.get(folder)
             if known and known.body == body:
                 continue
-            kind = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}[body["kind"]]
-            path = f"{folder}/namespaces/{job.metadata.namespace}/{kind}"
+            path = f"{folder}/namespaces/{job.metadata.namespace}/{_KINDS[body['kind']]}"
             shown = self._shown[key, folder] = []
             try:
                 metadata = (await self._write(job, path, body, known))["metadata"]
@@ -68,17 +69,17 @@ class Protection:
                 continue
             finally:
                 del self._shown[key, folder]
-                applied.pop(folder, None)  # where the answer was lost, nobody knows what is there
+                applied.pop(folder, None)  # if the answer was lost, the object is unknown
             applied[folder] = _Applied(body, metadata["uid"], metadata["generation"])
             if any(self.forget_if_touched(key, folder, one, deleted=deleted) for one, deleted in shown):
-                raise Unavailable(f"{body['kind']} {body['metadata']['name']} was changed by others meanwhile")
+                raise Unavailable(f"another client changed {body['kind']} {body['metadata']['name']} meanwhile")
         if refused:
             raise refused
 
     async def _write(self, job: PipeTrainingJob, path: str, body: Object, known: _Applied | None) -> Object:
-        """Writes the job's own object, never another of its name."""
+        """Writes the job's own object, never another owner's object of the same name."""
         if known:
-            with suppress(Conflict, NotFound):  # it was deleted, and another may have its name
+            with suppress(Conflict, NotFound):  # it was deleted, and a new object may have its name
                 return await self._patch(path, body, known.uid)
         try:
             return await self._api.request("POST", path, body)
@@ -92,19 +93,19 @@ class Protection:
         name = f"{body['kind']} {body['metadata']['name']}"
         if is_of(seen, job):
             raise Unavailable(f"{name} of a deleted job of the same name still exists")
-        raise Refused(f"{name} exists and belongs to someone else: delete or rename it, or the job")
+        raise Refused(f"{name} exists and belongs to another owner: delete or rename it or the job")
 
     async def _patch(self, path: str, body: Object, uid: str) -> Object:
         body = {**body, "metadata": {**body["metadata"], "uid": uid}}
         return await self._api.request("PATCH", f"{path}/{body['metadata']['name']}", body, content_type=APPLY_PATCH)
 
     def written(self, folder: str, namespace: str) -> list[Object]:
-        """What was applied last of the kind in this folder of the API, in a namespace; in all when empty."""
+        """Objects of this folder of the API as last applied, in the namespace; in all when it is empty."""
         jobs = [of_job for key, of_job in self._applied.items() if namespace in ("", key.namespace)]
         return [of_job[folder].body for of_job in jobs if folder in of_job]
 
     def forget_if_touched(self, key: JobKey, folder: str, metadata: Object, *, deleted: bool) -> bool:
-        """Whether somebody else deleted or changed what is shown; then the job's next turn applies it."""
+        """Whether another client deleted or changed the object. Then the job's next turn applies it again."""
         if (key, folder) in self._shown:
             self._shown[key, folder].append((metadata, deleted))
             return False
@@ -112,7 +113,7 @@ class Protection:
         if known is None or metadata["name"] != known.body["metadata"]["name"]:
             return False
         if deleted and metadata.get("uid", known.uid) != known.uid:
-            return False  # one before
+            return False  # an earlier object of this name
         if not deleted and metadata["uid"] == known.uid and metadata["generation"] <= known.generation:
             return False
         del self._applied[key][folder]
@@ -124,14 +125,14 @@ class Protection:
 
 
 async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
-    """Deletes the budgets of all jobs, so that nodes can be drained while no operator cares for their workers.
+    """Deletes the budgets of all jobs, so that nodes can be drained while no operator runs.
 
     Args:
         api: of the cluster.
         namespaces: to look at; all when empty.
 
     Raises:
-        Refused, Unavailable: some are left.
+        Refused, Unavailable: some could not be deleted.
     """
     folders = [f"/apis/policy/v1/namespaces/{name}" for name in namespaces] or ["/apis/policy/v1"]
     query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED_BY.items())))}
@@ -147,8 +148,8 @@ async def _delete(api: Api, metadata: Object) -> None:
 
 
 def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
-    """Lets only the job's own pods connect to its workers, and Prometheus to their metrics; the user may allow more by
-    another policy."""
+    """Allows only the job's own pods to connect to its workers, and Prometheus to their metrics. Users can allow more
+    by another policy."""
     own = {"matchLabels": {JOB_LABEL: job.metadata.name}}
     ingress: list[Object] = [{"from": [{"podSelector": own}]}]
     if scraper:
@@ -163,11 +164,11 @@ def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
 
 
 def disruption_budget(job: PipeTrainingJob, min_available: int, *, keeps_unready: bool) -> Object:
-    """Lets evictions pass as long as `min_available` workers stay.
+    """Allows evictions as long as `min_available` workers stay.
 
-    It is a number and no share: for a share, or `maxUnavailable`, the cluster would multiply by the job's scale, a
-    ceiling. Who asks for a pod that runs and is not ready gets it at once with AlwaysAllow, and not at all with
-    IfHealthyBudget while too few are ready, which may be for ever. Pods that do not run are let go either way.
+    This is a number, because the cluster would take a percentage, or `maxUnavailable`, of the job's scale, which is a
+    ceiling. A pod that runs but is not ready is evicted at once with AlwaysAllow; with IfHealthyBudget it is not while
+    too few are ready, which may never end. Pods that do not run are always evicted.
     """
     return {
         "apiVersion": "policy/v1",

@@ -1,6 +1,6 @@
 """A worker's pod, rendered from the job's template.
 
-Pods are created once and never updated, so a pod rendered by an older operator stays as it is until it ends.
+Pods are created once and never updated, so a pod that an older operator rendered stays as it is until it ends.
 """
 
 import copy
@@ -34,15 +34,20 @@ class PriorityClasses(NamedTuple):
     """Names of PriorityClasses; empty for none."""
 
     base: str = ""  #: of workers up to the job's starting size, unless the template names one
-    claimed: str = ""  #: of workers beyond it, whatever the template says: they go first
-    autoscaled: str = ""  #: of those of jobs with `claimFrom: Autoscaler`; autoscalers ignore the lower priority
+    claimed: str = ""  #: of claimed workers, whatever the template says, because they must be preempted first
+    autoscaled: str = ""  #: of claimed workers with `claimFrom: Autoscaler`: autoscalers ignore the lower priority
+
+    def of_claims(self, job: PipeTrainingJob) -> str:
+        """The class of the job's claimed workers."""
+        autoscaled = job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER
+        return self.autoscaled if autoscaled and self.autoscaled else self.claimed
 
 
 NO_CLASSES = PriorityClasses()
 
 
 class Assignment(NamedTuple):
-    """What a pod has to carry to run on the nodes that its quota is for."""
+    """What a pod must carry to run on the nodes that its quota is for."""
 
     labels: Mapping[str, str] = MappingProxyType({})
     annotations: Mapping[str, str] = MappingProxyType({})
@@ -66,44 +71,37 @@ def render(
     unfit: Collection[str] = (),
     avoided: Collection[str] = (),
 ) -> Object:
-    """The pod of a worker: the user's template and what the trainer needs besides; near those of its `group`, and not
-    on nodes that are `doubted` or `unfit`, if others will do. Of the doubted ones these are where the job has workers.
-    It never runs on a node that is `avoided`.
+    """The pod of a worker: the user's template, with what the trainer needs.
+
+    Args:
+        job: whose worker it is.
+        worker_id: of the worker.
+        status: says which workers are claimed.
+        channel_url: base URL of the channel, as pods reach it.
+        classes: of base and claimed workers.
+        assignment: what its quota requires.
+        group: the pod prefers nodes near others of this group.
+        doubted: nodes of the job's workers that may be lost. The pod prefers other nodes.
+        unfit: further nodes that the pod prefers not to run on.
+        avoided: nodes that the pod never runs on.
 
     Raises:
-        Refused: the template cannot be added to, for a list or an object in it is none. All else the API server says.
+        Refused: a field of the template that must be a list or an object is not. The API server checks everything else.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata = template.get("metadata", {})
-    # The API server takes a null for absent, too: it must not stand in the way of what is the default here.
+    # The API server treats null as absent, so a null must not replace a default of ours.
     spec = copy.deepcopy({field: value for field, value in template["spec"].items() if value is not None})
     name = worker_name(job.metadata.name, worker_id)
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
     _set_environment(container, _environment(job, name, status, channel_url))
-    if spec.get("hostNetwork"):
-        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # the node's own does not know the channel's Service
-        _serve_no_metrics(container)  # it would be a port of the node, and one worker a node
-    else:
-        _serve_metrics(container)
-    container["terminationMessagePath"] = TERMINATION_LOG
-    # Where a trainer crashes before it can say why, its log does.
-    container["terminationMessagePolicy"] = container.get("terminationMessagePolicy") or "FallbackToLogsOnError"
-    for field in ("restartPolicy", "restartPolicyRules"):  # they would outrank the pod's
-        container.pop(field, None)
-    _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)
-    _mount(spec, container, "pipetransformer-scratch", SCRATCH_FOLDER, {"emptyDir": {}})
-    memory = {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}}
-    _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
+    _set_up_network(spec, container)
+    _set_up_end(container)
+    _mount_volumes(spec, container)
     spec["restartPolicy"] = "Never"
     spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     spec.setdefault("automountServiceAccountToken", False)
-    autoscaled = job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER
-    claimed = classes.autoscaled if autoscaled and classes.autoscaled else classes.claimed
-    if worker_id in status.claimed_ids and claimed:
-        spec["priorityClassName"] = claimed
-        spec.pop("preemptionPolicy", None)  # the class's own
-    elif classes.base:
-        spec.setdefault("priorityClassName", classes.base)
+    _set_priority(spec, classes.base, classes.of_claims(job) if worker_id in status.claimed_ids else "")
     if assignment.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **assignment.node_selector}
     if assignment.tolerations:
@@ -133,7 +131,7 @@ def render(
 
 
 def owner_reference(job: PipeTrainingJob) -> Object:
-    """Makes an object the job's: it goes when the job does."""
+    """Makes an object the job's, so that Kubernetes deletes it with the job."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
@@ -142,6 +140,39 @@ def owner_reference(job: PipeTrainingJob) -> Object:
         "controller": True,
         "blockOwnerDeletion": True,
     }
+
+
+def _set_up_network(spec: Object, container: Object) -> None:
+    if spec.get("hostNetwork"):
+        # The node's own DNS does not know the channel's Service.
+        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+        _serve_no_metrics(container)  # the port would be the node's, so only one worker could run there
+    else:
+        _serve_metrics(container)
+
+
+def _set_up_end(container: Object) -> None:
+    container["terminationMessagePath"] = TERMINATION_LOG
+    # If a trainer crashes before it can say why, its log says it.
+    container["terminationMessagePolicy"] = container.get("terminationMessagePolicy") or "FallbackToLogsOnError"
+    for field in ("restartPolicy", "restartPolicyRules"):  # they would override the pod's
+        container.pop(field, None)
+
+
+def _mount_volumes(spec: Object, container: Object) -> None:
+    _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)
+    _mount(spec, container, "pipetransformer-scratch", SCRATCH_FOLDER, {"emptyDir": {}})
+    memory = {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}}
+    _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
+
+
+def _set_priority(spec: Object, base: str, claimed: str) -> None:
+    """Sets the PriorityClass: `claimed` if it is not empty, otherwise the template's, otherwise `base`."""
+    if claimed:
+        spec["priorityClassName"] = claimed
+        spec.pop("preemptionPolicy", None)  # the class has its own
+    elif base:
+        spec.setdefault("priorityClassName", base)
 
 
 def _trainer(containers: list[Object], name: str) -> Object:
@@ -172,12 +203,12 @@ def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url
         "HF_HOME": f"{SCRATCH_FOLDER}/huggingface",
     }
     by_field = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
-    # A kubelet puts variables in the place of $(NAME), and $ in that of $$.
+    # A kubelet replaces $(NAME) by the variable, and $$ by $.
     return [*by_field, *({"name": key, "value": value.replace("$", "$$")} for key, value in values.items())]
 
 
 def _run_dir(job: PipeTrainingJob) -> str:
-    """The run's record lies beside the model if the output is a path, else it goes with the pod."""
+    """The folder of the run's record: beside the model if the output is a path; otherwise it is lost with the pod."""
     location = job.spec.output.location if job.spec.output else ""
     return _results(location if location.startswith("/") else f"{SCRATCH_FOLDER}/run", job)
 
@@ -188,8 +219,8 @@ def _results(location: str, job: PipeTrainingJob) -> str:
 
 
 def _set_environment(container: Object, environment: list[Object]) -> None:
-    """Ours first, so that the user's may refer to it; ours wins over the user's of the same name, but for the scratch
-    folders."""
+    """Puts our variables first, so that the user's can refer to them. Ours win over the user's of the same name, except
+    those of scratch folders."""
     theirs = _items(container, "env")
     given = {entry.get("name") for entry in theirs}
     ours = [
@@ -200,7 +231,7 @@ def _set_environment(container: Object, environment: list[Object]) -> None:
 
 
 def _serve_metrics(container: Object) -> None:
-    """Tells the trainer to show its metrics, and Prometheus where."""
+    """Tells the trainer to serve metrics, and Prometheus at which port."""
     container["env"].append({"name": Env.METRICS_PORT, "value": str(METRICS_PORT)})
     ports = _items(container, "ports")
     if not any(port.get("containerPort") == METRICS_PORT for port in ports):
@@ -208,14 +239,15 @@ def _serve_metrics(container: Object) -> None:
 
 
 def _serve_no_metrics(container: Object) -> None:
-    """Unless the template has a port for them. Said in any case: a Service pipetransformer-metrics of the namespace
-    would set the variable, to no number."""
+    """Tells the trainer to serve no metrics, unless the template sets a port.
+
+    Always sets the variable: a Service named pipetransformer-metrics would otherwise set it, and not to a number."""
     if not any(entry.get("name") == Env.METRICS_PORT for entry in container["env"]):
         container["env"].insert(0, {"name": Env.METRICS_PORT, "value": ""})
 
 
 def _mount(spec: Object, container: Object, name: str, path: str, source: Object, *, read_only: bool = False) -> None:
-    """Mounts a volume of ours unless the template mounts something there itself."""
+    """Mounts a volume of ours, unless the template mounts something there."""
     mounts = _items(container, "volumeMounts")
     if any(str(mount.get("mountPath")).rstrip("/") == path for mount in mounts):
         return
@@ -224,10 +256,10 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
 
 
 def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[str], unfit: Collection[str]) -> None:
-    """Adds to the template's affinity: nodes to be avoided in any case, and pods unless the template speaks of them.
+    """Adds to the template's affinity: always the nodes to avoid, and nearness to pods unless the template has its own.
 
-    Whom a worker would lie near may be on the doubted nodes, so to keep off these is then all that is wanted. Nobody
-    of the job is on an unfit one to draw others there; to lie far from the others would, for it is empty.
+    With doubted nodes only those are avoided, because the workers to be near may be on them. With unfit nodes workers
+    only stop avoiding other groups, because that would draw them to the empty unfit nodes.
     """
     affinity = _object(spec, "affinity")
     wished = any(affinity.get(kind) is not None for kind in ("podAffinity", "podAntiAffinity"))
@@ -240,8 +272,8 @@ def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[s
 
 
 def _keep_off(spec: Object, avoided: Collection[str]) -> None:
-    """Adds to what the template requires of nodes that they are none of these. A preference would not do: in a full
-    cluster the node on which workers fail is the one with room. The terms are alternatives, so each has to say it."""
+    """Requires nodes other than these. A preference is not enough: in a full cluster the node on which workers fail has
+    room. Terms of a selector are alternatives, so each term needs the requirement."""
     if not avoided:
         return
     required = _object(_object(_object(spec, "affinity"), "nodeAffinity"), REQUIRED)
@@ -253,7 +285,7 @@ def _keep_off(spec: Object, avoided: Collection[str]) -> None:
 
 
 def _object(holder: Object, field: str) -> Object:
-    """A part of the template, to be added to; made where there is none, or null."""
+    """A part of the template that can be extended; created if it is absent or null."""
     if holder.get(field) is None:
         holder[field] = {}
     part = holder[field]
@@ -263,7 +295,7 @@ def _object(holder: Object, field: str) -> Object:
 
 
 def _items(holder: Object, field: str) -> list[Object]:
-    """A list of the template, to be added to; made where there is none, or null."""
+    """A list of the template that can be extended; created if it is absent or null."""
     if holder.get(field) is None:
         holder[field] = []
     items = holder[field]

@@ -1,1 +1,1 @@
-"""Quota of a job that names a queue: what it was granted, and when it asks for more."""
+"""Quota of a job that names a queue: what the queue granted, and when the job asks for more."""

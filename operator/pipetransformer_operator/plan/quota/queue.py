@@ -1,11 +1,13 @@
-"""A job that asks a queue for its workers: it waits to be admitted, asks again for more, and gives back what it must.
+"""A job that asks a queue for its workers: it waits for admission, asks for more, and returns what the queue reclaims.
 
-The first request is for the starting size. If its quota is wanted back, the job leaves a checkpoint, gives all workers
-back and waits again, in the size that the checkpoint needs. Each claim is a request of its own: if that quota is wanted
-back, its workers leave and the job goes on narrower. So are replacements of cordoned workers, for both hold quota at a
-time; where they replace some of the starting size theirs is no claim. Nor is what a start asks for that cannot wait for
-pods on a lost node. As long as nothing is known of the queue, nothing changes.
+The first request is for the starting size. If the queue reclaims it, the job writes a checkpoint, releases all workers
+and waits again, for the size that the checkpoint needs. Each claim is a request of its own: if the queue reclaims it,
+its workers leave and the job continues with fewer. Replacements of cordoned workers are also requests, because both
+workers hold quota for a time. They are not claims if they replace workers of the starting size, and neither is what a
+start asks for in place of pods on lost nodes. While the queue is unknown, nothing changes.
 """
+
+from collections.abc import Set
 
 from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason, ResizePhase
@@ -14,50 +16,56 @@ from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.rules import stop
 from pipetransformer_operator.plan.rules.prepare import cancel, is_recovery, queue_says
-from pipetransformer_operator.plan.types import Answer, EventType
+from pipetransformer_operator.plan.types import Answer, EventType, Queue
 
 from . import quota
 
 
 def follow(draft: Draft) -> None:
-    """Takes what the queue says, and notes which workers are gone; what they gave back is the queue's again."""
+    """Takes the queue's answers, and notes which workers are gone. Quota of released workers returns to the queue."""
     status, queue = draft.status, draft.observed.queue
     if queue is None or not status.quota_requests:
         return
     there = {worker.id for worker in draft.observed.workers} | set(status.worker_ids)
-    releasing = set(status.releasing_ids)
-    requests = []
-    for request in status.quota_requests:
-        answer = None if queue.problem else queue.answers.get(request.name)
-        if answer is not None and not request.admitted:
-            if answer.withdrawn:
-                continue
-            if answer.admitted:
-                draft.tell(Reason.QUOTA_RESERVED, f"{request.queue} admits {request.granted} workers")
-                request = request.model_copy(update={"admitted": True})
-        gone = [key for key in request.worker_ids if key not in there]
-        returned = request.returned + sum(key in releasing for key in gone)
-        kept = [key for key in request.worker_ids if key in there]
-        requests.append(request.model_copy(update={"worker_ids": kept, "returned": returned}))
-    draft.update(quota_requests=requests)
+    answered = [_answered(draft, queue, request) for request in status.quota_requests]
+    draft.update(quota_requests=[_without_gone(draft, request, there) for request in answered if request is not None])
     _drop_joiners(draft)
 
 
+def _answered(draft: Draft, queue: Queue, request: QuotaRequest) -> QuotaRequest | None:
+    """The request with the queue's answer; None if it was withdrawn before the queue admitted it."""
+    answer = None if queue.problem else queue.answers.get(request.name)
+    if answer is None or request.admitted:
+        return request
+    if answer.withdrawn:
+        return None
+    if answer.admitted:
+        draft.tell(Reason.QUOTA_RESERVED, f"{request.queue} admits {request.granted} workers")
+    return request.model_copy(update={"admitted": answer.admitted})
+
+
+def _without_gone(draft: Draft, request: QuotaRequest, there: Set[int]) -> QuotaRequest:
+    """The request without workers that are gone; quota of those that were released is returned."""
+    gone = set(request.worker_ids) - there
+    kept = [key for key in request.worker_ids if key in there]
+    returned = request.returned + len(gone & set(draft.status.releasing_ids))
+    return request.model_copy(update={"worker_ids": kept, "returned": returned})
+
+
 def admits(draft: Draft, needed: int) -> bool:
-    """Whether the job may start with the workers that it needs, by its queue; asks it first."""
+    """Whether the queue lets the job start with the workers that it needs. Asks the queue first."""
     queue, status = draft.observed.queue, draft.status
     name = draft.observed.labels.get(QUEUE_LABEL, "")
-    base = status.quota_requests[0] if status.quota_requests else None
-    if base is not None and base.admitted:
+    first = next(iter(status.quota_requests), None)
+    if first is not None and first.admitted:
         return True
-    if base is not None and (base.queue != name or base.granted != needed):
-        base = None
+    if first is not None and (first.queue, first.granted) != (name, needed):
         draft.update(quota_requests=[])
     if queue is None or not name or draft.asleep:
         return True
-    if base is None and not queue.problem:
+    if not draft.status.quota_requests and not queue.problem:
         draft.ask_queue(name, needed)
-    draft.update(start_time=None)  # who waits in a queue is not active, as a Job that Kueue suspends
+    draft.update(start_time=None)  # a job that waits in a queue is not active, like a Job that Kueue suspends
     running = status.condition(ConditionType.RUNNING)
     if running is not None and running.reason in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
@@ -65,21 +73,21 @@ def admits(draft: Draft, needed: int) -> bool:
 
 
 def sends_back(draft: Draft) -> bool:
-    """Whether the job has to start over, for the queue wants back what it cannot go on without; it ends all workers.
-    What else is wanted back is forgotten once nobody uses it."""
-    lost = quota.lost(draft.status, draft.observed)
-    stops = draft.status.stop is not None and bool(draft.status.quota_requests)
+    """Whether the job must start over because the queue reclaims quota that it cannot train without. Then it releases
+    all workers. Other reclaimed requests are dropped once no worker uses them."""
+    requests, lost = draft.status.quota_requests, quota.lost(draft.status, draft.observed)
+    stops = draft.status.stop is not None and bool(requests)
     if not lost and not stops:
         return False
     if not stops and not _is_vital(draft, lost):
-        first, *others = draft.status.quota_requests
-        draft.update(quota_requests=[first, *(one for one in others if one.worker_ids or one not in lost)])
+        unused = [request for request in lost if not request.worker_ids]
+        draft.update(quota_requests=[requests[0], *(one for one in requests[1:] if one not in unused)])
         return False
-    base = draft.status.quota_requests[0]
+    base = requests[0]
     if draft.status.is_true(ConditionType.ADMITTED):
         draft.tell(
             Reason.QUOTA_LOST,
-            f"{base.queue} wants the job's quota back: {quota.words(lost, draft.observed.queue)}",
+            f"{base.queue} reclaims the job's quota: {quota.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
     stop.give_back(draft)
@@ -90,30 +98,43 @@ def sends_back(draft: Draft) -> bool:
 
 
 def tidy(draft: Draft) -> None:
-    """Gives back what a job does not need that has the layout it wants. Quota of its starting size is kept for another
-    attempt that is slept over. A start needs none of claims."""
-    status = draft.status
-    if not status.quota_requests:
+    """Returns quota that the job does not need. A start needs none of claims. A training job that sleeps after a failed
+    attempt keeps the quota of its starting size for the next one."""
+    if not draft.status.quota_requests:
         return
-    if status.generation is None:
-        _give_up_claims(draft)
-        if status.resize is None and draft.asleep and not any(one.worker_ids for one in status.quota_requests):
-            draft.update(quota_requests=[])
-        return
-    if status.resize is not None and not (is_recovery(draft) and draft.asleep):
-        if status.resize.reason is not ResizeReason.DRAIN:
-            _return_excess(draft)
-        return
+    if draft.status.generation is None:
+        _tidy_start(draft)
+    elif not _is_resizing(draft):
+        _tidy_training(draft)
+    elif draft.status.resize is not None and draft.status.resize.reason is not ResizeReason.DRAIN:
+        _return_excess(draft)
+
+
+def _is_resizing(draft: Draft) -> bool:
+    """Whether a resize is under way. A recovery that sleeps is not."""
+    return draft.status.resize is not None and not (is_recovery(draft) and draft.asleep)
+
+
+def _tidy_start(draft: Draft) -> None:
+    used = any(request.worker_ids for request in draft.status.quota_requests)
+    _return_claims(draft)
+    if draft.status.resize is None and draft.asleep and not used:
+        draft.update(quota_requests=[])
+
+
+def _tidy_training(draft: Draft) -> None:
+    needed: set[str] = set()
     if draft.asleep:
         _return_excess(draft)
-    kept = {request.name for request in draft.status.own_requests} if draft.asleep else set()
+        needed = {request.name for request in draft.status.own_requests}
     first, *others = draft.status.quota_requests
     admitted = [first, *(request for request in others if request.admitted)]
-    base, *extras = [one if one.name in kept else _without_free(one) for one in admitted]
+    base, *extras = [one if one.name in needed else _without_free(one) for one in admitted]
     draft.update(quota_requests=[base, *(extra for extra in extras if extra.returned < extra.workers)])
 
 
 def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
+    """Whether the job cannot train without the quota that the queue reclaims."""
     generation, base = draft.status.generation, draft.status.quota_requests[0]
     if base in lost and base.granted:
         return True
@@ -125,7 +146,7 @@ def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
 
 
 def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
-    """The first request as it has to be made again; empty if a new one has to take its place."""
+    """The first request, to be asked again; empty if a new request must replace it."""
     assert draft.observed.queue is not None
     answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
     draft.update(quota_requests=[])
@@ -136,14 +157,14 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
 
 
 def _own(draft: Draft, lost: list[QuotaRequest]) -> list[QuotaRequest]:
-    """What is left of the quota of the starting size; nothing if that is too little for a start."""
+    """The remaining quota of the starting size; empty if it is too little for a start."""
     own = [request for request in draft.status.own_requests if request.admitted and request not in lost]
     layout = layouts.starting(draft)
     return own if layout is not None and layout.workers <= sum(request.granted for request in own) else []
 
 
 def _drop_joiners(draft: Draft) -> None:
-    """Workers that were to join on quota that is wanted back are given up, and the change that they were for."""
+    """Drops workers that were to join on quota that the queue reclaims, and cancels the resize that they were for."""
     going = quota.lost_ids(draft.status, draft.observed) & set(draft.joining_ids)
     if not going:
         return
@@ -154,14 +175,14 @@ def _drop_joiners(draft: Draft) -> None:
 
 
 def _return_excess(draft: Draft) -> None:
-    """Gives back quota that cordoned workers of the starting size had, now that others hold what replaced it."""
+    """Returns quota of cordoned workers of the starting size, because their replacements have their own."""
     status = draft.status
     excess = sum(request.granted for request in status.own_requests if request.admitted) - status.initial_workers
     draft.update(quota_requests=quota.give_back(status, excess, own=True))
 
 
-def _give_up_claims(draft: Draft) -> None:
-    """Gives back what nobody uses of claims, and asks for no more of them."""
+def _return_claims(draft: Draft) -> None:
+    """Returns unused quota of claims, and withdraws requests for more."""
     draft.update(quota_requests=quota.without_waiting(draft.status, own=False))
     free = sum(request.free for request in draft.status.quota_requests)
     draft.update(quota_requests=quota.give_back(draft.status, free, own=False))

@@ -1,7 +1,7 @@
-"""What a job may have by what its queue said: who uses which request's quota, and when to ask for more.
+"""What a job may use of the quota that its queue granted, and which worker uses which request.
 
-Quota counts as used until the worker's pod is gone, so a replacement waits for the end of the one that it replaces. A
-start does not wait for a pod that may stay for days: all its other workers would wait with it, warm.
+Quota counts as used until the worker's pod is gone, so a replacement waits until the pod that it replaces ends. A start
+does not wait for a pod that may stay for days, because all its other workers would wait with it.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -12,7 +12,7 @@ from pipetransformer_operator.plan.types import Observed, Queue
 
 
 def lost(status: JobStatus, observed: Observed) -> list[QuotaRequest]:
-    """Requests whose quota is wanted back, or was taken. Silence of the queue takes nothing."""
+    """Admitted requests whose quota the queue reclaims or has taken. A silent queue takes nothing."""
     queue = observed.queue
     if queue is None or queue.problem:
         return []
@@ -21,7 +21,7 @@ def lost(status: JobStatus, observed: Observed) -> list[QuotaRequest]:
 
 
 def lost_ids(status: JobStatus, observed: Observed) -> frozenset[int]:
-    """Workers that have to leave, for their quota is wanted back."""
+    """Ids of workers that must leave because the queue reclaims their quota."""
     return frozenset(key for request in lost(status, observed) for key in request.worker_ids)
 
 
@@ -29,9 +29,9 @@ class Room(NamedTuple):
     """Quota of one kind, of the starting size or of claims, in workers.
 
     Attributes:
-        free: that nobody uses.
-        coming: of workers that are not wanted any more and whose pods are not gone yet.
-        waiting: asked for, and not granted yet.
+        free: unused.
+        coming: of workers that are no longer wanted, but whose pods still exist.
+        waiting: asked for, but not granted yet.
     """
 
     free: int
@@ -40,13 +40,13 @@ class Room(NamedTuple):
 
     @property
     def granted(self) -> int:
-        """What new workers may use, now or soon."""
+        """Quota that new workers may use, now or soon."""
         return self.free + self.coming
 
 
 def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Room:
-    """Quota for workers of the starting size (`own`), or for claims. `stuck` are ids of workers whose pods may not end
-    for long."""
+    """Quota for workers of the starting size (`own`), or for claims. `stuck`: ids of workers whose pods may stay for
+    days."""
     gone, kind = lost(status, observed), _of_kind(status, own=own)
     usable = [request for request in kind if request.admitted and request not in gone]
     others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.generation is None else ())}
@@ -59,7 +59,7 @@ def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -
 
 
 def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own: bool) -> list[QuotaRequest]:
-    """The requests with new workers on their free quota of one kind, the oldest first."""
+    """The requests, with new workers on free quota of one kind; the oldest request is filled first."""
     left = list(created)
     gone, kind = lost(status, observed), {request.name for request in _of_kind(status, own=own)}
     requests = []
@@ -73,14 +73,14 @@ def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own
 
 
 def without_waiting(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
-    """The requests without those of one kind that wait, the first excepted."""
+    """The requests without those of one kind that wait; the first request always stays."""
     waiting = {request.name for request in _of_kind(status, own=own) if not request.admitted}
     return [*status.quota_requests[:1], *(one for one in status.quota_requests[1:] if one.name not in waiting)]
 
 
 def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
-    """The requests with up to `most` of one kind's quota returned that nobody uses; without those that are empty then,
-    the first excepted."""
+    """The requests after returning up to `most` unused quota of one kind, without those that are empty then. The first
+    request always stays."""
     kind = {request.name for request in _of_kind(status, own=own)}
     requests = []
     for request in status.quota_requests:
@@ -92,7 +92,7 @@ def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
 
 
 def words(requests: Iterable[QuotaRequest], queue: Queue | None) -> str:
-    """What the queue says to the requests."""
+    """The queue's messages about the requests."""
     answers = queue.answers if queue else {}
     each = dict.fromkeys(answers[request.name].message for request in requests if request.name in answers)
     return "; ".join(filter(None, each))

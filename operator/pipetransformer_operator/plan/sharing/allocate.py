@@ -1,25 +1,26 @@
-"""Who should have how many workers while jobs compete: the one decision that sees several jobs.
+"""Decides how many workers each job should have while several jobs compete.
 
-Jobs with `onPack: Auto` share what they hold together, and make room for jobs that wait to start, among those whose
-workers run on the same nodes and devices. Each job that trains keeps its smallest layout. Then jobs are served by
-priority: those that wait to start, then starting sizes. No job gives workers to a job of lower priority, and nobody's
-starting size makes room for a claim, because the starting size would preempt it later. What is left are claims: the
-higher priority first, and among equals, pipeline by pipeline, the job whose weighted logarithm of throughput grows most
-by a worker. That is proportional fairness: twice as quick counts the same wherever a job began, so no job starves
-another, and one that gains little from more pipelines gives them up.
+Jobs with `onPack: Auto` whose workers run on the same nodes and devices share what they hold, and make room for jobs
+that wait to start. Each training job keeps its smallest layout. Then, by priority, jobs that wait to start are served,
+then starting sizes, then claims. No job gives workers to a job of lower priority. A starting size makes no room for a
+claim, because it would preempt the claim later. Among equal claims each pipeline goes to the job whose weighted
+logarithm of throughput grows most per worker: this is proportional fairness, so no job starves another.
 """
 
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
-#: What a job holds counts for this much more than what another would gain by it, so that figures which are measured
-#: anew do not pass workers to and fro.
+#: A worker that a job holds counts this much more than one that another would gain, so that new measurements do not
+#: move workers back and forth.
 HYSTERESIS = 1.1
-#: Of claimed workers, where none has told yet: the chart's default.
+#: Priority of claimed workers if none was seen yet: the chart's default.
 CLAIMED_PRIORITY = -11
+#: What workers run on, see `demand.pool_of`.
+Pool = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +29,25 @@ class Demand:
 
     Attributes:
         key: of the job, `namespace/name`; the order of keys decides between equals.
-        pool: what its workers run on, see `demand`.
-        speeds: steps a second at each number of workers that it has a legal layout for, and would take if it were more
-            than it has; empty for a job that does not train.
+        pool: what its workers run on.
+        speeds: steps a second at each number of workers that has a legal layout. Larger sizes that the job would not
+            take are left out. Empty for a job that does not train.
         held: workers that have a node and do not leave.
         share: what it was granted last; None if nothing.
         needs: workers of the smallest layout that it can train with, or start with.
         starting: it does not train yet.
-        waiting: workers that it wants have no node, or it is asleep, or sees that there is no room for more.
-        asleep: it sleeps over an attempt that failed because its workers got no node, or over what it gave up.
+        waiting: some of its workers have no node, it sleeps for lack of workers, or it sees no room for more.
+        asleep: it sleeps because its workers got no node, or because it released some.
         priority: of its pods up to its starting size.
         weight: `elasticPolicy.weight`.
-        base: its starting size: further workers are claims.
-        leaving: workers that are on their way out and whose nodes other jobs may have then.
-        free: how many more of its workers nodes would take now; None where nodes are not seen.
+        base: its starting size. Workers beyond it are claims.
+        leaving: workers that leave and whose nodes other jobs may have then.
+        free: how many more of its workers nodes would take now; None where nodes are not watched.
         claimed_priority: of its claimed workers.
     """
 
     key: str
-    pool: tuple[str, str]
+    pool: Pool
     speeds: Mapping[int, float]
     held: int
     share: int | None
@@ -63,26 +64,72 @@ class Demand:
 
     @property
     def trains(self) -> bool:
-        """Whether it has its smallest layout; one that lost too many workers waits like one that starts."""
+        """Whether it has its smallest layout. A job that lost too many workers waits like one that starts."""
         return not self.starting and self.held >= self.needs
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the job; empty if the key has none."""
+        namespace, slash, _ = self.key.partition("/")
+        return namespace if slash else ""
+
+    @property
+    def floor(self) -> int:
+        """Workers that it keeps in any case."""
+        return self.needs if self.trains else 0
+
+    @property
+    def most(self) -> int:
+        """Workers that it could use at most."""
+        return max(self.speeds, default=self.needs)
+
+    @property
+    def granted(self) -> int:
+        """Workers that it was granted and did not fail to get."""
+        if self.share is None:
+            return 0
+        return min(self.held, self.share) if self.asleep else self.share
+
+    def largest(self, workers: int) -> int:
+        """Workers of its largest layout on at most this many; 0 if there is none."""
+        return max((size for size in self.speeds if size <= workers), default=0)
+
+    def lacks_own(self, share: int) -> bool:
+        """Whether it may preempt claims to regain its starting size, because the share is less than that."""
+        return share < self.largest(self.base) and self.priority > self.claimed_priority
+
+
+class _Pooled(Protocol):
+    @property
+    def pool(self) -> Pool:
+        """What its workers run on."""
+        ...
+
+
+_P = TypeVar("_P", bound=_Pooled)
+
+
+def by_pool(items: Iterable[_P]) -> list[list[_P]]:
+    """The items of each pool, in their order."""
+    pools: dict[Pool, list[_P]] = defaultdict(list)
+    for item in items:
+        pools[item.pool].append(item)
+    return list(pools.values())
 
 
 def allocate(demands: Sequence[Demand], *, weigh_namespaces: bool = False) -> dict[str, int | None]:
-    """The share of each job, in workers; None, as many as it can get, for all of a pool where no job has fewer than its
-    share: while no job there waits, none trains that could make room, or each has what it should.
+    """The share of each job, in workers. None means as many as it can get, for every job of a pool in which no job has
+    less than its share: no job waits, none trains that could make room, or each has what it should.
 
-    A job that has its share keeps away from what is being freed for one that has not, until that one has it.
+    A job that has its share leaves what is being released to jobs that do not have theirs.
 
     Args:
         demands: of all jobs.
-        weigh_namespaces: weights count between namespaces as well. Otherwise only the ratio of weights within a
-            namespace counts, so nobody gains against another namespace by a larger number.
+        weigh_namespaces: weights also count between namespaces. Otherwise only the ratio of weights within a namespace
+            counts, so no namespace gains by larger numbers.
     """
-    pools: dict[tuple[str, str], list[Demand]] = {}
-    for demand in sorted(demands, key=lambda demand: demand.key):
-        pools.setdefault(demand.pool, []).append(demand)
     shares: dict[str, int | None] = {}
-    for pool in pools.values():
+    for pool in by_pool(sorted(demands, key=lambda demand: demand.key)):
         shares |= _share_out(pool if weigh_namespaces else _within_namespaces(pool))
     return shares
 
@@ -91,142 +138,201 @@ def _within_namespaces(demands: Sequence[Demand]) -> list[Demand]:
     """The demands with weights whose mean is 1 in each namespace."""
     weights: dict[str, list[float]] = defaultdict(list)
     for demand in demands:
-        weights[_namespace(demand)].append(demand.weight)
+        weights[demand.namespace].append(demand.weight)
     means = {namespace: sum(given) / len(given) for namespace, given in weights.items()}
-    return [replace(demand, weight=demand.weight / means[_namespace(demand)]) for demand in demands]
+    return [replace(demand, weight=demand.weight / means[demand.namespace]) for demand in demands]
 
 
-def _namespace(demand: Demand) -> str:
-    return demand.key.partition("/")[0] if "/" in demand.key else ""
+def _share_out(demands: Sequence[Demand]) -> Mapping[str, int | None]:
+    if _compete(demands):
+        shares = _Sharing(demands).compute()
+        if _adds_workers(demands, shares) and not _is_room_for_all(demands, shares):
+            return shares
+    return dict.fromkeys((demand.key for demand in demands), None)
 
 
-def _share_out(demands: Sequence[Demand]) -> dict[str, int | None]:
-    nothing: dict[str, int | None] = dict.fromkeys((demand.key for demand in demands), None)
-    if not any(demand.waiting for demand in demands) or not any(demand.trains for demand in demands):
-        return nothing
-    if len(demands) == 1:
-        return nothing
-    training = [demand for demand in demands if demand.trains]
-    shares = {demand.key: demand.needs if demand.trains else 0 for demand in demands}
-    left = _capacity(demands) - sum(shares.values())
-    tiers = sorted({demand.priority for demand in demands}, reverse=True)
-    kept: dict[int, int] = {}
-    turned_away = False
-    for priority in tiers:
-        mine = [demand for demand in training if demand.priority == priority]
-        for demand in sorted(demands, key=lambda demand: (demand.starting, demand.key)):
-            if not demand.trains and demand.priority == priority:
-                fits = demand.needs <= left
-                shares[demand.key] = demand.needs if fits else 0
-                left -= shares[demand.key] if fits else min(left, demand.held)  # that part stays bound to it
-                turned_away |= not fits and any(priority > one.claimed_priority for one in training)
-        left = _grow(mine, shares, left, {demand.key: min(demand.base, demand.held) for demand in mine})
-        left = _grow(mine, shares, left, {demand.key: demand.base for demand in mine})
-        turned_away |= any(_lacks_own(demand, shares[demand.key]) for demand in mine)
-        kept[priority] = min(max(0, left), sum(max(0, demand.held - shares[demand.key]) for demand in mine))
-        left -= kept[priority]
-    # A job that is turned away, or lacks some of its starting size, tries by itself. Its pods preempt claims, so no job
-    # is granted more of those.
-    limits = {demand.key: max(demand.held, shares[demand.key]) for demand in training} if turned_away else None
-    for priority in tiers:
-        mine = [demand for demand in training if demand.priority == priority]
-        lower = sum(kept[other] for other in tiers if other <= priority)
-        taken = left + lower - _grow(mine, shares, left + lower, limits)
-        for demand in mine:  # what nobody of its priority or above can use stays with it
-            most = max((size for size in demand.speeds if size <= demand.held), default=0)
-            if shares[demand.key] < most <= shares[demand.key] + kept[priority] - taken:
-                taken += most - shares[demand.key]
-                shares[demand.key] = most
-        left = _take(taken, left, kept, priority)
-    nobody_gets = all(shares[demand.key] <= demand.held for demand in demands)
-    return nothing if nobody_gets or _is_room_for_all(demands, shares) else dict(shares)
+def _compete(demands: Sequence[Demand]) -> bool:
+    """Whether a job waits, and another trains."""
+    waits, trains = any(demand.waiting for demand in demands), any(demand.trains for demand in demands)
+    return len(demands) > 1 and waits and trains
+
+
+def _adds_workers(demands: Sequence[Demand], shares: Mapping[str, int]) -> bool:
+    return any(shares[demand.key] > demand.held for demand in demands)
 
 
 def _is_room_for_all(demands: Sequence[Demand], shares: Mapping[str, int]) -> bool:
-    """Whether each job can have all that it wants of what nodes are seen to have free."""
-    most = {demand.key: max(demand.speeds, default=demand.needs) for demand in demands}
-    return all(demand.free is not None and shares[demand.key] == most[demand.key] >= demand.held for demand in demands)
+    """Whether free nodes are known to have room for everything that the jobs want."""
+    return all(demand.free is not None and shares[demand.key] == demand.most >= demand.held for demand in demands)
 
 
-def _lacks_own(demand: Demand, share: int) -> bool:
-    """Whether the job may preempt claims to have its starting size again, because its share does not give it that."""
-    own = max((size for size in demand.speeds if size <= demand.base), default=0)
-    return share < own and demand.priority > demand.claimed_priority
+@dataclass(slots=True)
+class _Tier:
+    """Jobs of one priority.
+
+    Attributes:
+        training: those that train.
+        waiting: those that do not, in the order in which they are served.
+        kept: workers that its training jobs hold beyond their shares. Jobs of lower priority get none of them.
+    """
+
+    priority: int
+    training: list[Demand] = field(default_factory=list)
+    waiting: list[Demand] = field(default_factory=list)
+    kept: int = 0
 
 
-def _take(taken: int, left: int, kept: dict[int, int], priority: int) -> int:
-    """Takes workers from what jobs of that priority held, then from what is left, then from the lowest priorities.
-    Returns what is left; what nobody took of their own is locked for those below."""
-    for other in [priority, None, *sorted(lower for lower in kept if lower < priority)]:
-        part = min(taken, left if other is None else kept[other])
+def _tiers(demands: Sequence[Demand]) -> list[_Tier]:
+    """The tiers of the demands, the highest priority first."""
+    tiers: dict[int, _Tier] = {}
+    for demand in sorted(demands, key=lambda demand: (demand.starting, demand.key)):
+        tier = tiers.setdefault(demand.priority, _Tier(demand.priority))
+        (tier.training if demand.trains else tier.waiting).append(demand)
+    return [tiers[priority] for priority in sorted(tiers, reverse=True)]
+
+
+class _Sharing:
+    """The shares of one pool in the making.
+
+    Attributes:
+        shares: workers of each job so far.
+        left: workers that no job has yet.
+        turned_away: a job does not get its starting size, and will try to preempt claims.
+    """
+
+    def __init__(self, demands: Sequence[Demand]) -> None:
+        self.tiers = _tiers(demands)
+        self.training = [demand for tier in self.tiers for demand in tier.training]
+        self.shares = {demand.key: demand.floor for demand in demands}
+        self.left = _capacity(demands) - sum(self.shares.values())
+        self.turned_away = False
+
+    def compute(self) -> dict[str, int]:
+        """The share of each job by its key."""
+        for tier in self.tiers:
+            self._serve(tier)
+        limits = self._limits()
+        for tier in self.tiers:
+            self._add_claims(tier, limits)
+        return self.shares
+
+    def _serve(self, tier: _Tier) -> None:
+        """Lets waiting jobs of the tier start, and then gives its training jobs their starting sizes."""
+        for demand in tier.waiting:
+            self._start(demand)
+        self.left = _grow(tier.training, self.shares, self.left, {d.key: min(d.base, d.held) for d in tier.training})
+        self.left = _grow(tier.training, self.shares, self.left, {d.key: d.base for d in tier.training})
+        self.turned_away |= any(demand.lacks_own(self.shares[demand.key]) for demand in tier.training)
+        surplus = sum(max(0, demand.held - self.shares[demand.key]) for demand in tier.training)
+        tier.kept = min(max(0, self.left), surplus)
+        self.left -= tier.kept
+
+    def _start(self, demand: Demand) -> None:
+        if demand.needs <= self.left:
+            self.shares[demand.key] = demand.needs
+            self.left -= demand.needs
+            return
+        self.left -= min(self.left, demand.held)  # the job keeps holding these
+        self.turned_away |= any(demand.priority > one.claimed_priority for one in self.training)
+
+    def _limits(self) -> Mapping[str, int] | None:
+        """The most that each training job may have; None without a limit. Once a job is turned away no job gets more
+        claims, because the pods of that job would preempt them."""
+        if not self.turned_away:
+            return None
+        return {demand.key: max(demand.held, self.shares[demand.key]) for demand in self.training}
+
+    def _add_claims(self, tier: _Tier, limits: Mapping[str, int] | None) -> None:
+        lower = [other for other in self.tiers if other.priority <= tier.priority]
+        room = self.left + sum(other.kept for other in lower)
+        taken = room - _grow(tier.training, self.shares, room, limits)
+        taken += self._leave_unused(tier, tier.kept - taken)
+        self._take(taken, tier, lower)
+
+    def _leave_unused(self, tier: _Tier, unused: int) -> int:
+        """Leaves workers with the job that holds them if no job of its priority or above can use them. Returns how
+        many."""
+        left = 0
+        for demand in tier.training:
+            more = demand.largest(demand.held) - self.shares[demand.key]
+            if 0 < more <= unused - left:
+                left += more
+                self.shares[demand.key] += more
+        return left
+
+    def _take(self, taken: int, tier: _Tier, lower: Sequence[_Tier]) -> None:
+        """Takes workers from what jobs of the tier hold, then from what is left, then from the lowest priorities up."""
+        taken = _take_kept(taken, [tier])
+        free = min(taken, self.left)
+        self.left -= free
+        _take_kept(taken - free, [other for other in reversed(lower) if other is not tier])
+
+
+def _take_kept(taken: int, tiers: Iterable[_Tier]) -> int:
+    """Takes workers that jobs of the tiers hold, tier by tier. Returns how many are still to be taken."""
+    for tier in tiers:
+        part = min(taken, tier.kept)
+        tier.kept -= part
         taken -= part
-        if other is None:
-            left -= part
-        else:
-            kept[other] -= part
-    return left
+    return taken
 
 
 def _capacity(demands: Sequence[Demand]) -> int:
-    """Workers to share out. Where nodes are seen, that is what these jobs hold, what leaves them, and what is free.
+    """Workers to share out. Where nodes are watched: what these jobs hold, what leaves them, and what is free.
 
-    Elsewhere it is learnt: what they hold, or were granted and did not fail to get. While one job gives up workers and
-    another claims them, the grants say how many there are. A job that comes then brings what it holds."""
+    Elsewhere it is learnt: what they hold, or were granted and did not fail to get. The grants say how many workers
+    there are while one job releases some and another claims them. A new job adds what it holds."""
     held = sum(demand.held for demand in demands)
     free = [demand.free for demand in demands if demand.free is not None]
     if len(free) == len(demands):
         return held + sum(demand.leaving for demand in demands) + max(free)
-    return max(held, sum(map(_granted, demands)))
-
-
-def _granted(demand: Demand) -> int:
-    if demand.share is None:
-        return 0
-    return min(demand.held, demand.share) if demand.asleep else demand.share
+    return max(held, sum(demand.granted for demand in demands))
 
 
 def _grow(demands: Sequence[Demand], shares: dict[str, int], left: int, limits: Mapping[str, int] | None) -> int:
-    """Gives what is left to the jobs that gain most by it, and no job more than its limit. Returns the rest."""
-    growing = [
-        (_steps(demand, shares[demand.key], math.inf if limits is None else limits[demand.key]), demand.key)
-        for demand in demands
-    ]
-    queue = [(-steps[0].gain, key, 0, steps) for steps, key in growing if steps]
+    """Gives what is left to the jobs that gain most, and no job more than its limit. Returns the rest."""
+    growing = {demand.key: _steps(demand, shares[demand.key], _limit(limits, demand.key)) for demand in demands}
+    queue = [(-steps[0].gain, key, 0) for key, steps in growing.items() if steps]
     heapq.heapify(queue)
     while queue:
-        _, key, index, steps = heapq.heappop(queue)
-        step = steps[index]
-        if step.workers <= left:
-            left -= step.workers
-            shares[key] += step.workers
-            if index + 1 < len(steps):
-                heapq.heappush(queue, (-steps[index + 1].gain, key, index + 1, steps))
+        _, key, index = heapq.heappop(queue)
+        step, later = growing[key][index], growing[key][index + 1 :]
+        if step.workers > left:
+            continue
+        left -= step.workers
+        shares[key] += step.workers
+        if later:
+            heapq.heappush(queue, (-later[0].gain, key, index + 1))
     return left
+
+
+def _limit(limits: Mapping[str, int] | None, key: str) -> float:
+    return math.inf if limits is None else limits[key]
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """From one legal size to a larger one: so many more workers, at so much gain each."""
+    """From one legal size to a larger one: this many more workers, and the gain of each."""
 
     workers: int
     gain: float
 
 
 def _steps(demand: Demand, size: int, limit: float) -> list[_Step]:
-    """The steps from `size` on, up to `limit`, along the upper hull of the logarithm of speed: their gains fall."""
+    """The steps from `size` up to `limit`, along the upper hull of the logarithm of speed, so that gains fall."""
     steps: list[_Step] = []
-    speed = demand.speeds.get(size, 0.0)
-    larger = sorted(workers for workers, quick in demand.speeds.items() if size < workers <= limit and quick > 0)
-    while larger and speed > 0:
-        best = max(larger, key=lambda workers: (_gain(demand, size, speed, workers), -workers))
-        gain = _gain(demand, size, speed, best)
+    if demand.speeds.get(size, 0.0) <= 0:
+        return steps
+    larger = sorted(workers for workers, speed in demand.speeds.items() if size < workers <= limit and speed > 0)
+    while larger:
+        best = max(larger, key=lambda workers: (_gain(demand, size, workers), -workers))
+        gain = _gain(demand, size, best)
         if gain <= 0:
             break
         steps.append(_Step(best - size, gain * (HYSTERESIS if best <= demand.held else 1.0)))
-        size, speed = best, demand.speeds[best]
-        larger = [workers for workers in larger if workers > size]
+        size, larger = best, larger[larger.index(best) + 1 :]
     return steps
 
 
-def _gain(demand: Demand, size: int, speed: float, workers: int) -> float:
-    return demand.weight * math.log(demand.speeds[workers] / speed) / (workers - size)
+def _gain(demand: Demand, size: int, workers: int) -> float:
+    return demand.weight * math.log(demand.speeds[workers] / demand.speeds[size]) / (workers - size)

@@ -1,9 +1,9 @@
-"""Which larger layout a job tries next.
+"""Decides which larger layout a job tries next.
 
 Up to its starting size a job takes back at once what it lost. Beyond that it claims. With `claimFrom: Idle` it claims
-as many workers as nodes have room for now, and withdraws what another pod was quicker to take. With `Autoscaler`, and
-where there is no bound, a claim is tried, not computed: one pipeline's workers, and see if they run. While room is made
-for another job it tries nothing beyond its share, and withdraws what it has begun.
+as many workers as nodes have room for now, and withdraws what another pod took first. With `Autoscaler`, or if room is
+unlimited, it tries the workers of one more pipeline and waits whether they run. While other jobs need room, it tries
+nothing beyond its share and withdraws what it has begun.
 """
 
 import heapq
@@ -18,76 +18,102 @@ from pipetransformer_operator.plan.rules import undeleted
 
 from . import share
 
-#: Between two attempts to start where nodes have too little room each time.
+#: Between two attempts to start although nodes have too little room.
 LONGEST_WAIT = timedelta(days=1)
 
 
 def target(draft: Draft) -> Layout:
-    """The next larger layout, or the present one: when there is no better, or an attempt is being slept over, or
-    workers of the last one cannot be deleted."""
-    generation, status = draft.status.generation, draft.status
-    assert generation is not None
-    current = generation.layout
+    """The next larger layout. The present one if none is better, the job sleeps after a failed attempt, or workers of
+    that attempt cannot be deleted."""
+    plan = draft.status.generation
+    assert plan is not None
+    current = plan.layout
     if draft.sleeps() or undeleted.leaks(draft):
         return current
-    ceiling = share.ceiling(draft)
-    best = layouts.best(draft, ceiling)
-    if best is None or best.workers <= current.workers:
+    best = _larger(draft, current, share.ceiling(draft))
+    if best is None:
         return current
-    if current.workers < status.initial_workers:
-        base = layouts.best(draft, min(status.initial_workers, ceiling, _most_own(draft)))
-        if base is not None and base.workers > current.workers:
-            return base
+    return _own(draft, current) or _claim(draft, current, best)
+
+
+def _larger(draft: Draft, current: Layout, workers: int) -> Layout | None:
+    """The best layout on at most this many workers, if it has more than the present one."""
+    layout = layouts.best(draft, workers)
+    return layout if layout is not None and layout.workers > current.workers else None
+
+
+def _own(draft: Draft, current: Layout) -> Layout | None:
+    """A larger layout within the starting size."""
+    initial = draft.status.initial_workers
+    if current.workers >= initial:
+        return None
+    return _larger(draft, current, min(initial, share.ceiling(draft), _most_own(draft)))
+
+
+def _claim(draft: Draft, current: Layout, best: Layout) -> Layout:
     most = most_idle(draft)
     if most is None:
         return _next_larger(draft, current, best)
     draft.waits_for_room |= most < best.workers
-    idle = layouts.best(draft, min(ceiling, most))
-    return idle if idle is not None and idle.workers > current.workers else current
+    return _larger(draft, current, min(share.ceiling(draft), most)) or current
 
 
 def most_idle(draft: Draft) -> int | None:
-    """Workers up to which the job may claim by what nodes have free; None where nothing but an attempt tells. Where
-    nodes are not seen, those alone that other jobs give up for it."""
-    room = draft.observed.room
-    if draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE or room is None:
+    """Workers up to which the job may claim, according to what nodes have free. None if only an attempt tells. Where
+    nodes are not watched: what other jobs release for it."""
+    room, granted = draft.observed.room, draft.status.share
+    if room is None or not _claims_idle(draft):
         return None
-    if draft.observed.free is None and share.is_open(draft) and draft.status.share is not None:
-        return draft.status.share.workers
+    if draft.observed.free is None and granted is not None and share.is_open(draft):
+        return granted.workers
     return draft.num_placed + room
 
 
+def _claims_idle(draft: Draft) -> bool:
+    return draft.spec.elastic_policy.claim_from is ClaimFrom.IDLE
+
+
 def _most_own(draft: Draft) -> int:
-    """Workers up to which the job takes back its starting size. What it lost it tries to have again once at any rate,
-    because an autoscaler may add nodes. Later, and after it gave some up for another job, it waits until nodes have
-    room, or pods that it may preempt: an attempt that gets a part would take claims from others and use none."""
-    generation, status, reach = draft.status.generation, draft.status, draft.observed.reach
-    assert generation is not None
-    lost = generation.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
-    if lost or reach is None or draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE:
+    """Workers up to which the job takes back its starting size.
+
+    It tries once to replace what it lost, because an autoscaler may add nodes. Later, and after it released workers for
+    another job, it waits until nodes have room or pods that it may preempt. Otherwise an attempt that gets only a part
+    would preempt claims of other jobs and use none of them."""
+    plan, status, reach = draft.status.generation, draft.status, draft.observed.reach
+    assert plan is not None
+    lost = plan.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
+    if lost or reach is None or not _claims_idle(draft):
         return status.initial_workers
     draft.waits_for_room = True
     return draft.num_placed + reach
 
 
 def is_in_vain(draft: Draft, workers: int) -> bool:
-    """Whether a job that does not train would fail again to get so many workers: nodes cannot take them all, even where
-    they may preempt. Such an attempt takes workers from others and uses none. The first attempt is made at any rate,
-    because an autoscaler may add nodes, and one each day."""
-    status, reach, granted = draft.status, draft.observed.reach, draft.status.share
-    if draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE or reach is None or draft.joining_ids:
-        return False
-    if not status.resize_failures or draft.num_placed + reach >= workers:
+    """Whether a job that does not train would again fail to get this many workers: nodes cannot take them all, even if
+    they preempt. Such an attempt takes workers from other jobs and uses none. The job still tries once at first, and
+    then once a day, because only a pending pod makes an autoscaler add nodes."""
+    granted, failed = draft.status.share, bool(draft.status.resize_failures)
+    if not failed or not _lacks_room(draft, workers):
         return False
     if granted is not None and granted.workers >= workers:
         return False
-    again = (status.next_resize_time or draft.now) + LONGEST_WAIT
+    if draft.status.next_resize_time is None:  # a release or a new share ended its sleep: the day begins now
+        draft.update(next_resize_time=draft.now)
+    again = (draft.status.next_resize_time or draft.now) + LONGEST_WAIT
     draft.wake_at(again)
     return draft.now < again
 
 
+def _lacks_room(draft: Draft, workers: int) -> bool:
+    """Whether nodes are known to have too little room for this many workers, and none of them joins already."""
+    reach = draft.observed.reach
+    if reach is None or draft.joining_ids or not _claims_idle(draft):
+        return False
+    return draft.num_placed + reach < workers
+
+
 def is_claim(draft: Draft, layout: Layout) -> bool:
-    """Whether the layout goes beyond the job's starting size."""
+    """Whether the layout has more workers than the job's starting size."""
     return layout.workers > draft.status.initial_workers
 
 

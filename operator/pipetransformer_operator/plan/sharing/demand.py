@@ -1,178 +1,245 @@
-"""What `allocate` needs to know of one job, from the same look at the world that its plan is made from."""
+"""What `allocate` needs to know of one job, from the same observation that its plan is made from."""
 
 import json
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from pipetransformer_contract.api.job import JobSpec, PipeTrainingJob
 from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase
 from pipetransformer_contract.choose import Layout, OnPack, choices
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.types import Observed
+from pipetransformer_operator.plan.types import Observed, Worker
 
 from . import share
-from .allocate import CLAIMED_PRIORITY, Demand
+from .allocate import CLAIMED_PRIORITY, Demand, Pool
 from .claim import is_in_vain
 
-#: A scheduler needs a moment; workers without a node for longer wait for others to give some up.
+#: The scheduler needs a moment. Workers without a node for longer wait for other jobs to release some.
 PATIENCE = timedelta(seconds=10)
-#: Wider layouts are not looked at, as the trainer predicts none.
+#: Wider layouts are not considered, because the trainer predicts none.
 MAX_WIDTHS = 64
-_NOT_FOR_WANT_OF_WORKERS = (
-    Reason.IMAGE_PULL,
-    Reason.NOT_READY,
-    Reason.WORKER_FAILED,
-    Reason.CREATION_REFUSED,
-    Reason.DELETION_REFUSED,
-    Reason.WAITING_FOR_QUOTA,
-    Reason.QUOTA_LOST,
+#: Reasons of a failed attempt that more workers would not have helped.
+_OTHER_REASONS = frozenset(
+    {
+        Reason.IMAGE_PULL,
+        Reason.NOT_READY,
+        Reason.WORKER_FAILED,
+        Reason.CREATION_REFUSED,
+        Reason.DELETION_REFUSED,
+        Reason.WAITING_FOR_QUOTA,
+        Reason.QUOTA_LOST,
+    }
 )
-#: Of the pod template: what says which nodes a worker may run on, and with which devices.
+#: Fields of the pod template that say on which nodes a worker may run, and with which devices.
 _PLACEMENT = ("nodeSelector", "affinity", "tolerations", "schedulerName", "resourceClaims")
 
 
 def may_demand(job: PipeTrainingJob) -> bool:
-    """Whether `demand_of` may say anything of the job: most of a thousand train and are not Auto, and need no look."""
+    """Whether `demand_of` may return a demand. Most of a thousand jobs train and are not `Auto`, and need no look."""
     return job.status.generation is None or job.spec.elastic_policy.on_pack is OnPack.AUTO
 
 
 def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:
-    """What the job has and could use; None if it has no part in the sharing: it is neither Auto nor waits for nodes to
-    start on."""
+    """What the job has and could use. None if it does not share: it is neither `Auto` nor waits for nodes to start."""
     draft = Draft(spec, observed, now)
-    status = draft.status
-    if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
+    if not share.takes_part(draft):
         return None
-    starting = status.generation is None
-    layout = layouts.starting(draft) if starting else None
-    if starting and layout is None:
+    return _starting(draft) if draft.status.generation is None else _training(draft)
+
+
+def _starting(draft: Draft) -> Demand | None:
+    layout = layouts.starting(draft)
+    if layout is None or not share.has_quota(draft):
         return None
-    if starting and observed.queue is not None and not any(one.admitted for one in status.quota_requests):
+    outlook = _Outlook.of(draft)
+    if outlook.stays:
         return None
-    sits_out = share.sits_out(draft)
-    asleep = not sits_out and _is_asleep(draft)
-    auto = draft.on_pack is OnPack.AUTO
-    stays = sits_out or _is_refused(draft) or _sleeps_over_something_else(draft) or _cannot_take_joiners(draft)
-    waiting = asleep or (not sits_out and _lacks_nodes(draft))
-    waiting |= layout is not None and not sits_out and is_in_vain(draft, layout.workers)
-    if not (auto or (starting and waiting)) or (starting and stays):
+    waiting = outlook.waiting or is_in_vain(draft, layout.workers)
+    if not waiting and draft.on_pack is not OnPack.AUTO:
         return None
-    held = draft.num_placed
-    speeds = {} if starting else _speeds(draft)
-    if not starting and not speeds:
+    return _demand(draft, outlook, speeds={}, needs=layout.workers, waiting=waiting)
+
+
+def _training(draft: Draft) -> Demand | None:
+    speeds = _speeds(draft) if draft.on_pack is OnPack.AUTO else {}
+    if not speeds:
         return None
-    if stays:
-        speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, min(speeds))}
-    claimed_ids = set(status.claimed_ids)
-    own = [worker.priority for worker in draft.wanted if worker.id not in claimed_ids]
-    claims = [worker.priority for worker in draft.wanted if worker.id in claimed_ids]
-    waiting = waiting or (observed.free is not None and max(speeds, default=0) > held)
+    outlook, held, needs = _Outlook.of(draft), draft.num_placed, min(speeds)
+    if outlook.stays:
+        speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, needs)}
+    wants_more = draft.observed.free is not None and max(speeds) > held
+    return _demand(draft, outlook, speeds=speeds, needs=needs, waiting=outlook.waiting or wants_more)
+
+
+class _Outlook(NamedTuple):
+    """Whether workers that other jobs release would help the job.
+
+    Attributes:
+        sits_out: no job makes room for it for a while.
+        asleep: it sleeps for lack of workers.
+        waiting: it sleeps for lack of workers, or some of them lack nodes.
+        stays: more workers would not help it now.
+    """
+
+    sits_out: bool
+    asleep: bool
+    waiting: bool
+    stays: bool
+
+    @classmethod
+    def of(cls, draft: Draft) -> "_Outlook":
+        if share.sits_out(draft):
+            return cls(sits_out=True, asleep=False, waiting=False, stays=True)
+        asleep = _is_asleep(draft)
+        stays = share.is_refused(draft) or _sleeps_over_something_else(draft) or _cannot_take_joiners(draft)
+        return cls(sits_out=False, asleep=asleep, waiting=asleep or _lacks_nodes(draft), stays=stays)
+
+
+@dataclass(frozen=True, slots=True)
+class _Priorities:
+    """Priorities of a job's pods, as far as they are seen.
+
+    Attributes:
+        own: of pods up to the starting size.
+        claimed: of claimed pods.
+    """
+
+    own: list[int]
+    claimed: list[int]
+
+    @classmethod
+    def of(cls, draft: Draft) -> "_Priorities":
+        claimed_ids, found = set(draft.status.claimed_ids), cls([], [])
+        for worker in draft.wanted:
+            (found.claimed if worker.id in claimed_ids else found.own).append(worker.priority)
+        return found
+
+
+def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs: int, waiting: bool) -> Demand:
+    status, observed, priorities = draft.status, draft.observed, _Priorities.of(draft)
     return Demand(
         key=f"{observed.namespace}/{observed.name}",
-        pool=pool_of(spec, observed.namespace),
+        pool=pool_of(draft.spec, observed.namespace),
         speeds=speeds,
-        held=held,
-        share=min(status.share.workers, held if sits_out else status.share.workers) if status.share else None,
-        needs=layout.workers if layout else min(speeds),
-        starting=starting,
+        held=draft.num_placed,
+        share=_granted(draft, outlook),
+        needs=needs,
+        starting=status.generation is None,
         waiting=waiting,
-        asleep=asleep,
-        priority=max(own, default=status.priority),
-        weight=spec.elastic_policy.weight,
+        asleep=outlook.asleep,
+        priority=max(priorities.own, default=status.priority),
+        weight=draft.spec.elastic_policy.weight,
         base=status.initial_workers,
         leaving=_leaving(draft),
         free=observed.free,
-        claimed_priority=max(claims, default=CLAIMED_PRIORITY),
+        claimed_priority=max(priorities.claimed, default=CLAIMED_PRIORITY),
     )
 
 
-def pool_of(spec: JobSpec, namespace: str) -> tuple[str, str]:
-    """What workers run on: only what is the same for both can one job give up for another. Without an accelerator's
-    name that is all that their containers ask for; claims for devices (DRA) are of one namespace."""
+def _granted(draft: Draft, outlook: _Outlook) -> int | None:
+    """What the job was granted last; what it holds is all of that while it sits out."""
+    granted = draft.status.share
+    if granted is None:
+        return None
+    return min(granted.workers, draft.num_placed) if outlook.sits_out else granted.workers
+
+
+def pool_of(spec: JobSpec, namespace: str) -> Pool:
+    """What workers run on. A job can release workers only for jobs of the same pool.
+
+    Without an accelerator's name, the pool depends on all that the containers ask for. Claims for devices (DRA) belong
+    to one namespace."""
     template = spec.pod_template.spec.model_extra or {}
     same: dict[str, object] = {field: template[field] for field in _PLACEMENT if template.get(field)}
-    if template.get("resourceClaims"):
+    has_claims = "resourceClaims" in same
+    if has_claims:
         same["namespace"] = namespace
-    if not spec.accelerator_resource or template.get("resourceClaims"):
+    if has_claims or not spec.accelerator_resource:
         containers = spec.pod_template.spec.containers
         same["resources"] = [one.resources.model_dump(mode="json", exclude_defaults=True) for one in containers]
     return spec.accelerator_resource, json.dumps(same, sort_keys=True)
 
 
 def _leaving(draft: Draft) -> int:
-    """Workers on their way out whose nodes others may have then."""
-    kept = {worker.id for worker in draft.wanted} - set(draft.status.leaving_ids)
-    out = (worker for worker in draft.observed.workers if worker.id not in kept)
-    return sum(worker.scheduled and worker.holds and not worker.draining and not worker.node_lost for worker in out)
+    """How many workers leave a node that other jobs may have then."""
+    stay = set(draft.status.worker_ids) - set(draft.status.leaving_ids)
+    return sum(_has_usable_node(worker) for worker in draft.observed.workers if worker.id not in stay)
+
+
+def _has_usable_node(worker: Worker) -> bool:
+    return worker.scheduled and worker.holds and not (worker.draining or worker.node_lost)
 
 
 def _is_asleep(draft: Draft) -> bool:
-    """Whether an attempt is slept over for want of workers."""
-    status = draft.status
-    if not draft.asleep or (status.generation is None and status.resize is not None):  # there one that ended is awaited
-        return False
-    condition = status.condition(ConditionType.RUNNING if status.generation is None else ConditionType.RESIZING)
-    if status.not_committed is not None and (condition is None or condition.reason != Reason.UNSCHEDULABLE):
-        return False
-    return condition is None or condition.reason not in _NOT_FOR_WANT_OF_WORKERS
+    """Whether the job sleeps after an attempt that failed for lack of workers."""
+    return draft.asleep and not _awaits_replacement(draft) and _lacked_workers(draft)
 
 
 def _sleeps_over_something_else(draft: Draft) -> bool:
-    """Whether an attempt is slept over that more workers would not have helped."""
-    starts = draft.status.generation is None and draft.status.resize is not None
-    return draft.asleep and not starts and not _is_asleep(draft)
+    """Whether the job sleeps after an attempt that more workers would not have helped."""
+    return draft.asleep and not _awaits_replacement(draft) and not _lacked_workers(draft)
 
 
-def _is_refused(draft: Draft) -> bool:
-    """Whether workers that are to join cannot even be created."""
-    return bool(draft.observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
+def _awaits_replacement(draft: Draft) -> bool:
+    """Whether a start waits before it replaces a worker that ended."""
+    return draft.status.generation is None and draft.status.resize is not None
+
+
+def _lacked_workers(draft: Draft) -> bool:
+    """Whether the last attempt failed for lack of workers."""
+    status = draft.status
+    condition = status.condition(ConditionType.RUNNING if status.generation is None else ConditionType.RESIZING)
+    reason = condition.reason if condition else None
+    if status.not_committed is not None:
+        return reason == Reason.UNSCHEDULABLE
+    return reason not in _OTHER_REASONS
 
 
 def _cannot_take_joiners(draft: Draft) -> bool:
-    """Whether the members do not get into their generation, or leavers not out of it, so that none can join."""
-    generation = draft.status.generation
-    if (
-        generation is None
-        or generation.published_time is None
-        or (generation.confirmed and not draft.status.leaving_ids)
-    ):
+    """Whether members cannot enter their generation, or leavers cannot leave it, so that no worker can join."""
+    plan = draft.status.generation
+    if plan is None or plan.published_time is None:
         return False
+    settled = plan.confirmed and not draft.status.leaving_ids
     timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
-    again = generation.layout_generation > generation.confirmed_generation + 1
-    return again or draft.now >= generation.published_time + timeout
+    repeated = plan.layout_generation > plan.confirmed_generation + 1
+    return not settled and (repeated or draft.now >= plan.published_time + timeout)
 
 
 def _lacks_nodes(draft: Draft) -> bool:
-    """Whether workers that may be created have no node for a while, or although others made room for them."""
+    """Whether workers that may be created have had no node for a while, or although other jobs made room for them."""
     resize = draft.status.resize
-    if resize is None or resize.phase is not ResizePhase.PREPARE or draft.observed.refusal or draft.awaits_quota:
+    if resize is None or resize.phase is not ResizePhase.PREPARE:
         return False
-    if not share.is_open(draft) and draft.now < resize.start_time + PATIENCE:
-        return False
-    return len(draft.joining_ids) > sum(worker.scheduled for worker in draft.joiners)
+    held_up = bool(draft.observed.refusal) or draft.awaits_quota
+    late = share.is_open(draft) or draft.now >= resize.start_time + PATIENCE
+    placed = sum(worker.scheduled for worker in draft.joiners)
+    return late and not held_up and len(draft.joining_ids) > placed
 
 
 def _speeds(draft: Draft) -> dict[int, float]:
-    """Steps a second by the number of workers, for each legal size; by the workers alone where it was not measured.
+    """Steps a second at each legal number of workers. If speeds were not measured, they equal the number of workers.
 
-    Larger sizes for which the job would not leave its present layout, for the pause costs more, are left out. Before
-    its first offers it has what it has.
+    Leaves out larger sizes that the job would not take because the pause costs more than they gain. Before the first
+    offers, there is only the present size.
     """
-    generation, offers = draft.status.generation, layouts.offered(draft)
-    assert generation is not None
+    plan, offers = draft.status.generation, layouts.offered(draft)
+    assert plan is not None
+    present = plan.layout.workers
     if not offers:
-        return {generation.layout.workers: 1.0}
+        return {present: 1.0}
     bounds = layouts.bounds_of(draft)
     bounds = replace(bounds, max_pipelines=min(bounds.max_pipelines, MAX_WIDTHS))
     found = choices(offers, bounds, on_pack=draft.on_pack, packing=draft.spec.pipeline.packing)
     seconds = {Layout(offer.stages, time.pipelines): time.seconds for offer in offers for time in offer.step_seconds}
     measured = all(seconds.get(layout, 0.0) > 0 for layout in found)
     speeds = {layout.workers: 1 / seconds[layout] if measured else float(layout.workers) for layout in found}
-    larger = sorted(workers for workers in speeds if workers > generation.layout.workers)
-    pays = bisect_left(larger, True, key=lambda workers: _grows_to(draft, workers) > generation.layout.workers)
-    return {workers: speed for workers, speed in speeds.items() if workers not in larger[:pays]}
+    larger = sorted(workers for workers in speeds if workers > present)
+    first = bisect_left(larger, True, key=lambda workers: _grows_to(draft, workers) > present)
+    return {workers: speed for workers, speed in speeds.items() if workers not in larger[:first]}
 
 
 def _grows_to(draft: Draft, workers: int) -> int:

@@ -1,29 +1,31 @@
-"""Which waiting job starts first where several hold parts of what each needs whole: the others give way to it.
+"""Decides which waiting job starts first if several hold parts of what each needs whole: the others give way to it.
 
-A start needs all of its workers. Where two jobs hold half each, neither begins, and no third job can use what they
-hold. So all starts that cannot complete are looked at together, pool by pool: what they hold goes to the first of them
-that it is enough for, by priority and then by age. The others hold nothing until that one has all of its workers.
-
-No job gives way to one of lower priority: the scheduler would take the accelerators back by preemption. A job that
-others gave way to, and that found no nodes all the same, is not preferred again for a while (`share.note_vain`).
+A start needs all of its workers. If two jobs hold half each, neither starts, and no third job can use what they hold.
+So all incomplete starts are considered together, pool by pool. What they hold goes to the first of them that it is
+enough for, by priority and then by age. The others hold nothing until that one has all its workers. No job gives way to
+one of lower priority, because the scheduler would preempt that one. A preferred job that still finds no nodes is not
+preferred again for a while (`share.note_vain`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from pipetransformer_contract.api.job import JobSpec
+from pipetransformer_contract.choose import Layout
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.rules.prepare import all_scheduled, can_start
 from pipetransformer_operator.plan.types import Observed
 
 from . import share
+from .allocate import Pool, by_pool
 from .demand import PATIENCE, pool_of
 
-#: How `Worker.waiting` begins where the scheduler found no node for its pod.
+#: `Worker.waiting` begins with this if the scheduler found no node for the pod.
 UNSCHEDULABLE = "Unschedulable"
-#: A registry may answer at its next try.
+#: A registry may answer at its next attempt.
 PATIENCE_WITH_CONTAINERS = timedelta(seconds=60)
 
 
@@ -35,17 +37,17 @@ class Gang:
         key: namespace and name of the job.
         pool: what its workers run on, as `Demand.pool`.
         needs: workers of the layout that it starts with.
-        holds: pods with a node that have not ended, those included that were told to.
+        holds: pods with a node that have not ended, including those that were told to end.
         priority: of its pods.
         since: when the job first asked for its workers.
-        competes: the scheduler has pods of it that it finds no node for, and gives them what others release.
-        eligible: more nodes are all that it lacks, as far as anything is known.
+        competes: the scheduler finds no node for some of its pods, and gives them what other pods release.
+        eligible: as far as is known, it lacks only nodes.
         granted: jobs that train make room for all of it.
-        fresh: it may complete by itself soon, so it gives way to none.
+        fresh: it may still complete by itself, so it gives way to none.
     """
 
     key: str
-    pool: tuple[str, str]
+    pool: Pool
     needs: int
     holds: int
     priority: int
@@ -55,85 +57,119 @@ class Gang:
     granted: bool = False
     fresh: bool = False
 
+    @property
+    def keeps_preference(self) -> bool:
+        """Whether it stays preferred once it is."""
+        return self.eligible or self.fresh
+
+    @property
+    def may_be_preferred(self) -> bool:
+        """Whether other jobs may begin to give way to it."""
+        return self.eligible and not self.fresh
+
 
 def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
-    """The job's start, if it is not complete; None if the job trains, has ended, waits for its queue, or has all its
+    """The job's start if it is not complete. None if the job trains, has ended, waits for its queue, or has all its
     workers."""
     draft = Draft(spec, observed, now)
-    status, layout = draft.status, layouts.starting(draft)
-    if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
+    layout, since = layouts.starting(draft), draft.status.start_time
+    if layout is None or since is None or not _is_starting(draft):
         return None
-    if status.generation is not None or status.start_time is None or layout is None:
+    if draft.status.resize is not None and _is_complete(draft):
         return None
-    if observed.queue is not None and not any(one.admitted for one in status.quota_requests):
-        return None
-    lacks_nodes = any(not one.scheduled and one.waiting.startswith(UNSCHEDULABLE) for one in draft.joiners)
-    refused = bool(observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
-    fresh = False
-    if status.resize is None:
-        eligible = not draft.asleep or status.waits_for_nodes_since is not None
-    elif draft.joining_ids and all_scheduled(draft) and can_start(draft):
-        return None
-    else:
-        fresh = _may_complete(draft, lacks_nodes=lacks_nodes, refused=refused)
-        eligible = lacks_nodes and can_start(draft)
-    granted = status.share is not None and not status.share.yields and status.share.workers >= layout.workers
+    attempt = _Attempt.of(draft)
     return Gang(
         key=f"{observed.namespace}/{observed.name}",
         pool=pool_of(spec, observed.namespace),
         needs=layout.workers,
         holds=sum(worker.scheduled and worker.holds for worker in observed.workers),
-        priority=max((worker.priority for worker in draft.wanted), default=status.priority),
-        since=status.start_time,
-        competes=lacks_nodes,
-        eligible=eligible and not refused and not share.sits_out(draft),
-        granted=granted,
-        fresh=fresh,
+        priority=max((worker.priority for worker in draft.wanted), default=draft.status.priority),
+        since=since,
+        competes=attempt.lacks_nodes,
+        eligible=_is_eligible(draft, attempt),
+        granted=_is_granted(draft, layout),
+        fresh=_is_fresh(draft, attempt),
     )
 
 
-def _may_complete(draft: Draft, *, lacks_nodes: bool, refused: bool) -> bool:
-    """Whether an attempt to start is not known to be stuck: the scheduler and registries need a moment."""
+class _Attempt(NamedTuple):
+    """What holds up the present attempt to start."""
+
+    lacks_nodes: bool  #: the scheduler finds no node for some of its pods
+    refused: bool  #: the cluster refuses to create some of its pods
+
+    @classmethod
+    def of(cls, draft: Draft) -> "_Attempt":
+        unplaced = (worker for worker in draft.joiners if not worker.scheduled)
+        lacks_nodes = any(worker.waiting.startswith(UNSCHEDULABLE) for worker in unplaced)
+        return cls(lacks_nodes, share.is_refused(draft))
+
+
+def _is_starting(draft: Draft) -> bool:
+    return draft.status.generation is None and share.takes_part(draft) and share.has_quota(draft)
+
+
+def _is_complete(draft: Draft) -> bool:
+    """Whether all workers have nodes, and can start there."""
+    return bool(draft.joining_ids) and all_scheduled(draft) and can_start(draft)
+
+
+def _is_eligible(draft: Draft, attempt: _Attempt) -> bool:
+    if attempt.refused or share.sits_out(draft):
+        return False
+    if draft.status.resize is not None:
+        return attempt.lacks_nodes and can_start(draft)
+    return not draft.asleep or draft.status.waits_for_nodes_since is not None
+
+
+def _is_granted(draft: Draft, layout: Layout) -> bool:
+    granted = draft.status.share
+    return granted is not None and not granted.yields and granted.workers >= layout.workers
+
+
+def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
+    """Whether an attempt to start may still complete: the scheduler and registries need a moment."""
     resize = draft.status.resize
-    if draft.asleep or resize is None or resize.trouble_time is None:
+    if resize is None:
+        return False
+    held_up = attempt.lacks_nodes or attempt.refused or not can_start(draft)
+    if draft.asleep or resize.trouble_time is None or not held_up:
         return True
-    if not (lacks_nodes or refused or not can_start(draft)):
-        return True
-    patience = PATIENCE if lacks_nodes else PATIENCE_WITH_CONTAINERS
+    patience = PATIENCE if attempt.lacks_nodes else PATIENCE_WITH_CONTAINERS
     return draft.now < max(resize.start_time, resize.trouble_time) + patience
 
 
 def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
-    """Which gangs give way, each with the key of the one that it gives way to.
+    """Which gangs give way, each with the key of the gang that it gives way to.
 
     Args:
         gangs: all starts that are not complete.
-        before: keys of those that others gave way to at the last look. They stay preferred until they have all their
-            workers: what is released for them is not held by anybody for a moment.
+        before: keys of the gangs that were preferred at the last look. They stay preferred until they have all their
+            workers, because for a moment no job holds what was released for them.
     """
     known = frozenset(before)
-    pools: dict[tuple[str, str], list[Gang]] = {}
-    for gang in gangs:
-        pools.setdefault(gang.pool, []).append(gang)
-    return {key: to for pool in pools.values() for key, to in _prefer_in(pool, known).items()}
+    return {key: to for pool in by_pool(gangs) for key, to in _prefer_in(pool, known).items()}
 
 
 def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
     order = sorted(pool, key=lambda gang: (-gang.priority, gang.since, gang.key))
-    preferred = [gang for gang in order if gang.key in before and (gang.eligible or gang.fresh)]
-    taken = sum(gang.needs for gang in preferred)
-    # The scheduler gives what is released to the pods of the highest priority, whoever it was released for.
+    preferred = [gang for gang in order if gang.key in before and gang.keeps_preference]
+    # The scheduler gives what is released to the pods of the highest priority, whichever job it was released for.
     least = max((gang.priority for gang in pool if gang.competes and not gang.fresh), default=None)
     for gang in order:
-        if gang in preferred or gang.fresh or not gang.eligible or (least is not None and gang.priority < least):
+        if gang in preferred or not gang.may_be_preferred or (least is not None and gang.priority < least):
             continue
-        reach = sum(other.holds for other in pool if other.priority <= gang.priority and not other.fresh) - taken
-        if gang.granted or gang.needs <= reach:
+        if gang.granted or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred):
             preferred.append(gang)
-            taken += gang.needs
-    found = {}
-    for gang in order:
-        first = next((one for one in preferred if one.priority >= gang.priority), None)
-        if first is not None and gang not in preferred and not gang.fresh:
-            found[gang.key] = first.key
-    return found
+    others = [gang for gang in order if gang not in preferred and not gang.fresh]
+    chosen = {gang.key: _first(preferred, gang.priority) for gang in others}
+    return {key: first.key for key, first in chosen.items() if first is not None}
+
+
+def _reach(gang: Gang, pool: Sequence[Gang]) -> int:
+    """Workers that gangs of the same or a lower priority hold, and would release for this one."""
+    return sum(other.holds for other in pool if other.priority <= gang.priority and not other.fresh)
+
+
+def _first(preferred: Sequence[Gang], priority: int) -> Gang | None:
+    return next((gang for gang in preferred if gang.priority >= priority), None)

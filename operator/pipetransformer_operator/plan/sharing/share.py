@@ -1,25 +1,22 @@
-"""A job's share while others want workers. `allocate` computes it where jobs compete, and only `onPack: Auto` obeys;
-where jobs yield to pods of other owners, all obey.
+"""A job's share while other jobs want workers. `allocate` computes it; only `onPack: Auto` obeys it. If the share makes
+room for pods of other owners, every job obeys it.
 
-A job above its share gives whole pipelines back and sleeps over its next claim. For a while nobody makes room for it,
-so what it gave does not come straight back. One below its share tries at once, whatever attempts failed before. None
-claims beyond it: what is being freed is for those below theirs. Once all have what they should, none has a share, and
-claims go on at their pace.
-
-What others gave up may be of no use to it: no node is of its kind, or somebody else was quicker. Then nobody makes room
-for it for a while, twice as long each time, and it tries by itself as if it were alone.
+A job above its share releases whole pipelines and waits before its next claim. For a while no job makes room for it, so
+that the workers do not come straight back. A job below its share tries at once, whatever failed before, and claims
+nothing beyond it. If the room that others made does not help, because no node fits or another pod was faster, no job
+makes room for it for a while. That time doubles, and meanwhile the job tries as if it were alone.
 """
 
 from datetime import timedelta
 
-from pipetransformer_contract.api.status import Reason
+from pipetransformer_contract.api.status import Reason, Share
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 
-#: After workers found no node for which others had made room, until others make room again; doubled each time in a row.
+#: How long no job makes room for one whose workers found no node in such room; doubles each time in a row.
 FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
-#: After a job gave workers up, until others make room for it.
+#: How long no job makes room for one that released workers for another.
 REST = timedelta(minutes=10)
 
 
@@ -30,24 +27,49 @@ def take(draft: Draft) -> None:
         return
     draft.update(share=share)
     if share is not None and share.yields:
-        draft.tell(Reason.SHARE_CHANGED, f"Yields all but {share.workers} workers to pods of others that wait")
-        return
-    if (share.workers if share else None) == (before.workers if before else None):
-        return
-    generation = draft.status.generation
-    if share is not None and share.workers > (generation.layout.workers if generation else 0):
+        message = f"Releasing workers down to {share.workers} for pending higher-priority pods"
+        draft.tell(Reason.SHARE_CHANGED, message)
+    elif _workers(share) != _workers(before):
+        _use(draft, share, before)
+
+
+def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
+    """Tries at once if the share allows more workers than now, and tells the user."""
+    plan = draft.status.generation
+    if share is not None and share.workers > (plan.layout.workers if plan else 0):
         draft.update(next_resize_time=None)
     granted = before.workers if before and not before.yields else 0
     if share is not None and share.workers > granted and is_open(draft):
         draft.prepare_anew(draft.now)  # from now on others make room
     if draft.on_pack is OnPack.AUTO:
-        words = f"may have {share.workers} workers" if share else "may have what it gets"
-        why = "others want some" if share else "no room is made for anybody"
-        draft.tell(Reason.SHARE_CHANGED, f"The job {words}: {why}")
+        message = "The job's share is unlimited: no job has to make room for another"
+        if share is not None:
+            message = f"The job's share is {share.workers} workers, because other jobs want some"
+        draft.tell(Reason.SHARE_CHANGED, message)
+
+
+def _workers(share: Share | None) -> int | None:
+    return share.workers if share is not None else None
+
+
+def takes_part(draft: Draft) -> bool:
+    """Whether the job is ours, valid and active."""
+    inactive = draft.stopped or draft.status.finished
+    return draft.spec.managed and not inactive and not draft.spec_errors
+
+
+def has_quota(draft: Draft) -> bool:
+    """Whether the job's queue admitted some of its workers, or it has no queue."""
+    return draft.observed.queue is None or any(request.admitted for request in draft.status.quota_requests)
+
+
+def is_refused(draft: Draft) -> bool:
+    """Whether the cluster refuses to create workers that are to join."""
+    return bool(draft.observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
 
 
 def ceiling(draft: Draft) -> int:
-    """Workers up to which the job may grow, even if its share was computed for the layout before."""
+    """Workers up to which the job may grow, even if its share was computed for an earlier layout."""
     most, share = draft.spec.elastic_policy.ceiling, draft.status.share
     if share is None or share.yields or draft.on_pack is not OnPack.AUTO:
         return most
@@ -61,7 +83,7 @@ def is_open(draft: Draft) -> bool:
 
 
 def note_vain(draft: Draft) -> None:
-    """Notes, where others made room for the job, that it found no nodes all the same."""
+    """Notes that the job found no nodes although other jobs made room for it."""
     if not is_open(draft) and draft.observed.preferred_since is None:
         return
     times = draft.status.grants_in_vain
@@ -70,11 +92,11 @@ def note_vain(draft: Draft) -> None:
 
 
 def rest(draft: Draft) -> None:
-    """Notes that the job gave workers up for another."""
+    """Notes that the job released workers for another."""
     before, until = draft.status.next_grant_time, draft.now + REST
     draft.update(next_grant_time=until if before is None else max(before, until))
 
 
 def sits_out(draft: Draft) -> bool:
-    """Whether nobody makes room for the job."""
+    """Whether no job makes room for this one."""
     return draft.status.next_grant_time is not None and draft.now < draft.status.next_grant_time

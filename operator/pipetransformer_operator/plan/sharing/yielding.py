@@ -1,8 +1,8 @@
-"""Who gives way to pods of other owners that wait for accelerators: the opt-in that the cluster's operator switches on.
+"""Decides which job releases claimed workers for a pending pod of another owner. Administrators opt in to this.
 
-A claimed pipeline goes, never one of a job's starting size, and one at a time. It goes for a node: claimed workers
-of the node leave where the pod fits by that. If it fits nowhere, none leaves. For a pod that lacks several resources
-nodes do not tell; there as many workers go as it wants accelerators, and no more.
+One claimed pipeline goes at a time, never one of a job's starting size. Claimed workers leave a node only if the pod
+fits there afterwards; if it fits nowhere, no worker leaves. For a pod that lacks several resources the node cannot be
+computed: then as many workers leave as the pod wants accelerators, and no more.
 """
 
 from collections import Counter
@@ -19,14 +19,14 @@ from pipetransformer_operator.plan.types import Observed
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A pod of somebody else that has no node.
+    """A pod of another owner that has no node.
 
     Attributes:
         uid: of the pod.
-        priority: the number that the cluster made of its PriorityClass.
-        lacks: how many it wants of each resource that the scheduler says there is too little of.
-        places: nodes that would take it, and how many of the one resource each of them lacks; None where that does not
-            tell.
+        priority: the number of its PriorityClass.
+        lacks: how many it wants of each resource that, according to the scheduler, nodes have too little of.
+        places: nodes that would take it once enough is free, and how many of the one resource each lacks; None if the
+            pod lacks several resources.
     """
 
     uid: str
@@ -34,20 +34,29 @@ class Waiting:
     lacks: Mapping[str, int]
     places: Mapping[str, int] | None = None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a node would take it now."""
+        return self.places is not None and any(lacking <= 0 for lacking in self.places.values())
+
+    def may_take(self, claim: "Claims") -> bool:
+        """Whether the job's claimed workers have a resource that it lacks, and a lower priority."""
+        return claim.priority < self.priority and claim.resource in self.lacks
+
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a job that trains has beyond its starting size.
+    """What a training job has beyond its starting size.
 
     Attributes:
         key: of the job; the order of keys decides between equals.
-        layout_generation: of the layout that it has.
-        resource: that each of its workers has one of.
+        layout_generation: of its present layout.
+        resource: each of its workers has one of these.
         priority: of its claimed workers.
-        workers: that it has in all.
-        fewer: workers of the next smaller layout; None if that would take some of the starting size, or is slept over.
-        settled: its layout does not change now, and nothing of it is on its way out.
-        least: workers of the smallest layout that takes none of the starting size.
+        workers: that it has in total.
+        fewer: workers of the next smaller layout; None if that is below the starting size, or may not be tried yet.
+        settled: its layout is not changing, and none of its workers is leaving.
+        least: workers of the smallest layout that keeps the starting size.
         on: claimed workers by node.
     """
 
@@ -61,40 +70,57 @@ class Claims:
     least: int = 0
     on: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def able(self) -> bool:
+        """Whether the job can release a pipeline now."""
+        return self.fewer is not None and self.settled
+
     def frees(self, node: str) -> int:
-        """Workers that the job can give up on that node."""
+        """How many workers the job can release on the node."""
         return min(self.on.get(node, 0), self.workers - self.least)
 
 
 def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None:
-    """What the job could give up; None if it does not train, or not on accelerators."""
+    """What the job could release; None if it does not train, or does not use accelerators."""
     draft = Draft(spec, observed, now)
-    generation, status = draft.status.generation, draft.status
-    if generation is None or status.finished or not spec.managed or draft.stopped or not spec.accelerator_resource:
+    plan, status = draft.status.generation, draft.status
+    active = spec.managed and not (status.finished or draft.stopped)
+    if plan is None or not active or not spec.accelerator_resource:
         return None
-    claimed_ids = set(status.claimed_ids)
+    claimed_ids, members = set(status.claimed_ids), {member.name for member in plan.members}
     claimed = [worker for worker in draft.wanted if worker.id in claimed_ids]
-    members = {member.name for member in generation.members}
     base = len(members - {worker.name for worker in claimed})
-    layout = layouts.best(draft, len(members) - 1)
-    wanted = set(status.worker_ids)
-    stays = all(worker.node_lost or (worker.alive and worker.id in wanted) for worker in observed.workers)
-    possible = layout is not None and layout.workers >= base and not snoozed(draft, layout)
+    fewer = _smaller(draft, len(members), base)
     return Claims(
         key=f"{observed.namespace}/{observed.name}",
         layout_generation=status.layout_generation,
         resource=spec.accelerator_resource,
         priority=max((worker.priority for worker in claimed), default=0),
         workers=len(members),
-        fewer=layout.workers if layout is not None and possible else None,
-        settled=generation.confirmed and status.resize is None and stays,
-        least=_least(draft, len(members), base) if possible else len(members),
+        fewer=fewer,
+        settled=plan.confirmed and status.resize is None and _all_stay(draft),
+        least=len(members) if fewer is None else _least(draft, fewer, base),
         on=Counter(worker.node for worker in claimed if worker.name in members and worker.node),
     )
 
 
+def _all_stay(draft: Draft) -> bool:
+    """Whether no worker is leaving, except on lost nodes."""
+    wanted = set(draft.status.worker_ids)
+    reachable = [worker for worker in draft.observed.workers if not worker.node_lost]
+    return all(worker.alive and worker.id in wanted for worker in reachable)
+
+
+def _smaller(draft: Draft, workers: int, base: int) -> int | None:
+    """Workers of the next smaller layout; None if that is below `base`, or may not be tried yet."""
+    layout = layouts.best(draft, workers - 1)
+    if layout is None or layout.workers < base or snoozed(draft, layout):
+        return None
+    return layout.workers
+
+
 def _least(draft: Draft, workers: int, base: int) -> int:
-    """Workers of the smallest layout that is reached without those of the starting size."""
+    """Workers of the smallest layout that has at least `base`."""
     while (layout := layouts.best(draft, workers - 1)) is not None and layout.workers >= base:
         workers = layout.workers
     return workers
@@ -102,7 +128,7 @@ def _least(draft: Draft, workers: int, base: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """For which pod which job gives up a pipeline, and on which node its workers go first; empty for any."""
+    """A job releases a pipeline for a pod. Its workers on `node` go first; empty means any node."""
 
     pod: Waiting
     claim: Claims
@@ -110,31 +136,39 @@ class Choice:
 
 
 def choose_claim(waiting: Sequence[Waiting], claims: Sequence[Claims], given: Mapping[str, int]) -> Choice | None:
-    """Which job gives up a pipeline next; None if nobody needs to, or can.
+    """Which job releases a pipeline next; None if no job needs to, or can.
 
     Args:
-        waiting: pods of others.
+        waiting: pods of other owners.
         claims: of all jobs.
-        given: workers that were asked for already, by the UID of the pod that waits.
+        given: workers that were already asked for, by UID of the waiting pod.
     """
     for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.uid)):
-        lower = [claim for claim in claims if claim.priority < pod.priority and claim.resource in pod.lacks]
-        node = ""
-        if pod.places is not None:
-            node = _cheapest(pod.places, lower)
-            lower = [claim for claim in lower if node and claim.frees(node)]
-        elif lower and given.get(pod.uid, 0) >= max(pod.lacks[claim.resource] for claim in lower):
-            continue
-        able = [claim for claim in lower if claim.fewer is not None and claim.settled]
-        if able:
-            return Choice(pod, min(able, key=lambda claim: (claim.priority, -claim.workers, claim.key)), node)
+        lower = [claim for claim in claims if pod.may_take(claim)]
+        choose = _anywhere if pod.places is None else _on_a_node
+        found = choose(pod, lower, given.get(pod.uid, 0))
+        if found is not None:
+            return found
     return None
 
 
+def _anywhere(pod: Waiting, lower: Sequence[Claims], given: int) -> Choice | None:
+    wanted = max((pod.lacks[claim.resource] for claim in lower), default=0)
+    return _least_important(pod, lower) if given < wanted else None
+
+
+def _on_a_node(pod: Waiting, lower: Sequence[Claims], given: int) -> Choice | None:
+    node = "" if pod.has_room else _cheapest(pod.places or {}, lower)
+    return _least_important(pod, [claim for claim in lower if claim.frees(node)], node) if node else None
+
+
+def _least_important(pod: Waiting, claims: Sequence[Claims], node: str = "") -> Choice | None:
+    able = [claim for claim in claims if claim.able]
+    first = min(able, key=lambda claim: (claim.priority, -claim.workers, claim.key), default=None)
+    return Choice(pod, first, node) if first is not None else None
+
+
 def _cheapest(places: Mapping[str, int], claims: Sequence[Claims]) -> str:
-    """The node where the fewest workers have to go until the pod fits; empty where none can be freed so far, or one has
-    room already."""
-    if any(lacking <= 0 for lacking in places.values()):
-        return ""
+    """The node where the fewest workers have to leave until the pod fits; empty if claims free no node for it."""
     enough = [node for node, lacking in places.items() if sum(claim.frees(node) for claim in claims) >= lacking]
     return min(enough, key=lambda node: (places[node], node), default="")

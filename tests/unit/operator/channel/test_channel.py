@@ -21,7 +21,7 @@ from tests.testkit.operator.channel import WORKERS, Loop, client_of, generation,
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_a_long_poll_is_answered_when_a_generation_that_names_the_worker_is_shown() -> None:
+async def test_a_poll_is_answered_once_a_generation_names_the_worker() -> None:
     board = new_board()
     await show(board, None)
     async with client_of(board) as client:
@@ -76,7 +76,7 @@ async def test_a_poll_wakes_no_other_and_those_that_are_over_count_no_more(monke
     waiting.cancel()
 
 
-async def test_of_a_generation_a_worker_hears_where_to_meet_and_all_members_only_if_it_asks() -> None:
+async def test_a_worker_gets_all_members_only_if_it_asks() -> None:
     board = new_board()
     await show(board, published := generation(3, "digits-w0", "digits-w1"))
     async with client_of(board) as client:
@@ -94,7 +94,7 @@ async def test_of_a_generation_a_worker_hears_where_to_meet_and_all_members_only
             assert Generation.model_validate(await whole.json()) == published
 
 
-async def test_a_worker_that_does_not_read_the_members_is_cut_off_and_keeps_no_other_waiting(
+async def test_a_worker_that_does_not_read_the_members_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_app, "WHOLE_SECONDS", 0.2)
@@ -148,7 +148,7 @@ class Crowd:
         await asyncio.gather(*self.polls)
 
 
-async def test_a_generation_is_told_to_a_few_at_a_time_and_the_event_loop_serves_others_in_between() -> None:
+async def test_polls_are_answered_in_batches_that_leave_the_event_loop_free() -> None:
     crowd = Crowd()
     await crowd.until_waiting()
     showing = asyncio.create_task(show(crowd.board, generation(1, *crowd.names)))
@@ -160,9 +160,7 @@ async def test_a_generation_is_told_to_a_few_at_a_time_and_the_event_loop_serves
     assert max(after - before for before, after in itertools.pairwise(told)) <= TOLD_AT_ONCE
 
 
-async def test_a_generation_that_is_superseded_while_it_is_told_reaches_none_of_those_who_have_not_heard_of_it() -> (
-    None
-):
+async def test_a_superseded_generation_reaches_no_further_polls() -> None:
     crowd = Crowd()
     await crowd.until_waiting()
     first = asyncio.create_task(show(crowd.board, generation(1, *crowd.names)))
@@ -204,7 +202,7 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
         assert (response.status, await response.json()) == (200, {"layoutGeneration": 1, "nextSeconds": 5.0})
 
 
-async def test_a_report_that_comes_while_the_status_is_written_waits_for_the_next_write() -> None:
+async def test_a_report_during_a_status_write_waits_for_the_next_write() -> None:
     board, worker = new_board(), Reporter("digits-w0", "uid-0")
     await show(board, generation(1, "digits-w0"))
     first, second = (
@@ -224,7 +222,7 @@ async def test_a_report_that_comes_while_the_status_is_written_waits_for_the_nex
     await second
 
 
-async def test_members_that_are_told_to_stop_still_report_and_say_why_their_checkpoint_is_late() -> None:
+async def test_stopping_members_say_why_their_checkpoint_is_late() -> None:
     board = new_board()
     await board.show(generation(1, "digits-w0"), ended=False, stop=True)
     async with client_of(board) as client:
@@ -278,7 +276,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
         assert not board.lost_peers
 
 
-async def test_silence_of_all_that_ends_says_nothing_about_those_who_have_not_spoken_yet() -> None:
+async def test_after_silence_of_all_workers_each_gets_time_to_speak() -> None:
     now = start = datetime(2026, 1, 1, tzinfo=UTC)
     board = Board(Loop(), lambda: now, Pulse())
     reporters = [Reporter(worker.name, worker.uid) for worker in WORKERS]

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(60)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_workers_know_an_authority_for_a_day_before_it_signs_and_the_old_one_until_it_ends() -> None:
+def test_workers_trust_an_authority_for_a_day_before_it_signs() -> None:
     authorities: tuple[Authority, ...] = ()
     published: dict[bytes, datetime] = {}
     signers: list[bytes] = []
@@ -61,7 +61,7 @@ class Trust:
     trusted: bytes
 
 
-async def test_a_running_server_changes_its_certificate_and_workers_that_know_both_never_notice() -> None:
+async def test_a_running_server_changes_its_certificate_unnoticed() -> None:
     now = datetime.now(UTC)
     old, new = new_authority(now), new_authority(now)
     context = server_context()
@@ -89,7 +89,7 @@ async def test_a_running_server_changes_its_certificate_and_workers_that_know_bo
     await server.close()
 
 
-async def test_the_authorities_outlive_the_operator_and_are_renewed_where_they_are_kept() -> None:
+async def test_authorities_outlive_the_operator_and_are_renewed_in_the_secret() -> None:
     api, times = FakeApi(), [NOW]
     first = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
     await first.refresh()
@@ -168,7 +168,7 @@ async def test_a_namespace_that_refuses_or_is_slow_keeps_nobody_else_from_what_i
     assert told == ["one", "two", "slow"]
 
 
-async def test_a_namespace_whose_quota_is_full_is_told_what_is_new_where_it_has_the_object() -> None:
+async def test_a_namespace_with_a_full_quota_still_gets_new_certificates() -> None:
     class Full(FakeApi):
         async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
             if method == "POST":
@@ -193,7 +193,7 @@ def mount(folder: Path, authority: Authority, trusted: bytes = b"") -> None:
         (folder / name).write_bytes(content)
 
 
-async def test_a_mounted_certificate_of_a_new_authority_is_shown_only_when_workers_had_time_to_trust_it(
+async def test_a_mounted_certificate_of_a_new_authority_waits_for_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new, newest = (new_authority(NOW) for _ in range(3))
@@ -226,7 +226,7 @@ async def test_a_mounted_certificate_of_a_new_authority_is_shown_only_when_worke
     assert (loaded[2:], trusts()) == ([new.certificate], [old, new])
 
 
-async def test_who_waits_for_a_namespace_that_refuses_shares_one_attempt_and_the_next_is_another() -> None:
+async def test_concurrent_calls_share_one_attempt_to_publish() -> None:
     attempts = 0
 
     class Slow(FakeApi):
@@ -258,7 +258,7 @@ async def test_who_asks_while_an_older_certificate_is_written_gets_the_new_one()
     assert written == ["old", "new"]
 
 
-async def test_a_mounted_certificate_is_read_again_and_a_broken_one_does_not_replace_it(tmp_path: Path) -> None:
+async def test_a_broken_mounted_certificate_does_not_replace_a_good_one(tmp_path: Path) -> None:
     mounted = MountedCertificate(tmp_path)
     with pytest.raises(ValueError, match=r"cannot load tls\.crt, tls\.key and ca\.crt"):
         await mounted.refresh()

@@ -231,7 +231,7 @@ async def test_a_waiting_poll_learns_that_the_job_ends() -> None:
         assert (await poll).status == 410
 
 
-async def test_where_as_many_polls_wait_as_may_the_next_comes_again_and_who_has_something_to_say_is_heard() -> None:
+async def test_past_the_bound_of_polls_workers_retry_and_reports_are_taken() -> None:
     board = new_board()
     await show(board, generation(1, "digits-w1"))
     channel = Channel({("default", "digits"): board}, TokenTable(TOKENS), most_polls=1)
@@ -280,7 +280,7 @@ def test_a_key_may_do_a_burst_and_then_its_rate() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind.label}: {row.text}")
-async def test_a_request_is_refused_with_its_code_counted_and_logged_without_the_token(
+async def test_a_refusal_has_its_code_is_counted_and_never_logs_the_token(
     row: Row, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(channel_app, "DURABLE_SECONDS", 0.01)

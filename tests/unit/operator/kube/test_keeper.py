@@ -96,7 +96,7 @@ async def no_pause(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("namespaces", [(), ("default",)])
-async def test_a_list_after_a_broken_watch_wakes_the_jobs_whose_policy_was_touched_and_no_other(
+async def test_a_list_after_a_broken_watch_wakes_only_jobs_that_were_touched(
     namespaces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "FIRST_RETRY_SECONDS", 0)
@@ -139,7 +139,7 @@ class Edited(Cluster):
 async def test_what_others_change_while_it_is_written_is_written_again() -> None:
     api = Edited("networkpolicies")
     api.protection = Protection(api)
-    with pytest.raises(Unavailable, match=r"NetworkPolicy digits-workers was changed by others"):
+    with pytest.raises(Unavailable, match=r"another client changed NetworkPolicy digits-workers"):
         await api.protection.apply(make_job().job(), None, keeps_unready=False)
     assert api.protection.written("/apis/networking.k8s.io/v1", "default") == [], "the next turn writes it"
 
@@ -192,7 +192,7 @@ async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.Mo
     assert sorted(api.there) == [f"three/{CA_CONFIG_MAP}", f"two/{CA_CONFIG_MAP}"]
 
 
-async def test_a_namespace_whose_certificates_are_changed_again_and_again_holds_up_no_other(
+async def test_a_namespace_whose_certificates_keep_changing_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(authority, "RESTORE_SECONDS", 0)
@@ -238,6 +238,6 @@ async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> N
             return {"metadata": {"uid": "u", "generation": 2}}
 
     api = Taken()
-    with pytest.raises(Refused, match="belongs to someone else"):
+    with pytest.raises(Refused, match="belongs to another owner"):
         await Protection(api).apply(job, 1, keeps_unready=False)
     assert not api.patched

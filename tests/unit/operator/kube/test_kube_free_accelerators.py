@@ -149,7 +149,7 @@ def test_required_node_affinity_is_read_as_the_scheduler_reads_it(term: dict[str
     assert allows(view, {"affinity": {"nodeAffinity": either}}) == matches
 
 
-def test_a_pod_holds_what_its_containers_and_sidecars_hold_together_or_the_largest_init_container() -> None:
+def test_a_pod_requests_its_containers_or_its_largest_init_container() -> None:
     spec = {
         "initContainers": [
             {"resources": {"requests": {"cpu": "3"}}},

@@ -51,7 +51,7 @@ class World(ScriptedApi, ClusterListener):
         running.cancel()
 
 
-async def test_a_job_that_was_deleted_while_its_watch_was_broken_is_gone_once_the_watch_begins_anew() -> None:
+async def test_a_job_deleted_during_a_watch_outage_is_gone_after_the_next_list() -> None:
     others = [job(2, f"other-{number}", JobKey("a", f"other-{number}")) for number in range(3)]
     world = World(Listed(others, 10))
     for one in (job(1), *others):

@@ -103,7 +103,7 @@ def test_a_pod_that_the_cluster_takes_away_is_disrupted() -> None:
     assert worker is not None and worker.alive
 
 
-def test_a_pod_that_its_node_refuses_is_taken_away_and_one_whose_containers_ran_failed() -> None:
+def test_a_pod_rejected_by_its_node_is_disrupted_and_one_that_ran_failed() -> None:
     rejected = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
     worker = observe(seen(rejected), "trainer")
     assert worker is not None and worker.disrupted and worker.rejected
@@ -135,7 +135,7 @@ def test_a_worker_that_ran_out_of_memory_says_so() -> None:
         ("Evicted", "The node was low on resource: ephemeral-storage. " + "Container x was using 90Gi. " * 30),
     ],
 )
-def test_a_worker_that_its_kubelet_ended_gives_the_pods_words_where_it_left_none(reason: str, message: str) -> None:
+def test_a_worker_that_left_no_words_gives_those_of_its_pod(reason: str, message: str) -> None:
     killed: dict[str, Any] = {"exitCode": 137, "reason": "Error"}
     status = {"phase": "Failed", "reason": reason, "message": message}
     worker = observe(
@@ -278,7 +278,7 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     assert not in_doubt() and nodes.doubted == []
 
 
-def test_new_workers_keep_off_an_unfit_node_and_near_each_other_and_nobody_is_impatient_there() -> None:
+def test_new_workers_avoid_an_unfit_node_and_stay_near_each_other() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     nodes = Nodes(lambda: now)
     nodes.doubt("uid", {}, {"node-1": now + timedelta(minutes=5)})

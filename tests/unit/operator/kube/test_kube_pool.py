@@ -61,7 +61,7 @@ async def test_a_pod_is_there_from_its_creation_until_the_watch_shows_its_end() 
     assert world.pool.list(job()) == ()
 
 
-async def test_a_node_in_doubt_takes_nearness_from_new_workers_of_the_jobs_alone_that_have_workers_there() -> None:
+async def test_a_doubted_node_takes_nearness_only_from_jobs_with_workers_there() -> None:
     world, nodes, later = World(), Nodes(), datetime.max.replace(tzinfo=UTC)
     world.pool = KubePool(world, world, "https://channel", world, nodes)
     nodes.doubt("another", {"node-1": later}, {})
@@ -76,7 +76,7 @@ async def test_a_node_in_doubt_takes_nearness_from_new_workers_of_the_jobs_alone
         world.pool.on_job_gone(KEY)
 
 
-async def test_creations_do_not_look_at_all_workers_of_the_job_each_while_a_node_is_in_doubt(
+async def test_a_batch_of_creations_looks_at_the_jobs_workers_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, nodes = World(), Nodes()
@@ -158,7 +158,7 @@ async def test_a_label_that_somebody_changed_makes_no_group_larger_than_a_pipeli
     assert groups[3:] == sorted(groups[3:]) and set(groups[3:]) <= {"2-0", "2-1", "2-2", "2-3"}
 
 
-async def test_a_pod_whose_end_was_seen_before_the_answer_to_its_creation_is_not_there() -> None:
+async def test_a_pod_that_ends_before_its_creation_is_answered_does_not_exist() -> None:
     world = World(quick=True)
     await world.pool.create(job(), 0, JobStatus())
     assert world.pool.list(job()) == ()
@@ -189,7 +189,7 @@ async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> 
         ("other", NameConflict, "digits-w0 already exists and is not a worker of this job"),
     ],
 )
-async def test_a_pod_of_a_deleted_job_of_this_name_is_awaited_and_one_of_another_has_the_name(
+async def test_a_pod_of_a_deleted_job_is_awaited_and_a_foreign_pod_is_a_conflict(
     owner: str, error: type[Exception], words: str
 ) -> None:
     class Taken(World):
@@ -233,7 +233,7 @@ class Admitting(World):
 
 
 @pytest.mark.parametrize(("own", "asked"), [(None, 30), (600, None)])
-async def test_a_worker_that_the_operator_deletes_has_had_its_time_unless_the_template_gives_more(
+async def test_a_deleted_worker_gets_the_grace_period_of_its_template_or_30_s(
     own: int | None, asked: int | None
 ) -> None:
     template = {"containers": [{"name": "trainer", "image": "x"}]}
@@ -248,7 +248,7 @@ async def test_a_worker_that_the_operator_deletes_has_had_its_time_unless_the_te
 
 
 @pytest.mark.parametrize("took", [JOB_LABEL, WORKER_LABEL, "ownerReferences", "labels"])
-async def test_a_pod_that_an_admission_makes_unrecognisable_is_deleted_at_once_and_named(took: str) -> None:
+async def test_a_pod_that_admission_makes_unrecognisable_is_deleted_at_once(took: str) -> None:
     world = Admitting(took)
     words = "job, label training.pipetransformer.io/worker-id" if took == "labels" else took
     with pytest.raises(Refused, match=f"pod digits-w0 was deleted: an admission .* removed its .*{words}"):
@@ -257,7 +257,7 @@ async def test_a_pod_that_an_admission_makes_unrecognisable_is_deleted_at_once_a
     assert world.pool.list(job()) == ()
 
 
-async def test_one_of_an_operator_that_died_before_it_deleted_it_is_deleted_by_the_next() -> None:
+async def test_the_next_operator_deletes_an_unrecognisable_pod() -> None:
     world = Admitting(WORKER_LABEL)
     for _ in range(2):
         with pytest.raises(Refused, match="removed its label"):
@@ -266,7 +266,7 @@ async def test_one_of_an_operator_that_died_before_it_deleted_it_is_deleted_by_t
 
 
 @pytest.mark.parametrize("orphan", [True, False])
-async def test_pods_of_a_deleted_job_are_deleted_unless_they_are_orphans_that_no_watch_has_shown(orphan: bool) -> None:
+async def test_pods_of_a_deleted_job_are_deleted_unless_they_are_orphans(orphan: bool) -> None:
     world, kept = Admitting(), job()
     await world.pool.create(kept, 0, JobStatus())
     assert world.there is not None

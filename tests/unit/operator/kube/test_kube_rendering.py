@@ -61,7 +61,7 @@ def test_what_the_user_wrote_in_the_template_is_kept() -> None:
 
 
 @pytest.mark.parametrize("field", ["env", "volumeMounts", "ports", "volumes"])
-def test_a_list_of_the_template_may_be_empty_or_wrong_and_nothing_else_comes_of_it(field: str) -> None:
+def test_a_list_of_the_template_may_be_null_and_a_wrong_one_is_refused(field: str) -> None:
     def pod(value: Any) -> dict[str, Any]:
         inside = field != "volumes"
         container = {"name": "trainer", "image": "x"} | ({field: value} if inside else {})
@@ -75,7 +75,7 @@ def test_a_list_of_the_template_may_be_empty_or_wrong_and_nothing_else_comes_of_
             pod(wrong)
 
 
-def test_a_trainer_that_has_ended_is_not_started_again_whatever_its_container_says() -> None:
+def test_a_trainer_that_ended_is_never_restarted() -> None:
     rules = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [2]}}]
     again = {"restartPolicy": "Always", "restartPolicyRules": rules}
     helper = {"name": "logs", "image": "x"} | again
@@ -95,15 +95,13 @@ def test_a_pod_that_others_evict_has_the_time_that_a_checkpoint_may_take(own: in
 @pytest.mark.parametrize(
     ("said", "policy"), [({}, "FallbackToLogsOnError"), (None, "FallbackToLogsOnError"), ("File", "File")]
 )
-def test_a_trainer_that_crashes_leaves_the_end_of_its_log_unless_the_template_says_otherwise(
-    said: Any, policy: str
-) -> None:
+def test_a_crashed_trainer_leaves_the_end_of_its_log_by_default(said: Any, policy: str) -> None:
     own = {} if said == {} else {"terminationMessagePolicy": said}
     pod = pod_of(with_containers({"name": "trainer", "image": "x"} | own))
     assert pod["spec"]["containers"][0]["terminationMessagePolicy"] == policy
 
 
-def test_a_pod_has_the_labels_annotations_and_finalizers_of_its_template_and_a_name_and_an_owner_of_ours() -> None:
+def test_a_pod_has_the_metadata_of_its_template_and_our_name_and_owner() -> None:
     theirs = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["example.com/logs"]}
     job = make_job().set("podTemplate.metadata", theirs | {"name": "x", "ownerReferences": [{"uid": "other"}]})
     metadata = pod_of(job)["metadata"]
@@ -141,9 +139,7 @@ def test_shared_memory_has_a_size_unless_the_template_mounts_its_own() -> None:
         ("s3://bucket/out/", "s3://bucket/out/digits", "/scratch/run/digits"),
     ],
 )
-def test_a_job_has_a_folder_of_its_own_in_the_output_and_its_record_there_if_that_is_a_path(
-    location: str, results: str, run_dir: str
-) -> None:
+def test_each_job_has_its_own_folder_in_the_output(location: str, results: str, run_dir: str) -> None:
     pod = pod_of(make_job().set("output", {"location": location}))
     given = environment(pod["spec"]["containers"][0])
     assert json.loads(given[Env.JOB_SPEC])["output"]["location"] == results
@@ -185,7 +181,7 @@ NEAR: dict[str, Any] = {"podAffinity": {PREFERRED: []}}
     "nodes",
     [{}, {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [A100]}]}}],
 )
-def test_what_a_template_says_of_nodes_is_kept_and_takes_neither_placement_nor_the_avoidance_of_bad_nodes_away(
+def test_a_templates_node_affinity_is_kept_beside_placement_and_avoidance(
     nodes: dict[str, Any], pods: dict[str, Any], spread: dict[str, Any]
 ) -> None:
     wishes = {"nodeAffinity": nodes, **pods} if nodes else pods
@@ -201,7 +197,7 @@ def test_what_a_template_says_of_nodes_is_kept_and_takes_neither_placement_nor_t
     }
 
 
-def test_preferences_of_a_template_for_nodes_stand_beside_the_avoidance_of_bad_ones() -> None:
+def test_a_templates_node_preferences_are_kept_beside_ours() -> None:
     mine = {"weight": 7, "preference": {"matchExpressions": [A100]}}
     job = with_containers({"name": "trainer", "image": "x"}, affinity={"nodeAffinity": {PREFERRED: [mine]}})
     avoiding = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, doubted=["bad"])["spec"]["affinity"]
@@ -228,9 +224,7 @@ def test_an_autoscaler_may_add_nodes_for_claims_of_jobs_that_ask_for_it() -> Non
     ("template", "claimed", "expected"),
     [(None, False, "base"), (None, True, "claimed"), ("mine", False, "mine"), ("mine", True, "claimed")],
 )
-def test_claimed_workers_have_their_own_priority_class_and_others_that_of_the_template(
-    template: str | None, claimed: bool, expected: str
-) -> None:
+def test_claimed_workers_have_their_own_priority_class(template: str | None, claimed: bool, expected: str) -> None:
     spec = {"priorityClassName": template} if template else {}
     job = with_containers({"name": "trainer", "image": "x"}, **spec).job()
     status = JobStatus(num_shards=4, claimed_ids=[3] if claimed else [])
@@ -264,7 +258,7 @@ def test_a_worker_may_be_given_a_port_of_its_node() -> None:
     assert [one for one in container["env"] if one["name"] == Env.METRICS_PORT] == [own]
 
 
-def test_a_worker_with_its_nodes_network_finds_the_channel_by_the_clusters_names() -> None:
+def test_a_worker_on_the_host_network_resolves_names_of_the_cluster() -> None:
     trainer = {"name": "trainer", "image": "x"}
     assert "dnsPolicy" not in pod_of(with_containers(trainer))["spec"]
     assert pod_of(with_containers(trainer, hostNetwork=True))["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"

@@ -113,7 +113,7 @@ def test_a_node_on_which_a_second_accelerator_fails_is_avoided_for_an_hour() -> 
     assert nodes.avoided == {}
 
 
-def test_no_pod_is_created_for_a_node_that_is_avoided_whatever_else_its_template_requires() -> None:
+def test_an_avoided_node_gets_no_pod_whatever_the_template_requires() -> None:
     job, status = make_job(), JobStatus(num_shards=4)
 
     def affinity(of: Any) -> Any:

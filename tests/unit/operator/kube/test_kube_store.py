@@ -15,7 +15,7 @@ def body(version: int, uid: str = "uid-0", stages: int = 2) -> dict[str, Any]:
     return {**manifest, "metadata": {**manifest["metadata"], **known, "managedFields": [{"manager": "kubectl"}]}}
 
 
-def test_of_a_job_that_is_known_its_version_is_kept_and_of_a_newer_one_all_that_is_read() -> None:
+def test_of_a_known_job_only_the_version_is_kept() -> None:
     api: Any = None
     watched: dict[JobKey, dict[str, Any]] = {}
 

@@ -38,7 +38,7 @@ async def seen_after(*answers: Answer) -> tuple[Workloads, list[object]]:
     return seen, told
 
 
-async def test_nothing_is_known_before_the_first_list_and_an_outage_later_takes_nothing_away() -> None:
+async def test_nothing_is_known_before_the_first_list_and_outages_take_nothing() -> None:
     seen, _ = await seen_after(Unavailable("500"))
     assert seen.problem("default") == "Kueue does not answer: 500"
     seen, told = await seen_after(Listed([workload(3)]), [], Unavailable("500"))

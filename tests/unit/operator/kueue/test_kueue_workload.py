@@ -62,7 +62,7 @@ def test_of_two_claims_the_newer_goes_first_and_both_before_any_job() -> None:
     assert "priorityClassRef" not in newer, "Kueue would not let it have another priority than its class"
 
 
-def test_the_end_of_an_eviction_gives_the_quota_back_and_waits_for_less_in_one_write() -> None:
+def test_one_write_ends_an_eviction_and_returns_the_quota() -> None:
     found = workload(
         ("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True"), ("PodsReady", "True"), admission={"x": 1}
     )
@@ -75,7 +75,7 @@ def test_the_end_of_an_eviction_gives_the_quota_back_and_waits_for_less_in_one_w
     assert conditions == {"Evicted": "True", "QuotaReserved": "False", "Admitted": "False", "Requeued": "True"}
 
 
-def test_kueue_is_told_of_what_is_returned_and_that_all_pods_run_and_of_nothing_twice() -> None:
+def test_kueue_is_told_once_what_is_returned_and_that_all_pods_run() -> None:
     members = [Member(name=f"digits-w{key}", uid=f"uid-{key}", address="a:1") for key in (0, 1)]
     generation = Generation(
         job_uid="job",

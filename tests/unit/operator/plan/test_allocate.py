@@ -49,7 +49,7 @@ def test_a_job_keeps_its_smallest_layout_and_makes_no_room_in_vain() -> None:
     assert allocate(demands) == {"a": 4, "b": 0, "c": 2}
 
 
-def test_who_has_its_share_is_held_to_it_until_the_last_has_what_is_freed_for_it() -> None:
+def test_a_job_is_held_to_its_share_until_every_job_has_its_own() -> None:
     demands = [auto("a", range(1, 7), 3), auto("b", range(1, 7), 2, waiting=True), auto("c", range(1, 7), 1)]
     assert allocate(demands) == {"a": 2, "b": 2, "c": 2}
     demands = [replace(demand, share=2) for demand in demands]
@@ -112,7 +112,7 @@ def test_a_grant_that_somebody_else_took_is_forgotten() -> None:
     assert allocate([giver, taker]) == {"a": None, "b": None}, "six are all there are, and shared fairly"
 
 
-def test_who_got_more_than_its_share_and_sleeps_does_not_count_twice_what_another_was_granted() -> None:
+def test_a_sleeper_above_its_share_does_not_count_anothers_grant_twice() -> None:
     asleep = [auto("a", range(1, 7), 1, share=1, asleep=True), auto("b", range(1, 7), 3, share=2, asleep=True)]
     assert allocate([*asleep, auto("c", range(1, 7), 1, share=3, waiting=True)]) == {"a": 2, "b": 2, "c": 2}
 
@@ -125,13 +125,13 @@ def test_no_job_gives_workers_to_one_of_lower_priority() -> None:
     assert allocate([replace(high, priority=-1000), starting("b", 7, priority=1000)]) == {"a": 1, "b": 7}
 
 
-def test_of_jobs_that_train_the_higher_priority_has_what_it_gains_by_before_others_claim() -> None:
+def test_a_training_job_of_higher_priority_claims_first() -> None:
     high = replace(auto("high", range(1, 5), 1, waiting=True), priority=5)
     low = auto("low", range(1, 9), 7)
     assert allocate([high, low]) == {"high": 4, "low": 4}
 
 
-def test_what_only_equals_hold_makes_room_for_those_that_no_higher_job_makes_room_for() -> None:
+def test_jobs_make_room_for_equals_that_no_higher_job_makes_room_for() -> None:
     """The first has all that it gains by, and keeps it; the second shares with the third, its equal."""
     demands = [
         replace(auto("high", range(1, 5), 4), priority=9),
@@ -141,7 +141,7 @@ def test_what_only_equals_hold_makes_room_for_those_that_no_higher_job_makes_roo
     assert allocate(demands) == {"high": 4, "equal": 4, "new": 4}
 
 
-def test_nobody_gives_up_its_starting_size_for_claims_because_it_would_take_it_back_by_preemption() -> None:
+def test_no_starting_size_makes_room_for_a_claim() -> None:
     giver, taker = replace(auto("a", range(1, 9), 8), base=8), auto("b", range(1, 9), 1, waiting=True)
     assert allocate([giver, taker]) == {"a": None, "b": None}
     assert allocate([replace(giver, base=6), taker]) == {"a": 6, "b": 3}
@@ -153,7 +153,7 @@ def test_who_has_less_than_its_starting_size_gets_it_from_claims_of_equals() -> 
     assert allocate([shrunk, claims]) == {"a": 6, "b": 4}
 
 
-def test_nobody_gives_up_its_starting_size_for_that_of_an_equal_or_lends_the_rest_of_a_pipeline_to_a_claim() -> None:
+def test_no_starting_size_makes_room_for_that_of_an_equal() -> None:
     whole, lacks = replace(auto("a", (4, 8, 12), 12), base=12), replace(auto("b", (2, 4, 6), 4, waiting=True), base=6)
     claims = replace(auto("c", range(1, 9), 2, waiting=True), base=2)
     assert allocate([whole, lacks, claims]) == {"a": None, "b": None, "c": None}
@@ -173,9 +173,11 @@ def test_figures_that_differ_by_little_pass_no_worker_to_and_fro() -> None:
         first = auto("a", range(1, 9), 4, speed=lambda workers: workers**0.8)
         second = auto("b", range(1, 9), 4, speed=lambda workers, noise=noise: workers ** (0.8 * noise), waiting=True)  # type: ignore[misc]
         assert allocate([first, second]) == {"a": None, "b": None}
+        contested = [replace(first, held=3), replace(second, held=2)]
+        assert allocate(contested) == {"a": None, "b": None}, "each could use the fifth worker"
 
 
-def test_where_nodes_are_seen_what_leaves_and_what_is_free_is_shared_out_as_well() -> None:
+def test_leaving_workers_and_free_nodes_are_shared_where_nodes_are_watched() -> None:
     sizes = range(1, 9)
     giver, taker = auto("a", sizes, 2), auto("b", sizes, 1, waiting=True)
     seen = [replace(giver, free=1, leaving=2), replace(taker, free=1)]
@@ -185,7 +187,7 @@ def test_where_nodes_are_seen_what_leaves_and_what_is_free_is_shared_out_as_well
     )
 
 
-def test_a_weight_counts_against_others_of_its_namespace_alone_unless_the_chart_says_otherwise() -> None:
+def test_a_weight_counts_within_its_namespace_unless_the_chart_differs() -> None:
     sizes = range(1, 10)
     loud, quiet = auto("loud/a", sizes, 4, weight=1000.0), auto("quiet/b", sizes, 4, waiting=True)
     assert allocate([loud, quiet]) == {"loud/a": None, "quiet/b": None}
@@ -249,7 +251,7 @@ def taken_back(demand: Demand) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(demands())
-def test_workers_go_to_equals_and_up_and_none_are_granted_that_preemption_would_take_back(made: list[Demand]) -> None:
+def test_workers_go_to_equals_and_up_and_preemption_takes_none_back(made: list[Demand]) -> None:
     shares = allocate(made)
     gives = [
         demand

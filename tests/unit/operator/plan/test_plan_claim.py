@@ -112,6 +112,27 @@ def test_a_start_that_nodes_cannot_take_whole_takes_no_workers_from_others_any_l
     assert len(world.workers) == 4
 
 
+def test_a_start_without_room_tries_again_within_a_day_of_a_release() -> None:
+    world = World(elastic(4))
+    world.free = world.room = world.reach = 3
+    world.unschedulable = True
+    world.settle()
+    world.wait(600)
+    world.settle()
+    assert not world.workers
+    world.wait(5)
+    world.released = world.now
+    world.settle()
+    assert not world.workers, "too little was released"
+    attempts = 0
+    for _ in range(25 * 60):
+        before = len(world.workers)
+        world.wait(60)
+        world.settle()
+        attempts += len(world.workers) > before
+    assert attempts == 1
+
+
 def on_nodes(nodes: str) -> World:
     """A job of one base worker and claims, each on the node of that letter."""
     world = trains(elastic(1, len(nodes)).on_pack("Auto"), room=None, free=None)

@@ -26,7 +26,7 @@ def test_no_worker_is_created_before_the_queue_admits_the_job() -> None:
     assert requests(world) == [("digits-q0", 4, [0, 1, 2, 3])]
 
 
-def test_a_job_asks_for_what_its_ceiling_allows_and_returns_what_a_lower_one_takes() -> None:
+def test_a_job_asks_for_what_its_ceiling_allows_and_returns_the_rest() -> None:
     world, queue = queued(make_job().stages(2).workers(4, most=1), size=0)
     world.settle()
     assert (requests(world), world.condition(ConditionType.RUNNING).reason) == ([], "NoLegalStart")
@@ -143,7 +143,7 @@ def test_a_claim_that_is_not_admitted_in_time_is_withdrawn_and_tried_later() -> 
     assert requests(world)[1] == ("digits-q2", 2, [])
 
 
-def test_a_claimed_pipeline_whose_quota_is_wanted_back_leaves_and_the_job_goes_on() -> None:
+def test_a_claimed_pipeline_leaves_when_the_queue_reclaims_its_quota() -> None:
     world, queue = claimed()
     queue.evicted.add("digits-q1")
     world.settle()
@@ -159,7 +159,7 @@ def test_a_claimed_pipeline_whose_quota_is_wanted_back_leaves_and_the_job_goes_o
     assert admitted(world).status is ConditionStatus.TRUE
 
 
-def test_a_claim_of_which_one_was_preempted_gives_way_after_a_worker_of_the_starting_size_was_replaced() -> None:
+def test_a_partly_preempted_claim_gives_way_to_the_starting_size() -> None:
     """The replacement stands behind the claimed ones, and is no claim: it stays, and so the job never stops."""
     world, queue = claimed()
     world.offered = [Offer(stages=2, bytes_per_worker=1)]
@@ -205,7 +205,7 @@ def test_of_two_claims_the_one_whose_quota_is_wanted_back_leaves() -> None:
     assert members(world) == {f"digits-w{key}" for key in (0, 1, 4, 5)}
 
 
-def test_a_job_whose_own_quota_is_wanted_back_ends_all_workers_and_waits_with_the_size_of_its_checkpoint() -> None:
+def test_a_job_whose_own_quota_is_reclaimed_waits_with_its_checkpoint() -> None:
     world, queue = releasing()
     world.start()
     world.commit(boundary=8)
@@ -298,7 +298,7 @@ def test_a_claim_that_lost_a_worker_has_its_quota_for_another_at_once() -> None:
     assert world.shape == (2, 2)
 
 
-def test_a_start_that_finds_no_nodes_gives_its_quota_back_until_the_next_attempt() -> None:
+def test_a_start_that_finds_no_nodes_returns_its_quota_while_it_sleeps() -> None:
     world, queue = releasing()
     world.unschedulable = True
     world.settle()
@@ -327,7 +327,7 @@ def test_a_suspended_job_gives_all_quota_back_once_its_pods_are_gone() -> None:
     assert queue.held == 4
 
 
-def test_a_start_beside_a_pod_that_is_stuck_asks_for_more_and_holds_nothing_as_long_as_there_is_none() -> None:
+def test_a_start_beside_a_stuck_pod_asks_for_more_quota_and_holds_nothing() -> None:
     world, queue = queued(make_job().stages(2).workers(4), size=4)
     world.start()
     world.change("digits-w3", node="dead", node_lost=True)
@@ -363,7 +363,7 @@ def test_a_start_gives_back_the_quota_of_claims() -> None:
     assert (requests(world), queue.held) == ([("digits-q0", 2, [4, 5])], 2)
 
 
-def test_a_start_that_lacks_quota_until_a_pod_is_gone_keeps_the_others_no_longer_than_one_without_nodes() -> None:
+def test_a_start_that_lacks_quota_is_put_off_like_one_without_nodes() -> None:
     world, _ = queued(make_job().stages(2).workers(4), size=4)
     world.settle()
     world.end("digits-w3", exit_code=1)

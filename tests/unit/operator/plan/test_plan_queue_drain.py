@@ -39,7 +39,7 @@ def test_workers_on_a_cordoned_node_are_replaced_on_quota_of_their_own() -> None
     assert requests(world) == [("digits-q0", 3, [0, 1, 2]), ("digits-q1", 1, [4])]
 
 
-def test_nodes_that_are_cordoned_one_after_the_other_turn_nothing_of_the_job_into_claims() -> None:
+def test_nodes_cordoned_one_after_the_other_turn_no_worker_into_a_claim() -> None:
     world, queue = replaced()
     assert requests(world) == [("digits-q0", 0, []), *((f"digits-q{n}", 1, [n + 3]) for n in range(1, 5))]
     assert world.status.own_requests == world.status.quota_requests and queue.held == 4
@@ -55,7 +55,7 @@ def test_nodes_that_are_cordoned_one_after_the_other_turn_nothing_of_the_job_int
     assert (world.shape, world.status.claimed_ids, queue.held) == ((2, 2), [], 4), "it starts again on what it has"
 
 
-def test_a_drain_asks_for_its_own_quota_and_takes_back_the_request_of_a_claim_that_waits() -> None:
+def test_a_drain_asks_for_its_own_quota_and_withdraws_a_waiting_claim() -> None:
     world, queue = queued(make_job().stages(2).workers(4, most=8), size=5)
     world.start()
     world.commit(checkpoint=0)
@@ -74,7 +74,7 @@ def test_a_drain_asks_for_its_own_quota_and_takes_back_the_request_of_a_claim_th
     assert world.status.claimed_ids == [5, 6]
 
 
-def test_a_drain_has_the_quota_of_a_claim_that_warmed_up_where_the_queue_has_no_other() -> None:
+def test_a_drain_takes_the_quota_of_a_claim_that_warms_up() -> None:
     world, queue = queued(make_job().stages(2).workers(4, most=8), size=6)
     world.start()
     world.commit(checkpoint=0)
@@ -87,7 +87,7 @@ def test_a_drain_has_the_quota_of_a_claim_that_warmed_up_where_the_queue_has_no_
 
 
 @pytest.mark.parametrize("with_queue", [True, False])
-def test_a_cordoned_worker_of_the_starting_size_is_not_replaced_by_one_that_a_claim_warms_up(with_queue: bool) -> None:
+def test_a_claimed_worker_does_not_replace_one_of_the_starting_size(with_queue: bool) -> None:
     world, _ = queued(make_job().stages(2).workers(4, most=8))
     if not with_queue:
         world = World(make_job().stages(2).workers(4, most=8).checkpoint())
@@ -131,7 +131,7 @@ def test_replacements_of_a_drain_that_is_over_are_no_part_of_a_claim(with_queue:
         assert sum(request.granted for request in world.status.own_requests) == 4
 
 
-def test_of_quota_of_the_starting_size_only_what_is_too_much_is_given_back_while_an_attempt_is_slept_over() -> None:
+def test_a_sleeping_job_returns_only_excess_quota_of_its_starting_size() -> None:
     world, queue = queued(make_job().stages(2).workers(4))
     world.start()
     world.commit(checkpoint=0)
@@ -158,7 +158,7 @@ def test_of_quota_of_the_starting_size_only_what_is_too_much_is_given_back_while
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_a_start_on_quota_of_replaced_workers_goes_on_narrower_or_waits_as_a_whole_if_it_is_wanted_back(
+def test_a_start_whose_replacement_quota_is_reclaimed_shrinks_or_waits(
     left: int,
 ) -> None:
     world, queue = replaced()
@@ -185,7 +185,7 @@ def test_a_start_on_quota_of_replaced_workers_goes_on_narrower_or_waits_as_a_who
     assert queue.held == (left or 4)
 
 
-def test_a_job_whose_replaced_workers_quota_is_wanted_back_goes_on_narrower_or_waits_as_a_whole() -> None:
+def test_a_job_whose_replacement_quota_is_reclaimed_shrinks_or_waits() -> None:
     world, queue = queued(make_job().stages(2).workers(4))
     world.start()
     world.commit(checkpoint=0)
